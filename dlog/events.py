@@ -1,0 +1,146 @@
+"""Things worth telling an operator, a test or a metric, as types.
+
+`name` is `subject.past`, as it stands in the log; fields come in the order stream, segment, ledger, entry, peer, then
+specifics. Levels: info = a state changed; warning = degraded and mending itself; error = a person is needed. Nothing
+here happens once per record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Root; subclasses set `name` and `level`."""
+
+    name: ClassVar[str] = "event"
+    level: ClassVar[str] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerOpened(Event):
+    name: ClassVar[str] = "ledger.opened"
+    ledger: int
+    ensemble: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFenced(Event):
+    name: ClassVar[str] = "ledger.fenced"
+    level: ClassVar[str] = "warning"
+    ledger: int
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerClosed(Event):
+    name: ClassVar[str] = "ledger.closed"
+    ledger: int
+    entry: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecovered(Event):
+    name: ClassVar[str] = "ledger.recovered"
+    ledger: int
+    entry: int
+    readded: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleChanged(Event):
+    name: ClassVar[str] = "ensemble.changed"
+    level: ClassVar[str] = "warning"
+    ledger: int
+    entry: int
+    replaced: tuple[tuple[str, str], ...]  # (old, new)
+
+
+@dataclass(frozen=True, slots=True)
+class BookieLost(Event):
+    name: ClassVar[str] = "bookie.lost"
+    level: ClassVar[str] = "warning"
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOwned(Event):
+    name: ClassVar[str] = "stream.owned"
+    stream: str
+    epoch: int
+    previous: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReady(Event):
+    """The owner has recovered and serves."""
+
+    name: ClassVar[str] = "stream.ready"
+    stream: str
+    epoch: int
+    segment: int
+    recovered: int  # segments
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseLost(Event):
+    name: ClassVar[str] = "lease.lost"
+    level: ClassVar[str] = "warning"
+    stream: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamReleased(Event):
+    name: ClassVar[str] = "stream.released"
+    stream: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSealed(Event):
+    name: ClassVar[str] = "stream.sealed"
+    stream: str
+    segment: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentStarted(Event):
+    name: ClassVar[str] = "segment.started"
+    stream: str
+    segment: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCompleted(Event):
+    name: ClassVar[str] = "segment.completed"
+    stream: str
+    segment: int
+    entry: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDeleted(Event):
+    name: ClassVar[str] = "segment.deleted"
+    stream: str
+    segment: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class LacMoved(Event):
+    """Published to tails, never logged."""
+
+    name: ClassVar[str] = "lac.moved"
+    level: ClassVar[str] = "debug"
+    stream: str
+    segment: int
+    lac: int
+    ended: bool = False

@@ -1,0 +1,124 @@
+"""The metadata port: what the service asks of ZooKeeper, in the words of the domain.
+
+Three implementations keep it: dlog/io/zookeeper_metadata.py (the real one), `MemoryMetadata` below for tests of one
+process, and the model in tests/simulation. Every decision write is a compare-and-set; watches are hints.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlog.machine import Key, Missing, Outcome, Versioned
+from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
+
+
+class SessionState(enum.Enum):
+    """Of the metadata session. SUSPENDED: out of contact, may still be valid. LOST: gone, ephemerals with it."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class BookieInfo:
+    """Where a registered bookie listens."""
+
+    bookie: BookieId
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyInfo:
+    """A registered proxy; role is "write" or "read"."""
+
+    proxy: ProxyId
+    role: str
+    address: str  # host:port
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Who is registered now, by id."""
+
+    writable: dict[BookieId, BookieInfo]
+    readonly: dict[BookieId, BookieInfo]
+    write_proxies: dict[ProxyId, ProxyInfo]
+    read_proxies: dict[ProxyId, ProxyInfo]
+
+
+Unsubscribe = Callable[[], None]
+
+
+class Metadata(Protocol):
+    """Ledgers by LedgerKey (LedgerMetadata), streams by StreamKey (StreamMetadata).
+
+    `read` and `compare_and_set` never raise for the network: they return OutcomeUnknown. The other calls raise
+    MetadataUnavailableError. A cancelled call may still take effect.
+    """
+
+    @property
+    def state(self) -> SessionState: ...
+
+    def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe: ...
+
+    async def read(self, key: Key) -> Outcome: ...
+
+    async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
+        """version None creates. The claim of a stream (a higher owner epoch) also moves the stream's lock node."""
+        ...
+
+    async def delete(self, key: Key) -> None:
+        """Idempotent. For a stream: its whole subtree (its ledgers are the caller's work)."""
+        ...
+
+    def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:
+        """Hint that the value may have changed: called with nothing, at least once after each change or reconnect."""
+        ...
+
+    async def new_ledger_id(self) -> LedgerId: ...
+
+    def ledgers(self) -> AsyncIterator[LedgerId]: ...
+
+    async def streams(self) -> list[StreamName]: ...
+
+    async def instance_id(self) -> str:
+        """Identity of the cluster. Raises MetadataUnavailableError, or NotFound errors when no cluster was made."""
+        ...
+
+    async def members(self) -> Members:
+        """Read fresh."""
+        ...
+
+    def known_members(self) -> Members:
+        """As last heard, kept current by watches; no wait."""
+        ...
+
+    def on_members(self, callback: Callable[[], None]) -> Unsubscribe: ...
+
+    async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
+        """Keep the bookie registered (ephemeral) across reconnects and new sessions until unregistered.
+
+        Going read-only creates the readonly node first and deletes the other after; back, the reverse.
+        """
+        ...
+
+    async def unregister_bookie(self, bookie: BookieId) -> None: ...
+
+    async def register_proxy(self, info: ProxyInfo) -> None: ...
+
+    async def unregister_proxy(self, proxy: ProxyId) -> None: ...
+
+    async def read_cookie(self, bookie: BookieId) -> Versioned | Missing:
+        """The cookie's text."""
+        ...
+
+    async def write_cookie(self, bookie: BookieId, text: str, version: object) -> None:
+        """version None creates; a conflict raises CookieError."""
+        ...
+
+    async def close(self) -> None: ...

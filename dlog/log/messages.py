@@ -1,0 +1,190 @@
+"""What is asked of a stream's owner, and what the owner's machine says to its segment store.
+
+The store is a peer like any other: the machine sends it messages and hears messages back, so that the same machine
+runs on asyncio over real stores and in the simulation over a model of one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.errors import DLogError
+from dlog.model.dlsn import DLSN
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
+from dlog.model.quorum import Quorum
+from dlog.model.segment import Segment
+
+Buffer = bytes | bytearray | memoryview
+
+
+# ---- asked of the owner (requests in `Asked`) ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WriteBatch:
+    """One producer's batch, a record set that stays closed. See dlog.wire.proxy.Write for the fields.
+
+    now_unix_ms: the wall clock at admission; a label of the records, never a base of correctness.
+    """
+
+    body: Buffer
+    count: int
+    txid: Txid | None
+    producer: bytes
+    sequence: int
+    crc: int
+    retry: bool
+    now_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchWritten:
+    """Answer to WriteBatch: place of the batch's first record; durable."""
+
+    dlsn: DLSN
+    count: int
+    txid: Txid
+    duplicate: bool = False  # had been written before; dlsn is where, or DLSN_INVALID if that is forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateBefore:
+    """Records before `dlsn` may go."""
+
+    dlsn: DLSN
+
+
+@dataclass(frozen=True, slots=True)
+class SealStream:
+    """End the stream for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseStream:
+    """Hand the stream over: stop taking writes, finish those taken, complete the segment, mark the claim released."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatStream:
+    """Answered with a StreamStat."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStat:
+    """What the owner knows beyond metadata."""
+
+    epoch: Epoch
+    state: str  # claiming, recovering, serving, draining, lost, released
+    segment: SegmentNumber
+    lac: EntryId
+    last_dlsn: DLSN | None
+    records: int
+    bytes: int
+    producers: int
+
+
+# ---- to and from the segment store (peer STORE) ----------------------------------------------------------------------
+
+STORE = "store"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSegment:
+    number: SegmentNumber
+    epoch: Epoch
+    store: str
+    quorum: Quorum
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCreated:
+    number: SegmentNumber
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverSegment:
+    segment: Segment
+    epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRecovered:
+    """The segment ends at `last_entry` (NO_ENTRY: empty), for good."""
+
+    number: SegmentNumber
+    last_entry: EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEntries:
+    """Read entries first..last of a recovered or completed segment."""
+
+    segment: Segment
+    first: EntryId
+    last: EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesRead:
+    """At least one entry from `first` on, contiguous; may be fewer than asked."""
+
+    number: SegmentNumber
+    first: EntryId
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AppendEntry:
+    """Append to the open segment `number`; parts joined are the payload."""
+
+    number: SegmentNumber
+    entry: EntryId
+    parts: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EntryAppended:
+    """Confirmed, in order: everything up to `entry` of segment `number` is durable for good."""
+
+    number: SegmentNumber
+    entry: EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class SealSegment:
+    number: SegmentNumber
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSealed:
+    number: SegmentNumber
+    last_entry: EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteSegment:
+    """Delete what lies at `place`; answered by SegmentDeleted or StoreFailed(question=...)."""
+
+    store: str
+    place: str
+    number: SegmentNumber
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentDeleted:
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFailed:
+    """The question failed. An AppendEntry that failed has killed its segment's writer."""
+
+    question: CreateSegment | RecoverSegment | ReadEntries | AppendEntry | SealSegment | DeleteSegment
+    error: DLogError
+
+
+StoreQuestion = CreateSegment | RecoverSegment | ReadEntries | AppendEntry | SealSegment | DeleteSegment
+StoreReply = (
+    SegmentCreated | SegmentRecovered | EntriesRead | EntryAppended | SegmentSealed | SegmentDeleted | StoreFailed
+)

@@ -1,0 +1,50 @@
+"""Identifiers as distinct types, and the rules a name must obey before it may become one."""
+
+from __future__ import annotations
+
+import re
+from typing import NewType
+
+from dlog.errors import InvalidRequestError, InvalidStreamNameError
+
+LedgerId = NewType("LedgerId", int)
+EntryId = NewType("EntryId", int)
+BookieId = NewType("BookieId", str)
+SegmentNumber = NewType("SegmentNumber", int)  # DistributedLog's log segment sequence number, first is 1
+Epoch = NewType("Epoch", int)  # of a stream's ownership; every claim adds one
+Txid = NewType("Txid", int)
+StreamName = NewType("StreamName", str)
+ProxyId = NewType("ProxyId", str)
+
+NO_ENTRY = EntryId(-1)
+NO_LEDGER = LedgerId(-1)
+NO_TXID = Txid(-1)
+TXID_MAX = 2**63 - 2  # 2**63 - 1 marks the end of a stream
+TXID_END_OF_STREAM = Txid(2**63 - 1)
+SEGMENT_FIRST = SegmentNumber(1)
+
+_NAME_PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*\Z")
+_BOOKIE = re.compile(r"[a-zA-Z0-9:._\-]+\Z")
+
+
+def stream_name(text: str) -> StreamName:
+    """Check a stream name: letters, digits, `.`, `_`, `-`, at most 200 characters, no leading dot.
+
+    Raises InvalidStreamNameError. Names are used as one znode each, so `/` is refused.
+    """
+    if not text:
+        raise InvalidStreamNameError("a stream name may not be empty")
+    if len(text) > 200:
+        raise InvalidStreamNameError(f"a stream name has at most 200 characters: length={len(text)}")
+    if not _NAME_PART.match(text):
+        raise InvalidStreamNameError(
+            f"a stream name holds letters, digits, '.', '_' and '-' and does not begin with '.': name={text[:80]!r}"
+        )
+    return StreamName(text)
+
+
+def bookie_id(text: str) -> BookieId:
+    """Check a bookie id by BookKeeper's grammar. Raises InvalidRequestError."""
+    if not _BOOKIE.match(text) or text == "readonly" or len(text) > 255:
+        raise InvalidRequestError(f"not a bookie id, use host:port or letters, digits, '.', '_', '-': id={text[:80]!r}")
+    return BookieId(text)

@@ -1,0 +1,48 @@
+"""Quorums: who stores an entry, when it is safe, and when enough have answered to know that nothing was missed.
+
+Source: BookKeeper protocol; specs in docs/protocol.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from dlog.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quorum:
+    """Ensemble size E, write quorum Qw, ack quorum Qa; E >= Qw >= Qa >= 1."""
+
+    ensemble: int = 3
+    write: int = 3
+    ack: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.ensemble >= self.write >= self.ack >= 1:
+            raise InvalidRequestError(
+                "quorum sizes must satisfy ensemble >= write quorum >= ack quorum >= 1: "
+                f"ensemble={self.ensemble} write={self.write} ack={self.ack}"
+            )
+
+    def write_set(self, entry_id: int) -> tuple[int, ...]:
+        """Indices into the ensemble that store this entry, in striping order."""
+        return tuple((entry_id + i) % self.ensemble for i in range(self.write))
+
+    @property
+    def negatives_needed(self) -> int:
+        """How many of a write set must say "no such entry" before it is certain that the entry was never confirmed."""
+        return self.write - self.ack + 1
+
+    def covered(self, answered: Collection[int]) -> bool:
+        """Whether the answers of these ensemble indices reach every possible ack quorum.
+
+        False as long as some write set holds Qa or more members that have not answered: they could have
+        confirmed an entry that we did not hear of.
+        """
+        for start in range(self.ensemble):
+            silent = sum(1 for i in range(self.write) if (start + i) % self.ensemble not in answered)
+            if silent >= self.ack:
+                return False
+        return True

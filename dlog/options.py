@@ -1,0 +1,120 @@
+"""Options: frozen dataclasses beside the code they govern, built from mappings in which an unknown key is an error.
+
+Precedence, low to high: dataclass default, TOML file, DLOG_* environment, flag. A field made by `option` carries the
+range a simulation may draw it from, so that tiny limits are exercised on every run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, field
+from typing import Any, TypeVar
+
+from dlog.errors import ConfigError
+
+KiB = 1024
+MiB = 1024 * KiB
+GiB = 1024 * MiB
+
+T = TypeVar("T")
+
+_UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "B": 1}
+
+
+def option(default: Any, *, sim: tuple[float, float] | None = None) -> Any:
+    """A field with a default and the range (inclusive) that a simulation may draw its value from."""
+    return field(default=default, metadata={"sim": sim} if sim else {})
+
+
+def build(cls: type[T], values: Mapping[str, Any], *, where: str = "configuration") -> T:
+    """Build options of class `cls` from a mapping.
+
+    Raises ConfigError for a key the class does not have, a value of another type, or one its check refuses.
+    Sizes may be text with a unit ("256MiB"). `where` names the source in the message.
+    """
+    assert dataclasses.is_dataclass(cls)
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in dataclasses.fields(cls)}
+    kwargs: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"unknown option in {where}, known are {sorted(known)}: key={key}")
+        kwargs[key] = _coerce(key, value, hints[key], where)
+    for name, f in known.items():
+        if name not in kwargs and f.default is MISSING and f.default_factory is MISSING:
+            raise ConfigError(f"option missing in {where}: key={name}")
+    try:
+        return cls(**kwargs)
+    except ValueError as error:
+        raise ConfigError(f"{error} in {where}") from error
+
+
+def draw(cls: type[T], rng: random.Random) -> T:
+    """Build options as a simulation would: each field with a range is drawn from it half of the time."""
+    assert dataclasses.is_dataclass(cls)
+    hints = typing.get_type_hints(cls)
+    kwargs: dict[str, Any] = {}
+    for f in dataclasses.fields(cls):
+        sim = f.metadata.get("sim")
+        if sim and rng.random() < 0.5:
+            low, high = sim
+            kwargs[f.name] = rng.randint(int(low), int(high)) if hints[f.name] is int else rng.uniform(low, high)
+    return cls(**kwargs)
+
+
+def parse_bytes(text: str) -> int:
+    """ "256MiB" -> bytes. Accepts a whole number with B, KiB, MiB, GiB or nothing behind it; raises ConfigError."""
+    body = text.strip()
+    unit = next((u for u in ("KiB", "MiB", "GiB", "B") if body.endswith(u)), "")
+    number = body.removesuffix(unit).strip()
+    if not number.isdigit():
+        raise ConfigError(f"not a size, write a whole number with B, KiB, MiB or GiB: value={text}")
+    return int(number) * _UNITS.get(unit, 1)
+
+
+def parse_duration_s(text: str) -> float:
+    """ "72h" -> seconds. Accepts a number with ms, s, m, h, d or nothing (seconds) behind it; raises ConfigError."""
+    body = text.strip()
+    for unit, factor in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0), ("", 1.0)):
+        if body.endswith(unit):
+            number = body.removesuffix(unit).strip() if unit else body
+            try:
+                value = float(number)
+            except ValueError:
+                break
+            if value >= 0:
+                return value * factor
+            break
+    raise ConfigError(f"not a duration, write a number with ms, s, m, h or d: value={text}")
+
+
+def _coerce(key: str, value: Any, hint: Any, where: str) -> Any:
+    allowed = typing.get_args(hint) or (hint,)
+    if isinstance(value, bool):
+        if bool in allowed:
+            return value
+    elif isinstance(value, str) and str not in allowed:
+        return _from_text(key, value, allowed, where)
+    elif float in allowed and isinstance(value, int):
+        return float(value)
+    elif isinstance(value, list) and typing.get_origin(hint) is tuple:
+        return tuple(value)
+    elif any(isinstance(value, a) for a in allowed if isinstance(a, type)):
+        return value
+    raise ConfigError(f"wrong type in {where}, expected {hint}: key={key} value={value!r}")
+
+
+def _from_text(key: str, value: str, allowed: tuple[Any, ...], where: str) -> Any:
+    if bool in allowed and value.lower() in ("true", "false", "1", "0", "yes", "no"):
+        return value.lower() in ("true", "1", "yes")
+    try:
+        if int in allowed:
+            return parse_bytes(value) if key.endswith(("bytes", "_bytes_max")) else int(value)
+        if float in allowed:
+            return parse_duration_s(value) if key.endswith("_s") else float(value)
+    except ValueError as error:
+        raise ConfigError(f"not a number in {where}: key={key} value={value!r}") from error
+    raise ConfigError(f"wrong type in {where}, expected {allowed}: key={key} value={value!r}")

@@ -1,0 +1,331 @@
+"""Messages between clients, read proxies and write proxies, and their bytes.
+
+A frame is `length u32 | header_bytes u16 | header | body`; `length` counts what follows it. The header is one msgpack
+array `[op, request, field, ...]` in the order of the fields below; the body is raw bytes (a record set, or entry
+payloads). Source: ours; written down in docs/protocol.md. Numbers of errors are those of dlog/errors.py.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlog.model.dlsn import DLSN
+
+Buffer = bytes | bytearray | memoryview
+
+PROTOCOL_VERSION = 1
+
+
+class Op(enum.IntEnum):
+    """First element of every header. Below 64: questions; from 64 on: answers and pushes."""
+
+    HELLO = 1
+    WRITE = 2
+    READ = 3
+    CREDIT = 4
+    CANCEL = 5
+    CREATE = 6
+    DELETE = 7
+    TRUNCATE = 8
+    SEAL = 9
+    STAT = 10
+    LIST = 11
+    OWNER = 12
+    OWNERS = 13
+    RELEASE = 14
+    TAIL = 15
+    PING = 16
+    WELCOME = 64
+    WRITTEN = 65
+    FAILED = 66
+    DONE = 67
+    ENTRIES = 68
+    READER_EVENT = 69
+    LAC = 70
+    GOAWAY = 71
+
+
+class Start(enum.IntEnum):
+    """How a read's start is given."""
+
+    START = 0
+    TAIL = 1  # only what is confirmed after the open
+    DLSN = 2  # value: [segment, entry, slot], inclusive
+    TXID = 3  # value: int, first record with txid >= it
+    TIME = 4  # value: unix milliseconds
+
+
+class ReaderEventKind(enum.IntEnum):
+    """Typed events of a reader; all but CAUGHT_UP and STARTED end it."""
+
+    STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins
+    CAUGHT_UP = 1  # at the tail as of now; more may come
+    END_OF_STREAM = 2  # sealed and all delivered; final
+    TRUNCATED = 3  # position before the truncation point; detail {"first": [s, e, slot]}
+    DAMAGED = 4  # an entry at or below the LAC cannot be read; detail {"dlsn": ..., "message": ...}
+    MOVED = 5  # another read proxy serves this stream; detail {"location": "host:port"}
+    DELETED = 6  # the stream is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame of a connection. role: "client", "read-proxy", "tool"."""
+
+    request: int
+    version_min: int
+    version_max: int
+    role: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One batch: body is a DistributedLog record set (LogRecordSet: 16-byte head and body), never opened on the way.
+
+    sequence: of this batch's first record within its producer; the next batch's is sequence + count. crc: CRC32C of
+    body. txid: None lets the owner assign it. retry: sent before, its outcome is unknown to the client.
+    """
+
+    request: int
+    stream: str
+    producer: bytes  # 16 bytes, chosen at random by the client
+    sequence: int
+    count: int
+    txid: int | None
+    crc: int
+    retry: bool
+    body: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Open a reader; its id is `request`. The server pushes up to `credit` bytes of entry payloads; see Credit.
+
+    follow: False ends the reader (CAUGHT_UP then nothing more) at the tail as of the open.
+    """
+
+    request: int
+    stream: str
+    start: Start
+    value: Any
+    credit: int
+    follow: bool
+    forwarded: bool = False  # a client that was redirected here asks to be served whatever the ring says
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """Allow `bytes` more bytes of entry payloads on reader `request`."""
+
+    request: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """End reader or tail `request`."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create a stream. settings: keys of StreamSettings flattened (store, ensemble, write_quorum, ack_quorum,
+    segment_bytes, segment_age_s, retention_s)."""
+
+    request: int
+    stream: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    request: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    """Records before `dlsn` may go. The point only moves forward."""
+
+    request: int
+    stream: str
+    dlsn: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """End the stream for good after what is acknowledged now."""
+
+    request: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What is known of a stream: answered by Done with a map (docs/protocol.md)."""
+
+    request: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class List:
+    """Names after `after`, in order, at most `limit`."""
+
+    request: int
+    after: str = ""
+    limit: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class GetOwner:
+    """Who owns the stream? `suspect`: an address that just failed the asker; the proxy checks it by itself and claims
+    the stream if the owner is indeed gone. Done {"location": "host:port", "epoch": n} or Failed 302/515."""
+
+    request: int
+    stream: str
+    suspect: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetOwners:
+    """All streams this proxy owns: Done {"owned": [[stream, epoch, state], ...]}."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Hand the stream back (planned hand-over): seal at the LAC, mark released."""
+
+    request: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Push Lac frames for this stream until cancelled (read proxy to owner)."""
+
+    request: int
+    stream: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """version: the one both will speak. limits: frame_bytes_max, batch_bytes_max, inflight_bytes_max, ..."""
+
+    request: int
+    version: int
+    server: str
+    role: str
+    limits: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Batches `first`..`last` (request ids) are durable, back to back in one entry from `dlsn` on.
+
+    The second batch's first slot is dlsn.slot + count of the first, and so on. txid: of the first batch.
+    """
+
+    first: int
+    last: int
+    dlsn: tuple[int, int, int]
+    txid: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The question failed. detail may carry {"expected": n} (sequence gap), {"first": [s, e, slot]} (truncated)."""
+
+    request: int
+    code: int
+    message: str
+    location: str | None = None
+    outcome_unknown: bool = False
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    request: int
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Consecutive entry payloads of one segment, as stored (enveloped), from `first_entry` on.
+
+    lengths: bytes of each; the body is their concatenation. skip: slots of the first entry to drop before delivery.
+    """
+
+    request: int
+    segment: int
+    first_entry: int
+    lengths: tuple[int, ...]
+    skip: int
+    body: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderEvent:
+    request: int
+    kind: ReaderEventKind
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Lac:
+    """Segment `segment` is confirmed up to entry `lac`; `ended`: it is complete and holds nothing after it."""
+
+    request: int
+    segment: int
+    lac: int
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GoAway:
+    """This proxy drains: finish what is in flight, take new work to `location` (or ask the ring)."""
+
+    request: int
+    reason: str
+    location: str | None = None
+
+
+Question = (
+    Hello
+    | Write
+    | Read
+    | Credit
+    | Cancel
+    | Create
+    | Delete
+    | Truncate
+    | Seal
+    | Stat
+    | List
+    | GetOwner
+    | GetOwners
+    | Release
+    | Tail
+    | Ping
+)
+Reply = Welcome | Written | Failed | Done | Entries | ReaderEvent | Lac | GoAway
+Message = Question | Reply
+
+
+def dlsn_of(triple: tuple[int, int, int] | list[int]) -> DLSN:
+    """A DLSN from its wire triple."""
+    from dlog.model.dlsn import of
+
+    return of(*triple)
