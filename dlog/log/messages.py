@@ -21,6 +21,27 @@ Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
+class TakeStream:
+    """Claim the stream, recover it and serve it. Answered with StreamTaken once writes are served.
+
+    if_epoch: claim only while the newest claim is this one, the one whose owner is known to be gone or released;
+    None: whoever owns it. Raises OwnedElsewhereError (somebody else claimed), StreamNotFoundError.
+    now_unix_ms: the wall clock; a label only.
+    """
+
+    if_epoch: Epoch | None
+    now_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTaken:
+    """Answer to TakeStream: this machine holds `epoch` and serves."""
+
+    epoch: Epoch
+    segment: SegmentNumber
+
+
+@dataclass(frozen=True, slots=True)
 class WriteBatch:
     """One producer's batch, a record set that stays closed. See dlog.wire.proxy.Write for the fields.
 
@@ -74,7 +95,7 @@ class StreamStat:
     """What the owner knows beyond metadata."""
 
     epoch: Epoch
-    state: str  # claiming, recovering, serving, draining, lost, released
+    state: str  # idle, claiming, recovering, serving, draining, sealed, released, lost
     segment: SegmentNumber
     lac: EntryId
     last_dlsn: DLSN | None

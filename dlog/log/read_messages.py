@@ -1,0 +1,99 @@
+"""What a reader's machine (dlog/log/reading.py) says to the source of its stream, and what it hears.
+
+The source is a peer like any other: behind it stand the stream's metadata, a cache of entries and the segment stores
+(actors), or a model of them (simulation). Its duties:
+
+- answer every question once, with the answer that names it; a lost source is `PeerLost(SOURCE)`;
+- after the first `GetStream` push a new `StreamSeen` whenever the stream's metadata changed (a watch fired);
+- it may push `LacSeen` unasked, whenever it learns that the LAC of a segment moved or that a segment ended;
+- `lac` is what is confirmed for good: an entry above it may still vanish and is never asked for.
+
+The other peer, READER, is whom we read for: it sends dlog.wire.proxy.Read, then Credit and Cancel, and hears Entries and
+ReaderEvent, all of them the wire values themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.errors import DLogError
+from dlog.model.ids import EntryId, SegmentNumber
+from dlog.model.segment import Segment, StreamMetadata
+
+Buffer = bytes | bytearray | memoryview
+
+SOURCE = "source"
+READER = "reader"
+
+
+# ---- questions to the source ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class GetStream:
+    """The stream's metadata, answered by StreamSeen; fresh: read it anew instead of what a watch keeps current."""
+
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GetEntries:
+    """Entries `first`..`last` of a segment, all at or below its LAC; answered by EntriesGot or EntriesFailed.
+
+    max_bytes: enough once the payloads sum up to it; the first entry is always wanted, whatever its size.
+    """
+
+    segment: Segment
+    first: EntryId
+    last: EntryId
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WatchLac:
+    """Tell me (LacSeen) once the LAC of this in-progress segment is above `known`, or it ended."""
+
+    segment: Segment
+    known: EntryId
+
+
+# ---- what the source says -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSeen:
+    """Metadata as it stands; None: there is no such stream (any more)."""
+
+    metadata: StreamMetadata | None
+
+
+@dataclass(frozen=True, slots=True)
+class EntriesGot:
+    """At least one entry, contiguous from `first`; may be fewer than asked. Payloads are as stored (enveloped)."""
+
+    number: SegmentNumber
+    place: str
+    first: EntryId
+    payloads: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LacSeen:
+    """Segment `number` at `place` is confirmed up to `lac`; ended: nothing comes after it there."""
+
+    number: SegmentNumber
+    place: str
+    lac: EntryId
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFailed:
+    """The question failed. Retryable errors (Remedy.RETRY) are asked again; others end the reader with an event."""
+
+    question: GetStream | GetEntries | WatchLac
+    error: DLogError
+
+
+SourceQuestion = GetStream | GetEntries | WatchLac
+SourceReply = StreamSeen | EntriesGot | LacSeen | SourceFailed
