@@ -144,3 +144,52 @@ class LacMoved(Event):
     segment: int
     lac: int
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfigured(Event):
+    """Everything a process was told, printed whole at its start; secrets are masked."""
+
+    name: ClassVar[str] = "process.configured"
+    role: str
+    sources: tuple[str, ...]  # in rising precedence
+    options: tuple[tuple[str, object], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStopping(Event):
+    """A signal asked for the end; the process drains."""
+
+    name: ClassVar[str] = "process.stopping"
+    signal: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStalled(Event):
+    """Something kept the event loop from running."""
+
+    name: ClassVar[str] = "loop.stalled"
+    level: ClassVar[str] = "warning"
+    stall_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActorFailed(Event):
+    """An actor died of an error; it is started again after `restart_s`."""
+
+    name: ClassVar[str] = "actor.failed"
+    level: ClassVar[str] = "error"
+    actor: str
+    error: str
+    restart_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ActorGivenUp(Event):
+    """An actor died too often; its supervisor ends with it."""
+
+    name: ClassVar[str] = "actor.given_up"
+    level: ClassVar[str] = "error"
+    actor: str
+    error: str
+    restarts: int

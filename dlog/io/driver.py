@@ -1,0 +1,269 @@
+"""The driver: gives a machine a mailbox and performs its effects on asyncio. The only place that does.
+
+The law of this room:
+- facts are handed over one at a time, in mailbox order; effects are performed in order after `handle` has returned;
+- requests are bounded at admission and refused at once (OverCapacityError); answers to our own questions and facts
+  from peers never are: they were paid for when we asked;
+- a failed send is a `PeerLost` fact; an exception that leaves the machine leaves through `run`, with the machine's
+  story attached, and everybody who waits is told;
+- a cancelled waiter is forgotten, its work never.
+
+One loop owns a driver: nothing here may be called from another thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dlog.errors import ClosedError, DLogError, OverCapacityError, UnavailableError
+from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.io.metadata import Metadata
+from dlog.io.story import Story
+from dlog.machine import (
+    Answer,
+    Asked,
+    CancelTimer,
+    CompareAndSet,
+    Fact,
+    Machine,
+    MetadataSeen,
+    OutcomeUnknown,
+    Peer,
+    PeerLost,
+    Persist,
+    ReadMetadata,
+    Send,
+    SetTimer,
+    Tell,
+    TimerFired,
+    Token,
+)
+
+Sink = Callable[[Any], None]
+
+
+def _ignore(_: Any) -> None:
+    """Nobody listens."""
+
+
+class Driver:
+    """Drives one machine.
+
+    send: puts a message on its way to a peer; may raise OSError or DLogError, which becomes PeerLost.
+    metadata: where ReadMetadata and CompareAndSet go; without it they are an assertion failure.
+    persist: where Persist goes; whoever performs it posts `Persisted` back.
+    on_event: hears what the machine tells.
+    requests_max: how many requests may wait for their answer at once.
+    """
+
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        name: str,
+        send: Callable[[Peer, Any], None],
+        metadata: Metadata | None = None,
+        persist: Callable[[int, Any], None] | None = None,
+        on_event: Callable[[Any], None] = _ignore,
+        requests_max: int = 10_000,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.name = name
+        self.machine = machine
+        self.facts = 0  # handled so far
+        self.batches = 0
+        self.refused = 0  # requests turned away at admission
+        self._send = send
+        self._metadata = metadata
+        self._persist = persist
+        self._on_event = on_event
+        self._requests_max = requests_max
+        self._clock = clock
+        self._mailbox: deque[Fact] = deque()
+        self._wake = asyncio.Event()
+        self._sinks: dict[int, Sink] = {}
+        self._tickets = 0
+        self._timers: dict[Token, asyncio.TimerHandle] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._questions: set[asyncio.Task[None]] = set()
+        self._stopping = False
+        self._ended = False
+        self._story = Story()
+        self._perform: dict[type[Any], Callable[[Any], None]] = {
+            Send: self._perform_send,
+            Answer: self._perform_answer,
+            SetTimer: self._perform_set_timer,
+            CancelTimer: self._perform_cancel_timer,
+            ReadMetadata: self._perform_metadata,
+            CompareAndSet: self._perform_metadata,
+            Persist: self._perform_persist,
+            Tell: self._perform_tell,
+        }
+
+    # ---- the mailbox ------------------------------------------------------------------------------------------------
+
+    @property
+    def waiting(self) -> int:
+        """Requests that have no answer yet."""
+        return len(self._sinks)
+
+    @property
+    def ended(self) -> bool:
+        """Whether `run` is over; requests are refused and facts dropped."""
+        return self._ended
+
+    def post(self, fact: Fact) -> None:
+        """Put a fact into the mailbox; never refused, never blocks. After the end it is dropped."""
+        if self._ended:
+            return
+        self._mailbox.append(fact)
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def submit(self, request: Any, sink: Sink) -> None:
+        """Ask the machine; `sink` hears the result or a DLogError once, from within the driver's turn.
+
+        Raises OverCapacityError (nothing was taken) or ClosedError (the driver is stopping or has ended). `sink` must
+        not raise and must not block.
+        """
+        if self._ended or self._stopping:
+            raise ClosedError(f"not running any more: actor={self.name}")
+        if len(self._sinks) >= self._requests_max:
+            self.refused += 1
+            raise OverCapacityError(f"too many requests wait: actor={self.name} requests_max={self._requests_max}")
+        self._tickets += 1
+        self._sinks[self._tickets] = sink
+        self.post(Asked(self._tickets, request, self._clock.monotonic_s()))
+
+    def ask(self, request: Any) -> asyncio.Future[Any]:
+        """Ask the machine; the future has the result or raises the DLogError. Raises at once what `submit` raises.
+
+        Cancelling the future forgets the waiter only: the machine goes on and the request keeps its place.
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def settle(result: Any) -> None:
+            if future.done():
+                return
+            if isinstance(result, DLogError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        self.submit(request, settle)
+        return future
+
+    def stop(self) -> None:
+        """Take no more requests; `run` returns once what is in the mailbox has been handled."""
+        self._stopping = True
+        self._wake.set()
+
+    # ---- the life ---------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Live until cancelled or stopped. An exception of the machine leaves through here, with the story.
+
+        However it ends: timers and open metadata questions are cancelled, and requests without an answer get an
+        error whose outcome is unknown.
+        """
+        assert not self._ended and self._tasks is None, "a driver lives once"
+        farewell: DLogError = ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                await self._live()
+                for question in self._questions:
+                    question.cancel()
+        except BaseExceptionGroup as failures:
+            farewell = UnavailableError(f"failed before the answer: actor={self.name}", outcome_unknown=True)
+            failure = failures.exceptions[0] if len(failures.exceptions) == 1 else failures
+            failure.add_note(self._story.text(self.name))
+            raise failure from None
+        finally:
+            self._end(farewell)
+
+    async def _live(self) -> None:
+        mailbox, handle, note = self._mailbox, self.machine.handle, self._story.note
+        while True:
+            if not mailbox:
+                if self._stopping:
+                    return
+                await self._wake.wait()
+            self._wake.clear()
+            self.batches += 1
+            for _ in range(len(mailbox)):  # one batch; newcomers wait their turn
+                fact = mailbox.popleft()
+                self.facts += 1
+                try:
+                    effects = handle(fact)
+                except BaseException:
+                    note(fact, ())
+                    raise
+                note(fact, effects)
+                for effect in effects:
+                    self._perform[effect.__class__](effect)
+            await asyncio.sleep(0)  # other actors run between batches
+
+    def _end(self, farewell: DLogError) -> None:
+        self._ended = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        self._mailbox.clear()
+        sinks, self._sinks = self._sinks, {}
+        for sink in sinks.values():
+            sink(farewell)
+
+    # ---- effects, each as the machine ordered it --------------------------------------------------------------------
+
+    def _perform_send(self, effect: Send) -> None:
+        try:
+            self._send(effect.peer, effect.message)
+        except (OSError, DLogError) as error:
+            self.post(PeerLost(effect.peer, str(error)))
+
+    def _perform_answer(self, effect: Answer) -> None:
+        sink = self._sinks.pop(effect.ticket, None)
+        assert sink is not None, f"a ticket is answered once: actor={self.name} ticket={effect.ticket}"
+        sink(effect.result)
+
+    def _perform_set_timer(self, effect: SetTimer) -> None:
+        self._perform_cancel_timer(effect)
+        self._timers[effect.key] = asyncio.get_running_loop().call_later(effect.after_s, self._fire, effect.key)
+
+    def _perform_cancel_timer(self, effect: SetTimer | CancelTimer) -> None:
+        timer = self._timers.pop(effect.key, None)
+        if timer is not None:
+            timer.cancel()
+
+    def _fire(self, key: Token) -> None:
+        del self._timers[key]
+        self.post(TimerFired(key, self._clock.monotonic_s()))
+
+    def _perform_metadata(self, effect: ReadMetadata | CompareAndSet) -> None:
+        assert self._metadata is not None and self._tasks is not None, f"no metadata given: actor={self.name}"
+        verb = "read" if isinstance(effect, ReadMetadata) else "write"
+        question = self._tasks.create_task(
+            self._ask_metadata(self._metadata, effect), name=f"{self.name} {verb} {effect.key}"
+        )
+        self._questions.add(question)
+        question.add_done_callback(self._questions.discard)
+
+    async def _ask_metadata(self, metadata: Metadata, effect: ReadMetadata | CompareAndSet) -> None:
+        try:
+            if isinstance(effect, ReadMetadata):
+                outcome = await metadata.read(effect.key)
+            else:
+                outcome = await metadata.compare_and_set(effect.key, effect.value, effect.version)
+        except DLogError as error:
+            outcome = OutcomeUnknown(str(error))
+        self.post(MetadataSeen(effect.token, outcome))
+
+    def _perform_persist(self, effect: Persist) -> None:
+        assert self._persist is not None, f"no storage given: actor={self.name}"
+        self._persist(effect.token, effect.data)
+
+    def _perform_tell(self, effect: Tell) -> None:
+        self._on_event(effect.event)

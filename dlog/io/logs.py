@@ -1,0 +1,67 @@
+"""Logs: events as lines on stderr. JSON when nobody sits at the terminal, columns when somebody does.
+
+The law of this room: the service logs events of dlog/events.py and nothing else; libraries that use `logging` come out
+in the same form. stdout is never written here: it belongs to the process's answer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import sys
+from typing import Any
+
+import structlog
+
+from dlog.events import Event
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_log: Any = structlog.get_logger("dlog")
+_threshold = _LEVELS["info"]
+
+
+def setup(log_format: str | None = None, *, level: str = "info", **bound: Any) -> None:
+    """Choose form and level for this process, once, at its start.
+
+    log_format: "json", "text", or None for text on a terminal and JSON elsewhere. bound: fields every line carries
+    (role, id). Raises ValueError for a level or format there is not.
+    """
+    global _threshold, _log
+    if log_format not in ("json", "text", None) or level not in _LEVELS:
+        raise ValueError(f"no such log format or level: format={log_format} level={level}")
+    _threshold = _LEVELS[level]
+    as_json = log_format == "json" or (log_format is None and not sys.stderr.isatty())
+    shared: list[Any] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    renderer: Any = (
+        structlog.processors.JSONRenderer(default=str)
+        if as_json
+        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    )
+    structlog.configure(
+        processors=[*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(_threshold),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(max(_threshold, logging.WARNING))
+    _log = structlog.get_logger("dlog").bind(**bound)
+
+
+def tell(event: Event) -> None:
+    """Log one event, if its level is at or above the threshold."""
+    number = _LEVELS[event.level]
+    if number >= _threshold:
+        _log.log(number, event.name, **{f.name: getattr(event, f.name) for f in dataclasses.fields(event)})

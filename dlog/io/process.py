@@ -1,0 +1,157 @@
+"""How a process of this service begins and ends: loop, memory, signals, exit code.
+
+The law of this room: one call (`run`) sets everything a long-lived process needs, and nothing of it happens on import.
+Exit codes: 0 done, 1 failed, 2 misused (a ConfigError or InvalidRequestError), 128 + n ended by a second signal n.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import gc
+import os
+import resource
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+
+import uvloop
+
+from dlog.errors import ConfigError, DLogError, Remedy
+from dlog.events import Event, LoopStalled, ProcessStopping
+from dlog.io import logs, metrics
+from dlog.io.clock import monotonic_s
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_KEEP_BYTES = 128 << 20  # freed memory up to this stays with the process instead of being faulted in again
+_MMAP_BYTES = 32 << 20  # glibc's upper limit: smaller buffers come from the heap
+
+STALL_S = 0.005
+STALL_TOLD_S = 0.25
+_STALL_EVERY_S = 0.1
+
+
+def run(main: Callable[[], Awaitable[int]]) -> int:
+    """Run `main` on uvloop to its end and return the exit code; the last line of every `__main__`.
+
+    A DLogError that leaves `main` becomes one line on stderr. Refuses `python -O`: our assertions are invariants.
+    """
+    if sys.flags.optimize:
+        sys.stderr.write("dlog does not run under python -O: its assertions guard acknowledged data\n")
+        return 2
+    keep_freed_memory()
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(_watched(main))
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    except DLogError as error:
+        return _say(error)
+    except BaseExceptionGroup as group:
+        errors = list(_leaves(group))
+        told = [error for error in errors if isinstance(error, DLogError)]
+        if len(told) != len(errors):
+            raise
+        return _say(told[0])
+
+
+async def _watched(main: Callable[[], Awaitable[int]]) -> int:
+    watch = StallWatch(_tell_stall)
+    watch.start()
+    try:
+        return await main()
+    finally:
+        watch.stop()
+
+
+def stop_event(on_event: Callable[[Event], None] | None = None) -> asyncio.Event:
+    """An event set by the first SIGTERM or SIGINT: drain now. A second signal ends the process at once.
+
+    Call once, inside `main`; ending at once is safe because everything acknowledged is on disk.
+    """
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+
+    def hear(number: int) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        stopping.set()
+        if on_event is not None:
+            on_event(ProcessStopping(signal.Signals(number).name))
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, hear, number)
+    return stopping
+
+
+def ready(role: str, name: str, address: str) -> None:
+    """Say on stdout, in the one line a parent waits for, that the process serves; freeze what is loaded by now."""
+    freeze()
+    sys.stdout.write(f"ready {role} {name} {address}\n")
+    sys.stdout.flush()
+
+
+def freeze() -> None:
+    """Take everything alive now out of the collector's sight, and collect the oldest generation rarely."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 50, 1_000)
+
+
+def keep_freed_memory() -> None:
+    """Raise malloc's thresholds, so that large buffers are reused instead of returned and faulted in again.
+
+    Does nothing where the C library is not glibc.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+
+
+class StallWatch:
+    """Measures how late the loop runs a timer; more than 5 ms counts in dlog_loop_stall_seconds."""
+
+    def __init__(self, on_stall: Callable[[float], None]) -> None:
+        self._on_stall = on_stall
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin on the running loop."""
+        self._arm(asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        due_s = monotonic_s() + _STALL_EVERY_S
+        self._timer = loop.call_later(_STALL_EVERY_S, self._look, loop, due_s)
+
+    def _look(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
+        late_s = monotonic_s() - due_s
+        if late_s > STALL_S:
+            self._on_stall(late_s)
+        metrics.MINOR_FAULTS.set(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+        self._arm(loop)
+
+
+def _tell_stall(late_s: float) -> None:
+    metrics.LOOP_STALLS.observe(late_s)
+    if late_s > STALL_TOLD_S:
+        logs.tell(LoopStalled(round(late_s * 1000, 1)))
+
+
+def _say(error: DLogError) -> int:
+    sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
+    return 2 if isinstance(error, ConfigError) or error.remedy is Remedy.FIX else 1
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found

@@ -1,0 +1,92 @@
+"""Where options come from: dataclass, then TOML file, then environment, then flags; the later one wins.
+
+The law of this room: a key nobody knows is an error wherever it stands (ConfigError, with the place named), and what
+a process runs with is printed whole at its start. Values enter here once and are passed down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dlog.errors import ConfigError
+from dlog.events import ProcessConfigured
+from dlog.options import build
+
+T = TypeVar("T")
+
+#: sections a configuration file may have: one a role, read by its process only
+SECTIONS = frozenset({"bookie", "write", "read", "client", "up"})
+
+_SECRETS = ("password", "secret", "token")
+
+
+def load(
+    cls: type[T],
+    section: str,
+    config_path: str | Path | None,
+    flags: Mapping[str, Any],
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> T:
+    """Options of class `cls` for the role `section`.
+
+    config_path: a TOML file with one table a role, or None. flags: by option name; None means not given.
+    environ: where DLOG_<ROLE>_<KEY> is looked up (default: the process environment).
+    Raises ConfigError: file unreadable or not TOML, unknown section or key, value of a wrong type.
+    """
+    assert dataclasses.is_dataclass(cls) and section in SECTIONS
+    names = {f.name for f in dataclasses.fields(cls)}
+    values: dict[str, Any] = {}
+    if config_path is not None:
+        values.update(_from_file(Path(config_path), section, names))
+    values.update(_from_environ(os.environ if environ is None else environ, section, names))
+    values.update({key: value for key, value in flags.items() if value is not None})
+    return build(cls, values, where=f"section [{section}]")
+
+
+def configured(role: str, options: Any, config_path: str | Path | None) -> ProcessConfigured:
+    """The event to tell at the start: every option with its value, secrets masked."""
+    sources = ("defaults", *([str(config_path)] if config_path else []), f"DLOG_{role.upper()}_*", "flags")
+    shown = tuple((f.name, _shown(f.name, getattr(options, f.name))) for f in dataclasses.fields(options))
+    return ProcessConfigured(role, sources, shown)
+
+
+def _from_file(path: Path, section: str, names: set[str]) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"configuration file cannot be read: {error.strerror}: file={path}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"configuration file is not TOML: {error}: file={path}") from error
+    for key, table in document.items():
+        if key not in SECTIONS or not isinstance(table, dict):
+            raise ConfigError(f"unknown section in {path}, known are {sorted(SECTIONS)}: section={key}")
+    table = document.get(section, {})
+    for key in table:
+        if key not in names:
+            raise ConfigError(f"unknown option in {path} section [{section}], known are {sorted(names)}: key={key}")
+    return dict(table)
+
+
+def _from_environ(environ: Mapping[str, str], section: str, names: set[str]) -> dict[str, str]:
+    prefix = f"DLOG_{section.upper()}_"
+    values: dict[str, str] = {}
+    for variable, text in environ.items():
+        if variable.startswith(prefix):
+            key = variable.removeprefix(prefix).lower()
+            if key not in names:
+                raise ConfigError(f"unknown option in the environment, known are {sorted(names)}: variable={variable}")
+            values[key] = text
+    return values
+
+
+def _shown(name: str, value: Any) -> Any:
+    if value and any(word in name for word in _SECRETS):
+        return "***"
+    return value
