@@ -1,0 +1,72 @@
+"""What outlives a process in the simulator: journals, and the metadata store.
+
+Used by kernel.py; worlds read `Disk.durable` when they start a node and listen to `MetadataModel.on_change`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from dlog.machine import Conflict, Missing, Outcome, Versioned
+
+
+class Disk:
+    """One journal: what was handed to Persist, and how much of it is on stable storage."""
+
+    def __init__(self) -> None:
+        self.durable: list[tuple[int, Any]] = []
+        self.pending: list[tuple[int, Any]] = []
+        self.syncing = 0  # how many of `pending` the running sync covers
+
+    def sync(self) -> int:
+        """The running sync is done; returns the last token it made durable."""
+        self.durable.extend(self.pending[: self.syncing])
+        del self.pending[: self.syncing]
+        self.syncing = 0
+        return self.durable[-1][0]
+
+    def crash(self, rng: random.Random, *, power: bool) -> None:
+        """A process crash keeps what was written; a power cut keeps only a prefix of it."""
+        kept = len(self.pending) if not power else rng.choice((0, 0, rng.randint(0, len(self.pending))))
+        self.durable.extend(self.pending[:kept])
+        self.pending.clear()
+        self.syncing = 0
+
+
+class MetadataModel:
+    """A versioned map. Versions grow over all keys, so that a deleted and re-made key is told apart."""
+
+    def __init__(self) -> None:
+        self.values: dict[Hashable, Versioned] = {}
+        self.history: list[tuple[Hashable, Any, int]] = []
+        self._version = 0
+        self.on_change: Callable[[Hashable, Any, Any], None] | None = None  # (key, old value, new value)
+
+    def create(self, key: Hashable, value: Any) -> Versioned:
+        """Write without asking: for the set-up of a world."""
+        old = self.values.get(key)
+        self._version += 1
+        seen = self.values[key] = Versioned(value, self._version)
+        self.history.append((key, value, self._version))
+        if self.on_change is not None:
+            self.on_change(key, old.value if old else None, value)
+        return seen
+
+    def read(self, key: Hashable) -> Outcome:
+        return self.values.get(key, Missing())
+
+    def compare_and_set(self, key: Hashable, value: Any, version: Any) -> Outcome:
+        current = self.values.get(key)
+        if current is None:
+            return self.create(key, value) if version is None else Missing()
+        if version is None or current.version != version:
+            return Conflict()
+        return self.create(key, value)
+
+    def touch(self) -> None:
+        """Rewrite everything unchanged, as a repair of other parts would: every version moves."""
+        for key, seen in list(self.values.items()):
+            self._version += 1
+            self.values[key] = Versioned(seen.value, self._version)
