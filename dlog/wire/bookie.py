@@ -1,16 +1,21 @@
 """Messages between a ledger client and a bookie, and their BookKeeper v2 bytes.
 
+A frame is `length u32 | header u32 | fields`; the header packs version, operation and flags. Encoders return buffers
+to be written one after the other and never copy a payload. Decoders raise ProtocolError only, and judge what is
+declared before they keep a byte of it; whether ids make sense is the bookie's to say, not theirs.
 Source: BookKeeper v2 binary protocol as restated in docs/protocol.md. All integers big-endian.
 """
 
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass
 
+from dlog.errors import ProtocolError
 from dlog.model.ids import EntryId, LedgerId
-
-Buffer = bytes | bytearray | memoryview
+from dlog.wire.bookie_v3 import is_auth_message, refusal, request_header
+from dlog.wire.framing import Buffer, FrameSplitter
 
 
 class Code(enum.IntEnum):
@@ -74,7 +79,8 @@ class Auth:
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A request we recognise but do not serve: a v3 frame, answered in v3 form with `answer` (already encoded)."""
+    """A request we recognise but do not serve. `answer` is the whole frame to send back, its length word included:
+    v3 form for a v3 request; v2 form with BAD_VERSION or BAD_REQUEST for a v2 one."""
 
     answer: bytes
 
@@ -124,3 +130,225 @@ class AuthDone:
 
 
 Response = EntryAdded | EntryRead | BatchDone | AuthDone
+
+
+# ---- bytes ----------------------------------------------------------------------------------------------------------
+
+REQUEST_LENGTH_MAX = 5 * 1024 * 1024 - 4  # largest length word a bookie accepts; above it the connection is closed
+RESPONSE_LENGTH_MAX = 5 * 1024 * 1024 + 64 * 1024  # a batch read may answer with 5 MiB of packets and their lengths
+
+_ADD, _READ, _AUTH, _BATCH_READ = 1, 2, 3, 7
+_FENCE, _RECOVERY, _HIGH_PRIORITY = 0x1, 0x2, 0x4
+_VERSION = 2
+_KEY_SIZE = 20
+_PACKET_MIN = 24  # a shorter one is refused
+_PACKET_IDS = 16  # a still shorter one does not even name its entry
+
+_WORD = struct.Struct(">I")
+_IDS = struct.Struct(">qq")
+_ADD_HEAD = struct.Struct(">IBBH20s")
+_READ_HEAD = struct.Struct(">IBBHqq")
+_BATCH_HEAD = struct.Struct(">IBBHqqqiq")
+_BATCH_FIELDS = struct.Struct(">qqqiq")
+_RESPONSE_HEAD = struct.Struct(">IBBHiqq")
+_RESPONSE_FIELDS = struct.Struct(">iqq")
+_REQUEST_ID = struct.Struct(">q")
+
+
+def encode_request(request: Request) -> list[Buffer]:
+    """The frame of a request, payload parts untouched. Unsupported is never sent."""
+    match request:
+        case AddEntry(ledger, entry, key, parts, recovery, high_priority):
+            assert len(key) == _KEY_SIZE, "a master key has 20 bytes"
+            flags = (_RECOVERY if recovery else 0) | (_HIGH_PRIORITY if high_priority else 0)
+            size = sum(map(len, parts)) + 4 + _KEY_SIZE
+            return [_ADD_HEAD.pack(size, _VERSION, _ADD, flags, key), *parts]
+        case ReadEntry(ledger, entry, fence, key, high_priority):
+            flags = (_FENCE if fence else 0) | (_HIGH_PRIORITY if high_priority else 0)
+            tail = _key_of(fence, key)
+            return [_READ_HEAD.pack(20 + len(tail), _VERSION, _READ, flags, ledger, entry) + tail]
+        case BatchRead(ledger, start, number, max_count, max_bytes, fence, key):
+            tail = _key_of(fence, key)
+            head = (40 + len(tail), _VERSION, _BATCH_READ, _FENCE if fence else 0)
+            return [_BATCH_HEAD.pack(*head, ledger, start, number, max_count, max_bytes) + tail]
+        case Auth(message):
+            return [_head(4 + len(message), _AUTH), message]
+        case Unsupported():
+            raise AssertionError("Unsupported is heard, never sent")
+
+
+def encode_response(response: Response) -> list[Buffer]:
+    """The frame of an answer, packets untouched.
+
+    UNKNOWN_LEDGER_STATE goes out as IO_ERROR: BookKeeper's own v2 client dies of it.
+    """
+    match response:
+        case EntryAdded(ledger, entry, code):
+            return [_RESPONSE_HEAD.pack(24, _VERSION, _ADD, 0, _sayable(code), ledger, entry)]
+        case EntryRead(ledger, entry, code, packet):
+            if code is not Code.OK:
+                return [_RESPONSE_HEAD.pack(24, _VERSION, _READ, 0, _sayable(code), ledger, entry)]
+            return [_RESPONSE_HEAD.pack(24 + len(packet), _VERSION, _READ, 0, 0, ledger, entry), packet]
+        case BatchDone(ledger, start, number, code, packets):
+            sent = packets if code is Code.OK else ()
+            size = 32 + sum(map(len, sent)) + 4 * len(sent)
+            head = _RESPONSE_HEAD.pack(size, _VERSION, _BATCH_READ, 0, _sayable(code), ledger, start)
+            out: list[Buffer] = [head + _REQUEST_ID.pack(number)]
+            for packet in sent:
+                out.append(_WORD.pack(len(packet)))
+                out.append(packet)
+            return out
+        case AuthDone(message):
+            return [_head(4 + len(message), _AUTH), message]
+
+
+class RequestDecoder:
+    """Bytes of a client, in; requests, out. One per connection.
+
+    The first frame decides: while frames parse as v3 they are answered as v3 (Unsupported); the first that does not
+    makes the connection v2 for good. Buffers in messages view the received data and stay valid for ever; keeping one
+    keeps its chunk (see FrameSplitter).
+    """
+
+    __slots__ = ("_frames", "_speaks_v2")
+
+    def __init__(self, length_max: int = REQUEST_LENGTH_MAX) -> None:
+        self._frames = FrameSplitter(length_max)
+        self._speaks_v2 = False
+
+    def feed(self, data: Buffer) -> list[Request]:
+        """Requests that `data` completes, in order.
+
+        Raises ProtocolError for what is no request; close the connection then. Requests completed by the same chunk
+        before it are dropped, as if the connection had been cut before them.
+        """
+        return [self._decode(frame) for frame in self._frames.feed(data)]
+
+    def _decode(self, frame: memoryview) -> Request:
+        if not self._speaks_v2:
+            header = request_header(frame)
+            if header is not None:
+                return Unsupported(refusal(header))
+            self._speaks_v2 = True
+        return _decode_request(frame)
+
+
+class ResponseDecoder:
+    """Bytes of a bookie, in; answers, out. One per connection. Validity of buffers as in RequestDecoder."""
+
+    __slots__ = ("_frames",)
+
+    def __init__(self, length_max: int = RESPONSE_LENGTH_MAX) -> None:
+        self._frames = FrameSplitter(length_max)
+
+    def feed(self, data: Buffer) -> list[Response]:
+        """Answers that `data` completes, in order. Raises ProtocolError for what is no answer."""
+        return [_decode_response(frame) for frame in self._frames.feed(data)]
+
+
+def _decode_request(frame: memoryview) -> Request:
+    size = len(frame)
+    if size < 4:
+        raise ProtocolError(f"frame without a header: bytes={size}")
+    version, op = frame[0], frame[1]
+    flags = frame[2] << 8 | frame[3]
+    if version == 0:  # historic: the word is the operation
+        op, flags = op << 16 | flags, 0
+    if op == _ADD:
+        return _decode_add(frame, version, flags)
+    if op == _READ:
+        fields_end = 20
+    elif op == _BATCH_READ:
+        fields_end = 40
+    elif op == _AUTH:
+        if not is_auth_message(frame[4:]):
+            raise ProtocolError("AUTH without an AuthMessage")
+        return Auth(bytes(frame[4:]))
+    else:
+        raise ProtocolError(f"operation not known: version={version} op={op}")
+    fence = bool(flags & _FENCE)
+    with_key = fence and version >= 2  # version 1 has no place for a key, so its fences are never authorised
+    if size < fields_end + (_KEY_SIZE if with_key else 0):
+        raise ProtocolError(f"frame too short: op={op} bytes={size}")
+    key = bytes(frame[fields_end : fields_end + _KEY_SIZE]) if with_key else b""
+    if op == _READ:
+        ledger, entry = _IDS.unpack_from(frame, 4)
+        if version > _VERSION:
+            return _refused(EntryRead(ledger, entry, Code.BAD_VERSION))
+        return ReadEntry(ledger, entry, fence, key, bool(flags & _HIGH_PRIORITY))
+    ledger, start, number, max_count, max_bytes = _BATCH_FIELDS.unpack_from(frame, 4)
+    if version > _VERSION:
+        return _refused(BatchDone(ledger, start, number, Code.BAD_VERSION))
+    return BatchRead(ledger, start, number, max_count, max_bytes, fence, key)
+
+
+def _decode_add(frame: memoryview, version: int, flags: int) -> Request:
+    packet = frame[4 + _KEY_SIZE :]
+    if len(packet) < _PACKET_IDS:
+        raise ProtocolError(f"an add that names no entry: bytes={len(frame)}")
+    ledger, entry = _IDS.unpack_from(packet)
+    if version > _VERSION:
+        return _refused(EntryAdded(ledger, entry, Code.BAD_VERSION))
+    if len(packet) < _PACKET_MIN:
+        return _refused(EntryAdded(ledger, entry, Code.BAD_REQUEST))
+    key = bytes(frame[4 : 4 + _KEY_SIZE])
+    return AddEntry(ledger, entry, key, (packet,), bool(flags & _RECOVERY), bool(flags & _HIGH_PRIORITY))
+
+
+def _decode_response(frame: memoryview) -> Response:
+    size = len(frame)
+    if size < 4 or frame[0] > _VERSION:
+        raise ProtocolError(f"not an answer of version 2: bytes={size}")
+    op = frame[1]
+    if op == _AUTH:
+        return AuthDone(bytes(frame[4:]))
+    if size < 24:
+        raise ProtocolError(f"answer too short: op={op} bytes={size}")
+    number, ledger, entry = _RESPONSE_FIELDS.unpack_from(frame, 4)
+    code = _CODES.get(number)
+    if code is None:
+        raise ProtocolError(f"return code not known: op={op} code={number}")
+    if op == _ADD:
+        return EntryAdded(ledger, entry, code)
+    if op == _READ:
+        return EntryRead(ledger, entry, code, frame[24:] if code is Code.OK else b"")
+    if op == _BATCH_READ:
+        if size < 32:
+            raise ProtocolError(f"answer too short: op={op} bytes={size}")
+        packets = _split_packets(frame[32:]) if code is Code.OK else ()
+        return BatchDone(ledger, entry, _REQUEST_ID.unpack_from(frame, 24)[0], code, packets)
+    raise ProtocolError(f"operation not known: op={op}")
+
+
+def _split_packets(body: memoryview) -> tuple[memoryview, ...]:
+    packets = []
+    at, end = 0, len(body)
+    while at < end:
+        if end - at < 4:
+            raise ProtocolError("batch ends inside a length")
+        stop = at + 4 + _WORD.unpack_from(body, at)[0]
+        if stop > end:
+            raise ProtocolError(f"batch ends inside a packet: bytes={end - at - 4}")
+        packets.append(body[at + 4 : stop])
+        at = stop
+    return tuple(packets)
+
+
+def _refused(response: Response) -> Unsupported:
+    return Unsupported(b"".join(encode_response(response)))
+
+
+def _sayable(code: Code) -> Code:
+    return Code.IO_ERROR if code is Code.UNKNOWN_LEDGER_STATE else code
+
+
+def _key_of(fence: bool, key: bytes) -> bytes:
+    assert not fence or len(key) == _KEY_SIZE, "a fence needs the master key"
+    return key if fence else b""
+
+
+def _head(length: int, op: int) -> bytes:
+    return struct.pack(">IBBH", length, _VERSION, op, 0)
+
+
+_CODES = {code.value: code for code in Code}
