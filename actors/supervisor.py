@@ -1,0 +1,139 @@
+"""Supervision: one for one, with backoff; too many failures in a window end the supervisor, and so its owner.
+
+The law of this room: a child that returns has ended on purpose; a child that raises is started again after a backoff
+with jitter; the error that passes the limit leaves through the TaskGroup. AssertionErrors are no exception to this:
+the actor dies with its story told, its siblings live, and a machine that keeps breaking takes the process down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from actors.runtime import Lifetime, Resident
+from dlog.errors import ClosedError
+from dlog.events import ActorFailed, ActorGivenUp, Event
+from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartOptions:
+    """How often and how soon a child is started again."""
+
+    backoff_min_s: float = option(0.05, sim=(0.0, 1.0))
+    backoff_max_s: float = option(5.0, sim=(1.0, 10.0))
+    restarts_max: int = option(8, sim=(1, 10))  # within the window; one more escalates
+    window_s: float = option(60.0, sim=(1.0, 100.0))
+
+    def backoff_s(self, failures: int, rng: random.Random) -> float:
+        """Delay before the restart that follows the `failures`-th failure in a row: doubling, half of it jitter."""
+        ceiling = min(self.backoff_max_s, self.backoff_min_s * float(2 ** (failures - 1)))
+        return ceiling * (0.5 + 0.5 * rng.random())
+
+
+class Supervisor:
+    """Keeps residents alive: `async with Supervisor(...) as supervisor: supervisor.start(actor)`.
+
+    Leaving the scope drains: every child is stopped by message, and cancelled after `drain_s`. An escalated failure
+    cancels all children and leaves through the scope in an ExceptionGroup.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        rng: random.Random,
+        options: RestartOptions | None = None,
+        on_event: Callable[[Event], None] = lambda _: None,
+        on_failure: Callable[[BaseException], None] = lambda _: None,
+        clock: Clock = SYSTEM_CLOCK,
+        drain_s: float = 10.0,
+    ) -> None:
+        self.name = name
+        self._rng = rng
+        self._options = options or RestartOptions()
+        self._on_event = on_event
+        self._on_failure = on_failure
+        self._clock = clock
+        self._lifetime = Lifetime(drain_s=drain_s)
+        self._children: dict[str, _Child] = {}
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """Names of those alive or waiting for their restart."""
+        return tuple(self._children)
+
+    async def __aenter__(self) -> Supervisor:
+        await self._lifetime.__aenter__()
+        return self
+
+    async def __aexit__(self, *exit_: Any) -> None:
+        await self._lifetime.__aexit__(*exit_)
+
+    def start(self, resident: Resident) -> asyncio.Event:
+        """Keep `resident` alive from now on; the event is set when it has ended for good.
+
+        Raises ClosedError if one of its name lives.
+        """
+        if resident.name in self._children:
+            raise ClosedError(f"an actor of this name lives: actor={resident.name}")
+        child = _Child(resident)
+        self._children[resident.name] = child
+        task = self._lifetime.start(self._keep(child), name=resident.name, stop=child.stop)
+        task.add_done_callback(lambda _: self._bury(child))  # runs even if the task is cancelled before its first step
+        return child.ended
+
+    def stop(self, name: str) -> None:
+        """End one child by message; nothing happens if it has ended already."""
+        child = self._children.get(name)
+        if child is not None:
+            child.stop()
+
+    def _bury(self, child: _Child) -> None:
+        del self._children[child.resident.name]
+        child.ended.set()
+
+    async def _keep(self, child: _Child) -> None:
+        failures: deque[float] = deque()
+        while not child.stopping.is_set():
+            try:
+                await child.resident.run()
+                return
+            except Exception as error:
+                now_s = self._clock.monotonic_s()
+                failures.append(now_s)
+                while failures[0] <= now_s - self._options.window_s:
+                    failures.popleft()
+                self._on_failure(error)
+                if len(failures) > self._options.restarts_max:
+                    self._on_event(ActorGivenUp(child.resident.name, repr(error), len(failures) - 1))
+                    raise
+                delay_s = self._options.backoff_s(len(failures), self._rng)
+                self._on_event(ActorFailed(child.resident.name, repr(error), round(delay_s, 3)))
+            await child.rest(delay_s)
+
+
+class _Child:
+    """A resident, and whether it was told to end."""
+
+    def __init__(self, resident: Resident) -> None:
+        self.resident = resident
+        self.stopping = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        self.resident.stop()
+
+    async def rest(self, delay_s: float) -> None:
+        """Wait for the restart, or less if told to end."""
+        try:
+            async with asyncio.timeout(delay_s):
+                await self.stopping.wait()
+        except TimeoutError:
+            return
