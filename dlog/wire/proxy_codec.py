@@ -1,0 +1,382 @@
+"""Bytes of the messages in dlog/wire/proxy.py.
+
+    frame = length u32 | header_bytes u16 | header | body          `length` counts what follows it
+    header = msgpack array [op, field, field, ...]                 fields as SCHEMA lists them, all of them, in order
+
+Three messages have a body: Write (a record set), Entries (payloads) and Done (the result, a msgpack map). The law of
+this file: SCHEMA is the protocol; docs/protocol.md is checked against it. Every field is judged by type and range, and
+what a peer declares never allocates: an array in a header has at most ARRAY_MAX elements, and long lists of numbers
+travel packed. ProtocolError is the only error that leaves the decoder.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from functools import partial
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import msgpack
+
+from dlog.errors import InvalidRequestError, ProtocolError
+from dlog.wire import proxy
+from dlog.wire.framing import Buffer, FrameSplitter
+from dlog.wire.proxy import Message, Op, ReaderEventKind, Start
+
+HELLO_LENGTH_MAX = 4096  # until a hello was taken, nobody may make us keep more
+HEADER_BYTES_MAX = 65_535
+ARRAY_MAX = 256  # elements of an array in a header
+RESULT_ARRAY_MAX = 16_384  # elements of an array in a Done's result
+MAP_MAX = 1024
+TEXT_MAX = 4096  # bytes of UTF-8; longer messages of Failed are cut when they are sent
+
+_I64_MIN, _I64_MAX = -(2**63), 2**63 - 1
+_HEAD = struct.Struct(">IH")
+
+
+# ---- kinds of fields ------------------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+    """What may stand in a field: its name in the document, and the check that returns the value as messages hold it.
+
+    A check raises ProtocolError or ValueError.
+    """
+
+    name: str
+    check: Callable[[Any], Any]
+
+
+def _integer(name: str, low: int, high: int) -> Kind:
+    def check(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError(f"not a {name}")
+        return value
+
+    return Kind(name, check)
+
+
+def _flag(value: Any) -> bool:
+    if value is not True and value is not False:
+        raise ValueError("not a bool")
+    return value
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError("not a string")
+    return value
+
+
+def _map(value: Any) -> dict[str, Any]:
+    if type(value) is not dict:
+        raise ValueError("not a map")
+    _check_keys(value)
+    return value
+
+
+def _check_keys(value: Any) -> None:
+    """Maps at any depth have text for keys (msgpack lets bytes pass); depth is bounded by msgpack's own stack."""
+    waiting = [value]
+    while waiting:
+        outer = waiting.pop()
+        if type(outer) is dict:
+            if not all(type(key) is str for key in outer):
+                raise ValueError("a map has strings for keys")
+            outer = outer.values()
+        waiting.extend(inner for inner in outer if type(inner) in (dict, list))
+
+
+def _limits(value: Any) -> dict[str, int]:
+    if not all(type(limit) is int and limit >= 0 for limit in _map(value).values()):
+        raise ValueError("a limit is a number")
+    return value  # type: ignore[no-any-return]
+
+
+def _dlsn(value: Any) -> tuple[int, int, int]:
+    if type(value) is not list or len(value) != 3:
+        raise ValueError("not a DLSN")
+    for part in value:
+        if type(part) is not int or not _I64_MIN <= part <= _I64_MAX:
+            raise ValueError("not a DLSN")
+    return value[0], value[1], value[2]
+
+
+def _producer(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != 16:
+        raise ValueError("not 16 bytes")
+    return value
+
+
+def _lengths(value: Any) -> tuple[int, ...]:
+    if type(value) is not bytes or len(value) % 4:
+        raise ValueError("not packed u32")
+    return struct.unpack(f">{len(value) // 4}I", value)
+
+
+def _place(value: Any) -> Any:
+    """Of a read's start; whether it fits the kind of start is checked with the whole message."""
+    return _dlsn(value) if type(value) is list else value if value is None else U63.check(value)
+
+
+def _or_nil(kind: Kind) -> Kind:
+    return Kind(f"{kind.name} or nil", lambda value: None if value is None else kind.check(value))
+
+
+U63 = _integer("u63", 0, _I64_MAX)
+I64 = _integer("i64", _I64_MIN, _I64_MAX)
+U32 = _integer("u32", 0, 2**32 - 1)
+U16 = _integer("u16", 0, 2**16 - 1)
+COUNT = _integer("count", 1, 2**31 - 1)
+BOOL = Kind("bool", _flag)
+TEXT = Kind("str", _text)
+MAP = Kind("map", _map)
+LIMITS = Kind("map of u63", _limits)
+DLSN = Kind("dlsn", _dlsn)
+PRODUCER = Kind("bin 16", _producer)
+LENGTHS = Kind("packed u32", _lengths)
+START = Kind("start", Start)
+PLACE = Kind("place", _place)
+EVENT = Kind("event", ReaderEventKind)
+
+#: op -> class and kinds of its fields, in the order in which they follow the op in the header
+SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
+    Op.HELLO: (
+        proxy.Hello,
+        (("request", U63), ("version_min", U16), ("version_max", U16), ("role", TEXT), ("name", TEXT)),
+    ),
+    Op.WRITE: (
+        proxy.Write,
+        (
+            ("request", U63),
+            ("stream", TEXT),
+            ("producer", PRODUCER),
+            ("sequence", U63),
+            ("count", COUNT),
+            ("txid", _or_nil(U63)),
+            ("crc", U32),
+            ("retry", BOOL),
+        ),
+    ),
+    Op.READ: (
+        proxy.Read,
+        (
+            ("request", U63),
+            ("stream", TEXT),
+            ("start", START),
+            ("value", PLACE),
+            ("credit", U63),
+            ("follow", BOOL),
+            ("forwarded", BOOL),
+        ),
+    ),
+    Op.CREDIT: (proxy.Credit, (("request", U63), ("bytes", U63))),
+    Op.CANCEL: (proxy.Cancel, (("request", U63),)),
+    Op.CREATE: (proxy.Create, (("request", U63), ("stream", TEXT), ("settings", MAP))),
+    Op.DELETE: (proxy.Delete, (("request", U63), ("stream", TEXT))),
+    Op.TRUNCATE: (proxy.Truncate, (("request", U63), ("stream", TEXT), ("dlsn", DLSN))),
+    Op.SEAL: (proxy.Seal, (("request", U63), ("stream", TEXT))),
+    Op.STAT: (proxy.Stat, (("request", U63), ("stream", TEXT))),
+    Op.LIST: (proxy.List, (("request", U63), ("after", TEXT), ("limit", U32))),
+    Op.OWNER: (proxy.GetOwner, (("request", U63), ("stream", TEXT), ("suspect", _or_nil(TEXT)))),
+    Op.OWNERS: (proxy.GetOwners, (("request", U63),)),
+    Op.RELEASE: (proxy.Release, (("request", U63), ("stream", TEXT))),
+    Op.TAIL: (proxy.Tail, (("request", U63), ("stream", TEXT))),
+    Op.PING: (proxy.Ping, (("request", U63),)),
+    Op.WELCOME: (
+        proxy.Welcome,
+        (("request", U63), ("version", U16), ("server", TEXT), ("role", TEXT), ("limits", LIMITS)),
+    ),
+    Op.WRITTEN: (
+        proxy.Written,
+        (("first", U63), ("last", U63), ("dlsn", DLSN), ("txid", I64), ("duplicate", BOOL)),
+    ),
+    Op.FAILED: (
+        proxy.Failed,
+        (
+            ("request", U63),
+            ("code", U16),
+            ("message", TEXT),
+            ("location", _or_nil(TEXT)),
+            ("outcome_unknown", BOOL),
+            ("detail", MAP),
+        ),
+    ),
+    Op.DONE: (proxy.Done, (("request", U63),)),
+    Op.ENTRIES: (
+        proxy.Entries,
+        (("request", U63), ("segment", U63), ("first_entry", U63), ("lengths", LENGTHS), ("skip", U63)),
+    ),
+    Op.READER_EVENT: (proxy.ReaderEvent, (("request", U63), ("kind", EVENT), ("detail", MAP))),
+    Op.LAC: (proxy.Lac, (("request", U63), ("segment", U63), ("lac", I64), ("ended", BOOL))),
+    Op.GOAWAY: (proxy.GoAway, (("request", U63), ("reason", TEXT), ("location", _or_nil(TEXT)))),
+}
+
+
+# ---- encoding -------------------------------------------------------------------------------------------------------
+
+
+def encode(message: Message) -> list[Buffer]:
+    """The frame of a message, as buffers to be written one after the other; a body is not copied.
+
+    Raises InvalidRequestError if a name or a map is so long that the header exceeds HEADER_BYTES_MAX.
+    """
+    body: Buffer = b""
+    match message:
+        case proxy.Write() | proxy.Entries():
+            body = message.body
+        case proxy.Done():
+            body = msgpack.packb(message.result)
+    header: bytes = msgpack.packb(_HEADERS[type(message)](message))
+    if len(header) > HEADER_BYTES_MAX:
+        raise InvalidRequestError(f"message too large: message={type(message).__name__} header_bytes={len(header)}")
+    size = len(header)
+    head = _HEAD.pack(2 + size + len(body), size) + header
+    return [head, body] if body else [head]
+
+
+def _header_of(op: Op, names: tuple[str, ...]) -> Callable[[Any], list[Any]]:
+    number = int(op)
+    if len(names) == 1:
+        get_one = attrgetter(names[0])
+        return lambda message: [number, get_one(message)]
+    get = attrgetter(*names)
+    return lambda message: [number, *get(message)]
+
+
+def _failed_header(m: proxy.Failed) -> list[Any]:
+    text = m.message if len(m.message) <= TEXT_MAX // 4 else m.message[: TEXT_MAX // 4 - 3] + "..."
+    return [int(Op.FAILED), m.request, m.code, text, m.location, m.outcome_unknown, m.detail]
+
+
+def _entries_header(m: proxy.Entries) -> list[Any]:
+    lengths = struct.pack(f">{len(m.lengths)}I", *m.lengths)
+    return [int(Op.ENTRIES), m.request, m.segment, m.first_entry, lengths, m.skip]
+
+
+_HEADERS: dict[type[Any], Callable[[Any], list[Any]]] = {
+    cls: _header_of(op, tuple(name for name, _ in fields)) for op, (cls, fields) in SCHEMA.items()
+}
+_HEADERS[proxy.Failed] = _failed_header
+_HEADERS[proxy.Entries] = _entries_header
+
+
+# ---- decoding -------------------------------------------------------------------------------------------------------
+
+
+class FrameDecoder:
+    """Bytes of a peer, in; messages, out. One per connection.
+
+    Bodies view the received data and stay valid for ever (see FrameSplitter). `length_max` bounds the length word and
+    may be raised between two messages, as a server does once it has taken a hello.
+    """
+
+    __slots__ = ("_frames",)
+
+    def __init__(self, length_max: int = HELLO_LENGTH_MAX) -> None:
+        self._frames = FrameSplitter(length_max)
+
+    @property
+    def length_max(self) -> int:
+        return self._frames.length_max
+
+    @length_max.setter
+    def length_max(self, value: int) -> None:
+        self._frames.length_max = value
+
+    def feed(self, data: Buffer) -> Iterator[Message]:
+        """Yield the messages that `data` completes; exhaust it before the next feed.
+
+        Raises ProtocolError at the first frame that is none of ours; close the connection then.
+        """
+        for frame in self._frames.feed(data):
+            yield decode(frame)
+
+
+def decode(frame: memoryview) -> Message:
+    """One message from a frame without its length word. Raises ProtocolError."""
+    size = len(frame)
+    if size < 2:
+        raise ProtocolError(f"frame without a header: bytes={size}")
+    stop = 2 + (frame[0] << 8 | frame[1])
+    if stop > size:
+        raise ProtocolError(f"header runs past the frame: header_bytes={stop - 2} bytes={size}")
+    try:
+        header = _unpack_header(frame[2:stop])
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"header is not msgpack within bounds: {error}") from None
+    if type(header) is not list or not header or type(header[0]) is not int:
+        raise ProtocolError("header is not an array that begins with an op")
+    known = _DECODERS.get(header[0])
+    if known is None:
+        raise ProtocolError(f"op not known: op={header[0]}")
+    cls, checks, with_body = known
+    if len(header) != len(checks) + 1:
+        raise ProtocolError(f"wrong number of fields: op={header[0]} fields={len(header) - 1} expected={len(checks)}")
+    body = frame[stop:]
+    if body and not with_body:
+        raise ProtocolError(f"message has no body: op={header[0]} bytes={len(body)}")
+    del header[0]
+    try:
+        fields = [check(value) for check, value in zip(checks, header, strict=True)]
+        message: Message = cls(*fields, with_body(body)) if with_body else cls(*fields)
+        if type(message) in _WHOLE:
+            _WHOLE[type(message)](message)
+    except ValueError as error:
+        raise ProtocolError(f"field out of its bounds: message={cls.__name__}: {error}") from None
+    return message
+
+
+def _no_ext(code: int, data: bytes) -> Any:
+    raise ValueError("extension types are not used")
+
+
+_BOUNDS = {"raw": False, "strict_map_key": True, "max_ext_len": 0, "ext_hook": _no_ext, "max_map_len": MAP_MAX}
+_unpack_header = partial(
+    msgpack.unpackb, **_BOUNDS, max_array_len=ARRAY_MAX, max_str_len=TEXT_MAX, max_bin_len=HEADER_BYTES_MAX
+)
+
+
+def _result(body: memoryview) -> dict[str, Any]:
+    if not body:
+        return {}
+    array_max = min(RESULT_ARRAY_MAX, len(body))  # an element takes a byte at least
+    return _map(msgpack.unpackb(body, **_BOUNDS, max_array_len=array_max, max_str_len=1 << 20, max_bin_len=1 << 20))
+
+
+def _as_it_is(body: memoryview) -> Buffer:
+    return body
+
+
+def _check_write(m: proxy.Write) -> None:
+    if m.sequence + m.count > _I64_MAX:
+        raise ValueError("sequence beyond its range")
+
+
+def _check_read(m: proxy.Read) -> None:
+    wanted = tuple if m.start is Start.DLSN else int if m.start in (Start.TXID, Start.TIME) else type(None)
+    if type(m.value) is not wanted:
+        raise ValueError("value does not fit the kind of start")
+
+
+def _check_entries(m: proxy.Entries) -> None:
+    if sum(m.lengths) != len(m.body):
+        raise ValueError("lengths do not add up to the body")
+
+
+def _check_written(m: proxy.Written) -> None:
+    if m.last < m.first:
+        raise ValueError("range is backwards")
+
+
+_WHOLE: dict[type[Any], Callable[[Any], None]] = {
+    proxy.Write: _check_write,
+    proxy.Read: _check_read,
+    proxy.Entries: _check_entries,
+    proxy.Written: _check_written,
+}
+_BODIES: dict[Op, Callable[[memoryview], Any]] = {Op.WRITE: _as_it_is, Op.ENTRIES: _as_it_is, Op.DONE: _result}
+_DECODERS = {
+    int(op): (cls, tuple(kind.check for _, kind in fields), _BODIES.get(op)) for op, (cls, fields) in SCHEMA.items()
+}
