@@ -96,7 +96,10 @@ def test_documents_point_at_files_that_exist() -> None:
         for target in re.findall(r"\]\((?!https?:|#)([^)#\s]+)", document.read_text()):
             if not (document.parent / target).exists():
                 broken.append(f"{document.relative_to(ROOT)} -> {target}")
-        for path in re.findall(r"`((?:dlog|actors|proxies|config|loadtest|tests|docs)/[\w./-]*\w\.(?:py|toml|md|java))`", document.read_text()):
+        for path in re.findall(
+            r"`((?:dlog|actors|proxies|config|loadtest|tests|docs)/[\w./-]*\w\.(?:py|toml|md|java))`",
+            document.read_text(),
+        ):
             if not (ROOT / path).exists():
                 broken.append(f"{document.relative_to(ROOT)} names {path}")
     assert not broken
@@ -111,6 +114,8 @@ def test_no_address_of_a_registry_and_no_path_of_a_machine_is_committed() -> Non
         text = (ROOT / name).read_text(errors="replace")
         if re.search(r"(?m)[\"' =(](?:/root/|/home/|/work/)", text):
             found.append(name)
-        if name.endswith((".lock", ".toml", "Makefile")) and re.search(r"https?://(?!maven\.apache\.org/POM|www\.w3\.org)", text):
+        if name.endswith((".lock", ".toml", "Makefile")) and re.search(
+            r"https?://(?!maven\.apache\.org/POM|www\.w3\.org)", text
+        ):
             found.append(name)
     assert not found

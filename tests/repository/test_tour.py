@@ -1,0 +1,95 @@
+"""The commands of README.md and docs/operations.md, run as a reader would: one `dlog up`, then line by line.
+
+A line `$ command` in a fenced `console` block behind a `<!-- tour -->` mark runs in a shell in the cluster's directory;
+it must exit 0 unless the line above says `# exits N`. The Python block behind `<!-- tour-python -->` runs too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+UP_DEADLINE_S = 60
+
+
+def blocks(document: Path, mark: str) -> list[str]:
+    text = document.read_text()
+    return re.findall(rf"<!-- {mark} -->\n```\w+\n(.*?)```", text, re.DOTALL)
+
+
+def commands(block: str) -> list[tuple[str, int]]:
+    """(command, expected exit status) of each `$` line; `# exits N` speaks of the next command."""
+    found, status = [], 0
+    for line in block.splitlines():
+        if match := re.match(r"# exits (\d)", line):
+            status = int(match[1])
+        elif line.startswith("$ "):
+            found.append((line[2:], status))
+            status = 0
+    return found
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+    where = tmp_path_factory.mktemp("tour")
+    (where / "README.md").write_text((ROOT / "README.md").read_text())
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
+    env.pop("DLOG_CONNECT", None)
+    log = (where / "up.log").open("w")
+    up = subprocess.Popen(["dlog", "up", "--dir", "data"], cwd=where, env=env, stdout=log, stderr=log)
+    try:
+        deadline = time.monotonic() + UP_DEADLINE_S
+        while subprocess.run(["dlog", "ls"], cwd=where, env=env, capture_output=True, check=False).returncode != 0:
+            assert up.poll() is None, (where / "up.log").read_text()
+            assert time.monotonic() < deadline, (where / "up.log").read_text()
+            time.sleep(0.2)  # there is nobody to tell us: this is what a person at a prompt does
+        yield where, env
+    finally:
+        up.send_signal(signal.SIGINT)
+        try:
+            assert up.wait(timeout=30) == 0, (where / "up.log").read_text()
+        finally:
+            up.kill()
+            log.close()
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/operations.md"])
+def test_the_commands_of_the_document_run(cluster: tuple[Path, dict[str, str]], document: str) -> None:
+    where, env = cluster
+    ran = 0
+    for block in blocks(ROOT / document, "tour"):
+        for command, status in commands(block):
+            result = subprocess.run(
+                ["bash", "-o", "pipefail", "-c", command],
+                cwd=where,
+                env=env,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+            assert result.returncode == status, f"$ {command}\n{result.stdout}{result.stderr}"
+            ran += 1
+    assert ran > 3
+
+
+def test_the_python_of_the_readme_runs(cluster: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    where, env = cluster
+    (block,) = blocks(ROOT / "README.md", "tour-python")
+    program = tmp_path / "tour.py"
+    program.write_text(block)
+    result = subprocess.run(
+        [sys.executable, str(program)], cwd=where, env=env, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert [line.split()[-1] for line in result.stdout.splitlines()] == ["b'hello'", "b'how'", "b'are'", "b'you'"]
