@@ -1,0 +1,260 @@
+"""DistributedLog's entries, records and record sets: what lies inside the payload of a ledger entry.
+
+    entry      = version i8 = 1 | flags i32 (low 2 bits: codec) | decompressed i32 | compressed i32 | records
+    record     = metadata i64 | txid i64 | length i32 | payload         metadata: bits 0-15 flags, 16-47 position
+    record set = meta i32 | count i32 | decompressed i32 | compressed i32 | count x (length i32 | bytes)
+                 meta: 0x1000 and the codec in the low 2 bits
+
+The law of this file: reading trusts nothing. A declared size is judged against what is there before a byte of it is
+allocated, and every fault is a DamagedError. Writing copies no payload unless it compresses.
+A slot is a record's index in its entry; control records take one, a record set of n takes n. Position counts user
+records of the segment from 1; a control record carries the count so far.
+Source: DistributedLog, LogRecord, LogRecordSet, EnvelopedEntry.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import repeat
+from typing import NamedTuple
+
+import lz4.block
+
+from dlog.errors import DamagedError, RecordTooLargeError
+from dlog.model.ids import TXID_END_OF_STREAM
+
+Buffer = bytes | bytearray | memoryview
+
+RECORD_BYTES_MAX = 1_040_364  # of a record's payload, and of a record set that is to be one record
+ENTRY_BYTES_MAX = 1_044_480  # of the records of one entry together
+DECOMPRESSED_BYTES_MAX = 2 * 1024 * 1024  # of what we read: above it an entry or a set is damaged
+RECORD_OVERHEAD = 20
+SET_OVERHEAD = 16
+SET_RECORD_OVERHEAD = 4
+
+CONTROL, END_OF_STREAM, RECORD_SET = 0x1, 0x2, 0x4
+
+CONTROL_PAYLOAD = b"control"
+END_OF_STREAM_PAYLOAD = b"endOfStream"
+
+_ENVELOPE = struct.Struct(">biii")
+_RECORD = struct.Struct(">qqi")
+_SET = struct.Struct(">iiii")
+_I32 = struct.Struct(">i")
+_ENVELOPE_VERSION = 1
+_SET_VERSION = 0x1000
+_CODEC_MASK = 0x3
+_LZ4_RATIO_MAX = 255  # a block of LZ4 cannot say more with less
+_SHORT = tuple(_I32.pack(n) for n in range(4096))
+
+
+class Codec(enum.IntEnum):
+    """Numbers are those of the stored form."""
+
+    NONE = 0
+    LZ4 = 1
+
+
+class Record(NamedTuple):
+    """One record of an entry. `position` and `slot` are those of the first one where it is a record set."""
+
+    flags: int
+    position: int
+    txid: int
+    payload: Buffer
+    slot: int = 0
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.flags & CONTROL)
+
+    @property
+    def is_end_of_stream(self) -> bool:
+        return bool(self.flags & END_OF_STREAM)
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self.flags & RECORD_SET)
+
+    @property
+    def is_user(self) -> bool:
+        """Whether a reader of the stream is to see it."""
+        return not self.flags & (CONTROL | END_OF_STREAM)
+
+
+_as_record: Callable[[tuple[int, int, int, Buffer, int]], Record] = partial(tuple.__new__, Record)  # 3x as fast
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def control_record(position: int, txid: int, payload: Buffer = CONTROL_PAYLOAD) -> Record:
+    """A record that readers skip. position: user records in the segment so far. txid: the last user record's."""
+    return Record(CONTROL, position, txid, payload)
+
+
+def end_of_stream_record(position: int) -> Record:
+    """The last record of a sealed stream. position: user records in the segment."""
+    return Record(END_OF_STREAM, position, TXID_END_OF_STREAM, END_OF_STREAM_PAYLOAD)
+
+
+def encode_entry(records: Sequence[Record], codec: Codec = Codec.NONE) -> tuple[Buffer, ...]:
+    """The payload of an entry, as parts: heads of ours and the records' payloads untouched (joined if compressed).
+
+    `slot` is not stored. Raises RecordTooLargeError if the records exceed ENTRY_BYTES_MAX together.
+    """
+    size = RECORD_OVERHEAD * len(records)
+    parts: list[Buffer] = []
+    for flags, position, txid, payload, _ in records:
+        size += len(payload)
+        parts.append(_RECORD.pack(position << 16 | flags, txid, len(payload)))
+        parts.append(payload)
+    if size > ENTRY_BYTES_MAX:
+        raise RecordTooLargeError(f"an entry holds at most {ENTRY_BYTES_MAX} bytes: bytes={size}")
+    if codec is Codec.LZ4:
+        packed: bytes = lz4.block.compress(b"".join(parts), store_size=False)
+        return (_ENVELOPE.pack(_ENVELOPE_VERSION, codec, size, len(packed)) + packed,)
+    head = _ENVELOPE.pack(_ENVELOPE_VERSION, codec, size, size)
+    if parts:
+        parts[0] = head + bytes(parts[0])  # one part less for everybody on the way
+    return tuple(parts) if parts else (head,)
+
+
+def build_record_set(payloads: Sequence[bytes], codec: Codec = Codec.NONE) -> bytes:
+    """Pack records into a set, for one record with the flag RECORD_SET. Empty records are allowed, no records are not.
+
+    Raises RecordTooLargeError if the set, before compression, exceeds RECORD_BYTES_MAX; `record_set_bytes` tells.
+    """
+    count = len(payloads)
+    assert count > 0, "a record set holds at least one record"
+    lengths = list(map(len, payloads))
+    size = sum(lengths) + SET_RECORD_OVERHEAD * count
+    if size > RECORD_BYTES_MAX - SET_OVERHEAD:
+        raise RecordTooLargeError(f"a batch holds at most {RECORD_BYTES_MAX} bytes: bytes={size + SET_OVERHEAD}")
+    woven: list[bytes] = [b""] * (2 * count + 1)
+    try:
+        woven[1::2] = map(_SHORT.__getitem__, lengths)
+    except IndexError:
+        woven[1::2] = map(_I32.pack, lengths)
+    woven[2::2] = payloads
+    if codec is Codec.LZ4:
+        packed: bytes = lz4.block.compress(b"".join(woven), store_size=False)
+        return _SET.pack(_SET_VERSION | codec, count, size, len(packed)) + packed
+    woven[0] = _SET.pack(_SET_VERSION, count, size, size)
+    return b"".join(woven)
+
+
+def record_set_bytes(payload_bytes: int, count: int) -> int:
+    """Size of an uncompressed set of `count` records that hold `payload_bytes` together."""
+    return SET_OVERHEAD + SET_RECORD_OVERHEAD * count + payload_bytes
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def decode_entry(payload: Buffer, *, expand: bool = True, enveloped: bool = True) -> list[Record]:
+    """The records of an entry, in order, with their slots. Payloads look into `payload` or its decompressed form.
+
+    expand: record sets are replaced by their records, which share the txid and whose payloads are copies. Control
+    records and the end of stream always appear. enveloped: False for segments stored below version 4.
+    Raises DamagedError.
+    """
+    view = open_envelope(payload) if enveloped else memoryview(payload)
+    records: list[Record] = []
+    slot = 0
+    for flags, position, txid, body in _raw_records(view):
+        if not flags & RECORD_SET:
+            records.append(Record(flags, position, txid, body, slot))
+            slot += 1
+        elif expand:
+            inner = parse_record_set(body)
+            places = range(position, position + len(inner)), range(slot, slot + len(inner))
+            rows = zip(repeat(flags & ~RECORD_SET), places[0], repeat(txid), inner, places[1], strict=False)
+            records += map(_as_record, rows)
+            slot += len(inner)
+        else:
+            records.append(Record(flags, position, txid, body, slot))
+            slot += record_set_count(body)
+    return records
+
+
+def open_envelope(payload: Buffer) -> memoryview:
+    """The records of an entry as bytes, decompressed. Raises DamagedError."""
+    view = memoryview(payload)
+    if len(view) < _ENVELOPE.size:
+        raise DamagedError(f"entry shorter than its envelope: bytes={len(view)}")
+    version, flags, size, packed_size = _ENVELOPE.unpack_from(view)
+    if version != _ENVELOPE_VERSION:
+        raise DamagedError(f"envelope version not known: version={version}")
+    return _unpacked(view[_ENVELOPE.size :], flags & _CODEC_MASK, size, packed_size)
+
+
+def parse_record_set(payload: Buffer) -> list[bytes]:
+    """The records of a set, copied out of it. Raises DamagedError."""
+    view = memoryview(payload)
+    count = record_set_count(view)
+    meta, _, size, packed_size = _SET.unpack_from(view)
+    body = bytes(_unpacked(view[_SET.size :], meta & _CODEC_MASK, size, packed_size))
+    records: list[bytes] = []
+    append, length_at = records.append, _I32.unpack_from
+    at, end = 0, len(body)
+    try:
+        while at < end:
+            start = at + 4
+            at = start + length_at(body, at)[0]
+            if at < start:
+                raise DamagedError(f"record set holds a negative length: at={start - 4}")
+            append(body[start:at])
+    except struct.error:
+        raise DamagedError(f"record set ends inside a length: bytes={end}") from None
+    if at != end or len(records) != count:
+        raise DamagedError(f"record set does not add up: records={len(records)} count={count} bytes={end} at={at}")
+    return records
+
+
+def record_set_count(payload: Buffer) -> int:
+    """How many records a set says it holds, checked against what its size allows. Raises DamagedError."""
+    if len(payload) < _SET.size:
+        raise DamagedError(f"record set shorter than its head: bytes={len(payload)}")
+    meta, count, size, _ = _SET.unpack_from(payload)
+    if meta & ~_CODEC_MASK != _SET_VERSION:
+        raise DamagedError(f"record set version not known: meta={meta:#x}")
+    if count < 0 or size < 0 or count > size // SET_RECORD_OVERHEAD or size > DECOMPRESSED_BYTES_MAX:
+        raise DamagedError(f"record set count out of bounds: count={count} bytes={size}")
+    return int(count)
+
+
+def _raw_records(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
+    at, end = 0, len(view)
+    while at < end:
+        if end - at < RECORD_OVERHEAD:
+            raise DamagedError(f"entry ends inside a record's head: at={at} bytes={end}")
+        metadata, txid, length = _RECORD.unpack_from(view, at)
+        start = at + RECORD_OVERHEAD
+        at = start + length
+        if length < 0 or at > end:
+            raise DamagedError(f"record runs past its entry: at={start} length={length} bytes={end}")
+        yield metadata & 0xFFFF, metadata >> 16 & 0xFFFF_FFFF, txid, view[start:at]
+
+
+def _unpacked(packed: memoryview, codec: int, size: int, packed_size: int) -> memoryview:
+    if packed_size != len(packed):
+        raise DamagedError(f"declared size is not what is there: declared={packed_size} bytes={len(packed)}")
+    if codec == Codec.NONE:
+        if size != packed_size:
+            raise DamagedError(f"two sizes declared for the same bytes: {size} and {packed_size}")
+        return packed
+    if codec != Codec.LZ4:
+        raise DamagedError(f"codec not known: codec={codec}")
+    if not 0 <= size <= min(DECOMPRESSED_BYTES_MAX, len(packed) * _LZ4_RATIO_MAX):
+        raise DamagedError(f"declared size impossible for LZ4: declared={size} bytes={len(packed)}")
+    try:
+        plain = lz4.block.decompress(packed, uncompressed_size=size)
+    except lz4.block.LZ4BlockError as error:
+        raise DamagedError(f"LZ4 block does not decompress: {error}") from None
+    if len(plain) != size:
+        raise DamagedError(f"LZ4 block is of another size: declared={size} bytes={len(plain)}")
+    return memoryview(plain)
