@@ -1,0 +1,154 @@
+"""A bookie in memory behind a real socket: the far end of the transport in its tests. It keeps nothing on disk.
+
+By default it answers as a bookie does. `hold` keeps answers back until `release`, so that a test decides the order in
+which things are known; `requests` is what came in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from types import TracebackType
+from typing import Self
+
+from dlog.wire.bookie import (
+    AddEntry,
+    BatchDone,
+    BatchRead,
+    Code,
+    EntryAdded,
+    EntryRead,
+    ReadEntry,
+    Request,
+    RequestDecoder,
+    Response,
+    encode_response,
+)
+
+
+class ModelBookie(asyncio.Protocol):
+    """Serves on 127.0.0.1 at a port the kernel chose; `async with ModelBookie() as bookie`."""
+
+    def __init__(self) -> None:
+        self.requests: list[Request] = []
+        self.entries: dict[tuple[int, int], bytes] = {}
+        self.fenced: set[int] = set()
+        self.hold = False
+        self.reads_wholly = True  # False: the socket is left unread
+        self.heard = asyncio.Event()  # set at each request; tests clear it
+        self._held: list[tuple[_Session, Request]] = []
+        self._sessions: set[_Session] = set()
+        self._server: asyncio.Server | None = None
+        self.address = ("127.0.0.1", 0)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Serve again at the same port, with what is stored."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Session(self), *self.address, start_serving=True)
+        self.address = self._server.sockets[0].getsockname()[:2]
+
+    async def stop(self) -> None:
+        """Stop listening and reset every connection."""
+        assert self._server is not None
+        self._server.close()
+        self.reset()
+        await asyncio.sleep(0)
+
+    def reset(self) -> None:
+        """Send RST on every connection, as the death of the process does."""
+        for session in list(self._sessions):
+            session.reset()
+
+    @property
+    def connections(self) -> int:
+        return len(self._sessions)
+
+    def enter(self, session: _Session) -> None:
+        self._sessions.add(session)
+
+    def leave(self, session: _Session) -> None:
+        self._sessions.discard(session)
+
+    def take(self, session: _Session, request: Request) -> None:
+        self.requests.append(request)
+        if self.hold:
+            self._held.append((session, request))
+        else:
+            session.say(self.answer(request))
+        self.heard.set()
+
+    def release(self, count: int | None = None) -> None:
+        """Answer what is held, oldest first; all of it or the first `count`."""
+        count = len(self._held) if count is None else count
+        ripe, self._held = self._held[:count], self._held[count:]
+        for session, request in ripe:
+            session.say(self.answer(request))
+
+    def answer(self, request: Request) -> Response:
+        match request:
+            case AddEntry(ledger, entry, _, parts, recovery):
+                if ledger in self.fenced and not recovery:
+                    return EntryAdded(ledger, entry, Code.FENCED)
+                self.entries[ledger, entry] = b"".join(parts)
+                return EntryAdded(ledger, entry, Code.OK)
+            case ReadEntry(ledger, entry, fence):
+                if fence:
+                    self.fenced.add(ledger)
+                stored = sorted(e for known, e in self.entries if known == ledger)
+                wanted = stored[-1] if entry == -1 and stored else entry
+                packet = self.entries.get((ledger, wanted))
+                if packet is None:
+                    return EntryRead(ledger, entry, Code.NO_ENTRY if stored or fence else Code.NO_LEDGER)
+                return EntryRead(ledger, entry, Code.OK, packet)
+            case BatchRead(ledger, start, number):
+                packets: list[bytes] = []
+                while (packet := self.entries.get((ledger, start + len(packets)))) is not None:
+                    packets.append(packet)
+                return BatchDone(ledger, start, number, Code.OK if packets else Code.NO_ENTRY, tuple(packets))
+        raise AssertionError(f"not modelled: {request}")
+
+
+class _Session(asyncio.Protocol):
+    def __init__(self, bookie: ModelBookie) -> None:
+        self._bookie = bookie
+        self._decoder = RequestDecoder()
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._bookie.enter(self)
+        if not self._bookie.reads_wholly:
+            transport.pause_reading()
+
+    def data_received(self, data: bytes) -> None:
+        for request in self._decoder.feed(data):
+            self._bookie.take(self, request)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._bookie.leave(self)
+        self._transport = None
+
+    def say(self, response: Response) -> None:
+        if self._transport is not None:
+            self._transport.writelines(encode_response(response))
+
+    def say_bytes(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def reset(self) -> None:
+        assert self._transport is not None
+        raw = self._transport.get_extra_info("socket")
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()

@@ -1,0 +1,337 @@
+"""The transport to bookies on real sockets: what may be in flight together, and who hears of a loss."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dlog.errors import ConnectionLostError
+from dlog.events import BookieLost, Event
+from dlog.io.bookie_client import Asker, BookieClient, BookieClientOptions
+from dlog.machine import Fact, PeerLost, Received
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from tests.integration.ledgers.model_bookie import ModelBookie
+
+KEY = b"k" * 20
+A = BookieId("bookie-a")
+PATIENT = BookieClientOptions(request_timeout_s=3600.0, backoff_min_s=0.0, backoff_max_s=0.0)
+
+
+def add(entry: int, ledger: int = 7, size: int = 8, recovery: bool = False) -> AddEntry:
+    packet = ledger.to_bytes(8, "big") + entry.to_bytes(8, "big") + b"\0" * 16 + b"x" * size
+    return AddEntry(LedgerId(ledger), EntryId(entry), KEY, (packet,), recovery=recovery)
+
+
+def read(entry: int, fence: bool = False, ledger: int = 7) -> ReadEntry:
+    return ReadEntry(LedgerId(ledger), EntryId(entry), fence, KEY if fence else b"")
+
+
+class Listener:
+    """A machine's place: hears facts, and can wait for a number of them."""
+
+    def __init__(self, client: BookieClient) -> None:
+        self.facts: list[Fact] = []
+        self._more = asyncio.Event()
+        self.door: Asker = client.asker()
+        self.door.post = self._hear
+
+    def _hear(self, fact: Fact) -> None:
+        self.facts.append(fact)
+        self._more.set()
+
+    def send(self, *messages: object) -> None:
+        for message in messages:
+            self.door.send(A, message)
+
+    async def heard(self, count: int) -> list[Fact]:
+        async with asyncio.timeout(10):
+            while len(self.facts) < count:
+                self._more.clear()
+                await self._more.wait()
+        return self.facts
+
+    @property
+    def answers(self) -> list[tuple[str, int, Code]]:
+        return [
+            (type(f.message).__name__, f.message.entry, f.message.code) for f in self.facts if isinstance(f, Received)
+        ]
+
+
+@asynccontextmanager
+async def joined(
+    options: BookieClientOptions = PATIENT, told: list[Event] | None = None
+) -> AsyncIterator[tuple[ModelBookie, BookieClient]]:
+    async with (
+        ModelBookie() as bookie,
+        BookieClient(
+            lambda _: bookie.address,
+            rng=random.Random(1),
+            options=options,
+            on_event=told.append if told is not None else lambda _: None,
+        ) as client,
+    ):
+        yield bookie, client
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  any condition, not one event
+            await asyncio.sleep(0.001)
+
+
+async def test_adds_and_reads_are_answered_to_who_asked() -> None:
+    async with joined() as (bookie, client):
+        one, two = Listener(client), Listener(client)
+        one.send(add(0), add(1))
+        two.send(add(0, ledger=8))
+        await one.heard(2)
+        await two.heard(1)
+        two.send(read(1), read(5), read(-1))
+        await two.heard(4)
+        assert one.answers == [("EntryAdded", 0, Code.OK), ("EntryAdded", 1, Code.OK)]
+        assert [code for _, _, code in two.answers] == [Code.OK, Code.OK, Code.NO_ENTRY, Code.OK]
+        last = two.facts[-1]
+        assert isinstance(last, Received) and bytes(last.message.packet) == add(1).parts[0]
+        assert bookie.connections == 1
+        assert client.lag_bytes(A) == 0
+
+
+async def test_a_fence_and_a_plain_read_of_one_entry_are_never_in_flight_together() -> None:
+    async with joined() as (bookie, client):
+        bookie.entries[7, 3] = add(3).parts[0]  # type: ignore[assignment]
+        bookie.hold = True
+        reader, recoverer = Listener(client), Listener(client)
+        reader.send(read(3))
+        recoverer.send(read(3, fence=True), read(4, fence=True))
+        await until(lambda: len(bookie.requests) == 2)
+        assert [(r.entry, r.fence) for r in bookie.requests if isinstance(r, ReadEntry)] == [(3, False), (4, True)]
+        bookie.release()
+        await reader.heard(1)
+        await until(lambda: len(bookie.requests) == 3)
+        assert bookie.requests[2] == read(3, fence=True)
+        bookie.release()
+        await recoverer.heard(2)
+        fences = {f.message.entry: f.message.fence for f in recoverer.facts if isinstance(f, Received)}
+        assert fences == {3: True, 4: True}
+        [answer] = reader.facts
+        assert isinstance(answer, Received) and not answer.message.fence
+
+
+async def test_a_plain_read_waits_for_a_fence_in_flight_too() -> None:
+    async with joined() as (bookie, client):
+        bookie.hold = True
+        reader, recoverer = Listener(client), Listener(client)
+        recoverer.send(read(-1, fence=True))
+        reader.send(read(-1), read(-1))
+        await until(lambda: len(bookie.requests) == 1)
+        bookie.release()
+        await recoverer.heard(1)
+        await until(lambda: len(bookie.requests) == 2)  # both plain ones as one
+        bookie.release()
+        await reader.heard(2)
+        assert bookie.requests == [read(-1, fence=True), read(-1)]
+
+
+async def test_plain_reads_share_a_good_answer_but_not_a_negative_one() -> None:
+    async with joined() as (bookie, client):
+        bookie.entries[7, 1] = add(1).parts[0]  # type: ignore[assignment]
+        bookie.hold = True
+        early, late = Listener(client), Listener(client)
+        early.send(read(1), read(2))
+        late.send(read(1), read(2))
+        await until(lambda: len(bookie.requests) == 2)
+        bookie.release()  # 1 is there; 2 is not, and that may be older than the late question
+        await early.heard(2)
+        await until(lambda: len(bookie.requests) == 3)
+        bookie.entries[7, 2] = add(2).parts[0]  # type: ignore[assignment]
+        bookie.release()
+        await late.heard(2)
+        assert early.answers == [("EntryRead", 1, Code.OK), ("EntryRead", 2, Code.NO_ENTRY)]
+        assert late.answers == [("EntryRead", 1, Code.OK), ("EntryRead", 2, Code.OK)]
+
+
+async def test_reads_of_the_last_entry_never_share_an_older_question() -> None:
+    async with joined() as (bookie, client):
+        bookie.hold = True
+        early, late = Listener(client), Listener(client)
+        early.send(read(-1))
+        await until(lambda: len(bookie.requests) == 1)
+        late.send(read(-1))
+        bookie.release()
+        await early.heard(1)
+        await until(lambda: len(bookie.requests) == 2)
+        bookie.release()
+        await late.heard(1)
+
+
+async def test_two_adds_of_one_entry_are_told_apart() -> None:
+    """A fenced writer's add and a recovery's re-add name the same entry: neither may get the other's answer."""
+    async with joined() as (bookie, client):
+        bookie.fenced.add(7)
+        bookie.hold = True
+        writer, recoverer = Listener(client), Listener(client)
+        writer.send(add(0))
+        recoverer.send(add(0, recovery=True))
+        await until(lambda: len(bookie.requests) == 1)
+        bookie.release()
+        await until(lambda: len(bookie.requests) == 2)
+        bookie.release()
+        await recoverer.heard(1)
+        assert writer.answers == [("EntryAdded", 0, Code.FENCED)]
+        assert recoverer.answers == [("EntryAdded", 0, Code.OK)]
+
+
+async def test_batch_reads_of_two_askers_keep_their_own_numbers() -> None:
+    async with joined() as (bookie, client):
+        for entry in range(3):
+            bookie.entries[7, entry] = add(entry).parts[0]  # type: ignore[assignment]
+        one, two = Listener(client), Listener(client)
+        one.send(BatchRead(LedgerId(7), EntryId(0), 1, 10, 1 << 20))
+        two.send(BatchRead(LedgerId(7), EntryId(1), 1, 10, 1 << 20))
+        await one.heard(1)
+        await two.heard(1)
+        for listener, count in ((one, 3), (two, 2)):
+            [fact] = listener.facts
+            assert isinstance(fact, Received) and isinstance(fact.message, BatchDone)
+            assert (fact.message.request, len(fact.message.packets)) == (1, count)
+
+
+async def test_a_reset_is_told_once_to_everybody_who_waits_and_to_nobody_else() -> None:
+    told: list[Event] = []
+    async with joined(told=told) as (bookie, client):
+        idle, busy, held = Listener(client), Listener(client), Listener(client)
+        idle.send(add(9))
+        await idle.heard(1)
+        bookie.hold = True
+        busy.send(add(0), add(1), read(4))
+        held.send(read(4, fence=True))
+        await until(lambda: len(bookie.requests) == 4)
+        bookie.reset()
+        await busy.heard(1)
+        await held.heard(1)
+        assert [type(f) for f in busy.facts] == [type(f) for f in held.facts] == [PeerLost]
+        assert len(idle.facts) == 1
+        assert [type(e) for e in told] == [BookieLost]
+        bookie.hold = False
+        busy.send(add(2))  # the next question dials again
+        await busy.heard(2)
+        assert busy.answers == [("EntryAdded", 2, Code.OK)]
+
+
+async def test_an_answer_that_does_not_come_closes_the_connection() -> None:
+    async with joined(BookieClientOptions(request_timeout_s=0.05)) as (bookie, client):
+        bookie.hold = True
+        listener = Listener(client)
+        listener.send(add(0))
+        await until(lambda: len(bookie.requests) == 1)
+        [fact] = await listener.heard(1)
+        assert isinstance(fact, PeerLost) and "no answer" in fact.reason
+        bookie.release()  # too late: the connection is gone and nobody takes it for another answer
+        await until(lambda: bookie.connections == 0)
+        assert len(listener.facts) == 1
+
+
+async def test_a_bookie_that_lags_too_far_counts_as_lost() -> None:
+    options = BookieClientOptions(request_timeout_s=3600.0, lag_bytes_max=1 << 20)
+    async with joined(options) as (bookie, client):
+        bookie.reads_wholly = False
+        listener = Listener(client)
+        for entry in range(5):
+            listener.send(add(entry, size=250_000))
+        [fact] = await listener.heard(1)
+        assert isinstance(fact, PeerLost) and "lags" in fact.reason
+        with pytest.raises(ConnectionLostError):
+            listener.send(add(5))
+
+
+async def test_who_cannot_be_reached_is_lost_and_left_alone_for_a_while() -> None:
+    async with ModelBookie() as bookie:
+        nowhere = bookie.address
+    options = BookieClientOptions(backoff_min_s=3600.0, backoff_max_s=3600.0)
+    async with BookieClient(lambda _: nowhere, rng=random.Random(1), options=options) as client:
+        listener = Listener(client)
+        listener.send(add(0), add(1))
+        [fact] = await listener.heard(1)
+        assert isinstance(fact, PeerLost) and "cannot connect" in fact.reason
+        with pytest.raises(ConnectionLostError) as caught:
+            listener.send(add(2))
+        assert not caught.value.outcome_unknown
+
+
+async def test_an_unregistered_bookie_is_found_by_its_id() -> None:
+    async with ModelBookie() as bookie, BookieClient(lambda _: None, rng=random.Random(1)) as client:
+        listener = Listener(client)
+        listener.door.send(BookieId(f"127.0.0.1:{bookie.address[1]}"), add(0))
+        await listener.heard(1)
+        listener.door.send(BookieId("a-name-of-no-place"), add(0))
+        facts = await listener.heard(2)
+        assert isinstance(facts[1], PeerLost) and "not registered" in facts[1].reason
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"\xff\xff\xff\xff",
+        b"\0\0\0\x18\x02\x01\0\0\0\0\0\0" + b"\0" * 16,  # an answer to an add nobody made
+        b"\0\0\0\x04\x02\x63\0\0",
+    ],
+)
+async def test_hostile_answers_end_the_connection_and_nothing_else(rubbish: bytes) -> None:
+    async with joined() as (bookie, client):
+        bookie.hold = True
+        listener = Listener(client)
+        listener.send(add(5))
+        await until(lambda: len(bookie.requests) == 1)
+        for session in list(bookie._sessions):
+            session.say_bytes(rubbish)
+        [fact] = await listener.heard(1)
+        assert isinstance(fact, PeerLost) and "out of turn" in fact.reason
+
+
+async def test_a_closed_door_hears_nothing_and_the_key_stays_taken() -> None:
+    async with joined() as (bookie, client):
+        bookie.hold = True
+        gone, successor = Listener(client), Listener(client)
+        gone.send(read(1, fence=True))
+        await until(lambda: len(bookie.requests) == 1)
+        gone.door.close()
+        successor.send(read(1))
+        bookie.release()
+        await until(lambda: len(bookie.requests) == 2)
+        bookie.release()
+        await successor.heard(1)
+        assert gone.facts == []
+
+
+async def test_what_is_sent_in_one_turn_arrives_in_order() -> None:
+    async with joined() as (bookie, client):
+        listener = Listener(client)
+        for entry in range(500):
+            listener.send(add(entry))
+        await listener.heard(500)
+        assert [r.entry for r in bookie.requests if isinstance(r, AddEntry)] == list(range(500))
+        assert all(isinstance(f, Received) and isinstance(f.message, EntryAdded) for f in listener.facts)
+
+
+async def test_closing_the_client_tells_those_who_wait_and_leaves_no_task() -> None:
+    before = asyncio.all_tasks()
+    async with ModelBookie() as bookie:
+        bookie.hold = True
+        async with BookieClient(lambda _: bookie.address, rng=random.Random(1)) as client:
+            listener = Listener(client)
+            listener.send(read(0))
+            await until(lambda: len(bookie.requests) == 1)
+        assert [type(f) for f in listener.facts] == [PeerLost]
+        with pytest.raises(ConnectionLostError):
+            listener.send(read(1))
+    assert asyncio.all_tasks() == before
+
+
+def test_fence_is_set_from_the_question_only() -> None:
+    """The wire has no such flag: a peer cannot claim it."""
+    assert EntryRead(LedgerId(1), EntryId(1), Code.OK).fence is False
