@@ -1,0 +1,490 @@
+"""A ZooKeeper session: the one connection a process keeps, its state, its watches, and what may be asked of it.
+
+The law of this room:
+1. A request that was written is never sent again. If its connection ends first, the caller gets ConnectionLossError
+   (outcome unknown) at once, and resolves it: read again, and compare.
+2. SUSPENDED the moment contact is lost. LOST when the server says so, or when nothing we sent within the last session
+   timeout was answered: then the session id is forgotten and never used again, even if the server still knows it.
+3. A watch is a hint. Whoever subscribed is called at least once after each change, after LOST, and after a reconnect
+   that may have hidden one; it reads again.
+4. Every call has a deadline; close is bounded and may be repeated.
+
+Source: ZooKeeper programmer's guide, "ZooKeeper Sessions" and "ZooKeeper Watches".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiozk import protocol
+
+from dlog.errors import ClosedError, ConfigError, InvalidRequestError
+from dlog.io.metadata import SessionState, Unsubscribe
+from dlog.io.zookeeper_protocol import (
+    ANY_VERSION,
+    XID_AUTH,
+    Check,
+    Connection,
+    ConnectionLossError,
+    Create,
+    Created,
+    Delete,
+    GetEphemeralsRequest,
+    NodeExistsError,
+    NoNodeError,
+    NotConnectedError,
+    Op,
+    Set,
+    Stat,
+    create_request,
+    decode_children,
+    decode_created,
+    decode_data,
+    decode_ephemerals,
+    decode_multi,
+    decode_nothing,
+    decode_stat,
+    multi_request,
+)
+from dlog.io.zookeeper_watches import TreeCallback, WatchCallback, Watches, drop_if_refused
+
+__all__ = [
+    "ANY_VERSION",
+    "Check",
+    "ConnectionLossError",
+    "Create",
+    "Created",
+    "Delete",
+    "Set",
+    "Stat",
+    "ZooKeeper",
+    "split_hosts",
+]
+
+BACKOFF_MIN_S = 0.05
+BACKOFF_MAX_S = 1.0
+CLOSE_TIMEOUT_S = 1.0
+IN_FLIGHT_MAX = 500  # of one get_many; a server throttles clients that send much more at once
+
+_PORT = 2181
+_IPV6 = re.compile(r"\[([0-9a-fA-F:.]+)\](?::(\d+))?\Z")
+
+
+def split_hosts(text: str) -> tuple[list[tuple[str, int]], str]:
+    """`h1:2181,h2:2181/chroot` -> hosts and chroot ("" if none); `;` separates too. Raises ConfigError."""
+    listed, slash, chroot = text.strip().partition("/")
+    hosts: list[tuple[str, int]] = []
+    for part in filter(None, re.split(r"[,;\s]+", listed)):
+        bracketed = _IPV6.match(part)
+        host, port = (bracketed[1], bracketed[2] or "") if bracketed else part.partition(":")[::2]
+        if not host or not (port or str(_PORT)).isdigit():
+            raise ConfigError(f"not a ZooKeeper address, write host:port[,host:port][/chroot]: value={text}")
+        hosts.append((host, int(port or _PORT)))
+    if not hosts:
+        raise ConfigError(f"no ZooKeeper address, write host:port[,host:port][/chroot]: value={text}")
+    return hosts, "/" + chroot.strip("/") if slash and chroot.strip("/") else ""
+
+
+class ZooKeeper:
+    """A session that mends itself until closed. Paths are absolute, below the chroot of the hosts string.
+
+    All calls raise ConnectionLossError (written, outcome unknown), NotConnectedError (not sent), ClosedError, or the
+    ZnodeError of the server. A cancelled call may still take effect.
+    """
+
+    def __init__(
+        self,
+        hosts: str,
+        *,
+        session_timeout_s: float = 10.0,
+        request_timeout_s: float | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._hosts, self._chroot = split_hosts(hosts)
+        self._rng = rng or random.Random()
+        self._hosts = sorted(self._hosts, key=lambda _: self._rng.random())
+        self._turn = 0
+        self._asked_timeout_s = session_timeout_s
+        self._request_timeout_s = request_timeout_s or session_timeout_s
+        self._connection: Connection | None = None
+        self._state = SessionState.LOST
+        self._state_callbacks: dict[object, Callable[[SessionState], None]] = {}
+        self._attached = asyncio.Event()
+        self._password = b""
+        self._last_zxid = 0
+        self._contact_s = 0.0
+        self._credentials: list[tuple[str, bytes]] = []
+        self._watches = Watches(self._chroot)
+        self._life: asyncio.Task[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._closing = False
+        self.session_id = 0
+        self.generation = 0  # sessions had so far
+        self.timeout_s = session_timeout_s  # as agreed with the server
+
+    @classmethod
+    async def connect(
+        cls,
+        hosts: str,
+        *,
+        session_timeout_s: float = 10.0,
+        request_timeout_s: float | None = None,
+        connect_timeout_s: float = 10.0,
+        rng: random.Random | None = None,
+    ) -> ZooKeeper:
+        """Open a session. Raises NotConnectedError if no server gives one within connect_timeout_s; ConfigError."""
+        client = cls(hosts, session_timeout_s=session_timeout_s, request_timeout_s=request_timeout_s, rng=rng)
+        client._life = asyncio.get_running_loop().create_task(client._live(), name=f"zookeeper session {hosts}")
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await client._attached.wait()
+        except TimeoutError:
+            await client.close()
+            raise NotConnectedError(f"no ZooKeeper answers: hosts={hosts} waited_s={connect_timeout_s:g}") from None
+        except BaseException:
+            await client.close()
+            raise
+        return client
+
+    async def __aenter__(self) -> ZooKeeper:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def state(self) -> SessionState:
+        return self._state
+
+    def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
+        """Have `callback(state)` called at each change, in order."""
+        key = object()
+        self._state_callbacks[key] = callback
+
+        def unsubscribe() -> None:
+            self._state_callbacks.pop(key, None)
+
+        return unsubscribe
+
+    async def wait_connected(self) -> None:
+        """Return once there is a session and a connection."""
+        await self._attached.wait()
+
+    # ---- calls -----------------------------------------------------------------------------------------------------
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        request = protocol.GetDataRequest(path=self._abs(path), watch=False)
+        data: tuple[bytes, Stat] = await self._call(request, decode_data, path)
+        return data
+
+    async def get_many(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        """Read many znodes in one go, in order; None for those that are not there. One deadline for each 500."""
+        found: list[tuple[bytes, Stat] | None] = []
+        for start in range(0, len(paths), IN_FLIGHT_MAX):
+            found += await self._get_some(paths[start : start + IN_FLIGHT_MAX])
+        return found
+
+    async def exists(self, path: str) -> Stat | None:
+        try:
+            stat: Stat = await self._call(protocol.ExistsRequest(path=self._abs(path), watch=False), decode_stat, path)
+        except NoNodeError:
+            return None
+        return stat
+
+    async def children(self, path: str) -> tuple[list[str], Stat]:
+        """Names in no order, and the znode's own Stat."""
+        request = protocol.GetChildren2Request(path=self._abs(path), watch=False)
+        found: tuple[list[str], Stat] = await self._call(request, decode_children, path)
+        return found
+
+    async def set(self, path: str, data: bytes, version: int) -> Stat:
+        """version ANY_VERSION overwrites. Raises BadVersionError, NoNodeError."""
+        request = protocol.SetDataRequest(path=self._abs(path), data=data, version=version)
+        stat: Stat = await self._call(request, decode_stat, path)
+        return stat
+
+    async def create(
+        self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
+    ) -> Created:
+        """Raises NodeExistsError, NoNodeError (no parent, unless `parents` makes them, empty and for good)."""
+        request = create_request(self._abs(path), data, ephemeral=ephemeral, sequential=sequential)
+        while True:
+            try:
+                created: Created = await self._call(request, decode_created, path)
+            except NoNodeError:
+                if not parents or path.count("/") < 2:
+                    raise
+                await self.ensure_path(path.rpartition("/")[0])
+            else:
+                return Created(self._rel(created.path), created.stat)
+
+    async def ensure_path(self, path: str) -> None:
+        """Make the znode and its parents, empty, where they are missing."""
+        try:
+            await self.create(path, parents=True)
+        except NodeExistsError:
+            return
+
+    async def delete(self, path: str, version: int) -> None:
+        """version ANY_VERSION does not check. Raises BadVersionError, NoNodeError, NotEmptyError."""
+        await self._call(protocol.DeleteRequest(path=self._abs(path), version=version), decode_nothing, path)
+
+    async def multi(self, ops: Sequence[Op]) -> list[Any]:
+        """All or nothing; results in order (see the operations). Raises MultiFailedError, which says which and why."""
+        if not ops:
+            return []
+        absolute = [type(op)(self._abs(op.path), *(getattr(op, name) for name in _FIELDS[type(op)])) for op in ops]
+        results: list[Any] = await self._call(multi_request(absolute), decode_multi(ops), ops[0].path)
+        return [Created(self._rel(r.path), r.stat) if isinstance(r, Created) else r for r in results]
+
+    async def sync(self, path: str) -> None:
+        """Let the server we are on catch up with the leader."""
+        await self._call(protocol.SyncRequest(path=self._abs(path)), decode_nothing, path)
+
+    async def ephemerals(self, prefix: str = "/") -> list[str]:
+        """Paths of this session's ephemeral znodes below `prefix`."""
+        found: list[str] = await self._call(GetEphemeralsRequest(prefix=self._abs(prefix)), decode_ephemerals, prefix)
+        return [self._rel(path) for path in found]
+
+    async def add_auth(self, scheme: str, credential: bytes) -> None:
+        """Authenticate this session, now and after every reconnect. Raises AuthFailedError."""
+        request = protocol.AuthRequest(type=0, scheme=scheme, auth=credential)
+        await self._call(request, decode_nothing, scheme, xid=XID_AUTH)
+        self._credentials.append((scheme, credential))
+
+    def watch_data(self, path: str, callback: WatchCallback) -> Unsubscribe:
+        """Have `callback()` called when the znode may have been created, changed or deleted."""
+        return self._watches.add_data(self._abs(path), callback, self._connection)
+
+    def watch_children(self, path: str, callback: WatchCallback) -> Unsubscribe:
+        """Have `callback()` called when the set of the znode's children may have changed."""
+        return self._watches.add_children(self._abs(path), callback, self._connection)
+
+    def watch_tree(self, path: str, callback: TreeCallback) -> Unsubscribe:
+        """Have `callback(path)` called for each change at or below `path`; with None when any number may have passed
+        unseen. Needs ZooKeeper 3.6. Not together with the other kinds on the same path."""
+        return self._watches.add_tree(self._abs(path), callback, self._connection)
+
+    def tree_is_watched(self, path: str) -> bool:
+        """Whether, since the last `callback(None)`, every change at or below `path` has been or will be told."""
+        return self._watches.tree_is_set(self._abs(path))
+
+    async def close(self) -> None:
+        """End the session (its ephemerals go at once if a server can be told) and fail what waits. Takes about a
+        second at most; idempotent."""
+        self._closing = True
+        connection = self._connection
+        if connection is not None and not connection.is_closed:
+            try:
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await connection.ask(protocol.CloseRequest(), decode_nothing)
+            except (TimeoutError, ConnectionLossError):
+                pass
+            connection.drop("closed")
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.wait((self._life,))
+        self._lose("closed")
+        self._attached.set()  # let waiting calls see that it is over
+
+    # ---- the session's life ----------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        """Attach, converse, detach; for ever. Ends when `close` cancels it."""
+        pause_s = BACKOFF_MIN_S
+        failures = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            began_s = loop.time()
+            connection = await self._attach()
+            if connection is not None:
+                await self._converse(connection)
+                self._detach(connection)
+                if loop.time() - began_s > BACKOFF_MAX_S:
+                    pause_s, failures = BACKOFF_MIN_S, 0
+                    continue  # it held: try the next host at once
+            failures += 1
+            if failures % len(self._hosts) == 0:
+                await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
+                pause_s = min(2 * pause_s, BACKOFF_MAX_S)
+
+    async def _attach(self) -> Connection | None:
+        """Try the next host once, connect and handshake under one timeout. None: it did not work out."""
+        host, port = self._hosts[self._turn % len(self._hosts)]
+        self._turn += 1
+        loop = asyncio.get_running_loop()
+        limit_s = max(0.1, self._asked_timeout_s / (2 * len(self._hosts)))
+        session_id = self.session_id
+        if session_id:
+            limit_s = min(limit_s, max(0.0, self._contact_s + self.timeout_s - loop.time()))
+        connection = Connection(self._heard_event)
+        try:
+            async with asyncio.timeout(limit_s):
+                await loop.create_connection(lambda: connection, host, port)
+                given, password, timeout_s = await connection.shake_hands(
+                    session_id=session_id,
+                    password=self._password if session_id else bytes(16),
+                    timeout_ms=int(self._asked_timeout_s * 1000),
+                    last_zxid=self._last_zxid,
+                )
+        except (OSError, TimeoutError, ConnectionLossError) as error:
+            connection.drop(f"no handshake: {error}")
+            return None
+        except BaseException:
+            connection.drop("cancelled")
+            raise
+        if session_id != self.session_id or given == 0 or timeout_s <= 0:
+            connection.drop("session expired")
+            if session_id == self.session_id:
+                self._lose("the server says so")
+            return None
+        self._joined(connection, given, password, timeout_s)
+        return connection
+
+    def _joined(self, connection: Connection, session_id: int, password: bytes, timeout_s: float) -> None:
+        """Replay what the server must know before anyone may ask on this connection, then say CONNECTED."""
+        same = session_id == self.session_id
+        self.session_id, self._password, self.timeout_s = session_id, password, timeout_s
+        if not same:
+            self.generation += 1
+        self._connection = connection
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        for scheme, credential in self._credentials:
+            request = protocol.AuthRequest(type=0, scheme=scheme, auth=credential)
+            connection.tell(request, decode_nothing, drop_if_refused(connection), scheme, xid=XID_AUTH)
+        self._watches.rejoin(connection, self._last_zxid if same else None)
+        self._enter(SessionState.CONNECTED)
+        self._attached.set()
+
+    async def _converse(self, connection: Connection) -> None:
+        """Keep the session alive; return when the connection is gone or of no use any more."""
+        loop = asyncio.get_running_loop()
+        ping_s, silence_s = self.timeout_s / 3, self.timeout_s * 2 / 3
+        next_ping_s = loop.time() + ping_s
+        while not connection.is_closed:
+            now_s = loop.time()
+            if now_s - connection.contact_s >= self.timeout_s:
+                self._contact_s = connection.contact_s
+                connection.drop("nothing answered for a whole session timeout")
+                self._lose("out of contact")
+            elif now_s - connection.heard_s >= silence_s:
+                connection.drop(f"silent for {silence_s:.1f} s")
+            else:
+                if now_s >= next_ping_s:
+                    connection.ping()
+                    next_ping_s = now_s + ping_s
+                wait_s = min(next_ping_s, connection.heard_s + silence_s) - now_s
+                await asyncio.wait((connection.closed,), timeout=max(wait_s, 0.001))
+
+    def _detach(self, connection: Connection) -> None:
+        self._connection = None
+        self._attached.clear()
+        self._watches.detached()
+        if self.session_id:
+            self._last_zxid = max(self._last_zxid, connection.last_zxid)
+            self._contact_s = connection.contact_s
+            self._enter(SessionState.SUSPENDED)
+            at_s = self._contact_s + self.timeout_s
+            self._expiry = asyncio.get_running_loop().call_at(at_s, self._lose, "out of contact")
+
+    def _lose(self, reason: str) -> None:
+        """Forget the session for good. reason: why, for whoever reads a dump."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+            self._expiry = None
+        self.session_id, self._password, self._last_zxid = 0, b"", 0
+        if self._state is not SessionState.LOST:
+            self._enter(SessionState.LOST)
+            if not self._closing:
+                self._watches.session_lost()
+
+    def _enter(self, state: SessionState) -> None:
+        if state is self._state:
+            return
+        self._state = state
+        loop = asyncio.get_running_loop()
+        for callback in list(self._state_callbacks.values()):
+            loop.call_soon(callback, state)
+
+    def _heard_event(self, kind: int, path: str) -> None:
+        self._watches.heard(kind, path, self._connection)
+
+    # ---- asking ----------------------------------------------------------------------------------------------------
+
+    async def _call(self, request: Any, decode: Callable[[bytes], Any], path: str, *, xid: int = 0) -> Any:
+        written = False
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                connection = await self._wait_connection()
+                written = True
+                return await connection.ask(request, decode, path, xid=xid)
+        except TimeoutError:
+            raise self._late(written, path) from None
+
+    async def _get_some(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+        futures: list[asyncio.Future[Any]] = []
+        found: list[tuple[bytes, Stat] | None] = []
+        try:
+            async with asyncio.timeout(self._request_timeout_s):
+                connection = await self._wait_connection()
+                for path in paths:
+                    request = protocol.GetDataRequest(path=self._abs(path), watch=False)
+                    futures.append(connection.ask(request, decode_data, path))
+                for future in futures:
+                    try:
+                        found.append(await future)
+                    except NoNodeError:
+                        found.append(None)
+        except TimeoutError:
+            raise self._late(bool(futures), paths[0]) from None
+        finally:
+            for future in futures[len(found) :]:
+                _forget(future)
+        return found
+
+    async def _wait_connection(self) -> Connection:
+        while self._connection is None or self._connection.is_closed:
+            if self._closing:
+                raise ClosedError("this ZooKeeper session was closed")
+            if self._connection is not None:
+                await asyncio.sleep(0)  # dropped an instant ago; the session's task detaches it
+            await self._attached.wait()
+        if self._closing:
+            raise ClosedError("this ZooKeeper session was closed")
+        return self._connection
+
+    def _late(self, written: bool, path: str) -> Exception:
+        waited = f"path={path} waited_s={self._request_timeout_s:g}"
+        if written:
+            return ConnectionLossError(f"no answer in time, the outcome is unknown: {waited}")
+        return NotConnectedError(f"no ZooKeeper connection in time: {waited}")
+
+    def _abs(self, path: str) -> str:
+        if not path.startswith("/") or (path.endswith("/") and path != "/") or "//" in path:
+            raise InvalidRequestError(f"not a znode path: path={path}")
+        return (self._chroot + path) if path != "/" else (self._chroot or "/")
+
+    def _rel(self, path: str) -> str:
+        return path.removeprefix(self._chroot) or "/"
+
+
+_FIELDS: dict[type, tuple[str, ...]] = {
+    Create: ("data", "ephemeral", "sequential"),
+    Set: ("data", "version"),
+    Delete: ("version",),
+    Check: ("version",),
+}
+
+
+def _forget(future: asyncio.Future[Any]) -> None:
+    """Nobody waits any more: neither its result nor its error is missed."""
+    if not future.done():
+        future.cancel()
+    elif not future.cancelled():
+        future.exception()

@@ -1,0 +1,508 @@
+"""One TCP connection to one ZooKeeper server: requests out, replies and watch events in.
+
+The law of this room: bytes are made and read by aiozk's protocol classes; nothing is ever sent twice; when the
+connection ends, for whatever reason, everything unanswered on it fails at once with ConnectionLossError. Frames are
+bounded in both directions. Sessions, retries and watches live in dlog/io/zookeeper.py.
+
+Only aiozk's codec is used. Its session and client classes retry writes that may have been carried out, and hang on a
+frozen server; see the decision record on the ZooKeeper client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from aiozk import exc, protocol
+from aiozk.protocol.part import Part
+from aiozk.protocol.primitives import Buffer, Int, UString, Vector
+from aiozk.protocol.request import Request
+from aiozk.protocol.transaction import MultiHeader
+
+from dlog.errors import InvalidRequestError, MetadataUnavailableError
+
+REQUEST_BYTES_MAX = 1024 * 1024 - 1  # the servers' jute.maxbuffer, above which they drop the connection
+REPLY_BYTES_MAX = 32 * 1024 * 1024
+ANY_VERSION = -1
+
+_SIZE = struct.Struct("!i")
+_HEADER = struct.Struct("!iqi")
+_STAT = struct.Struct("!qqqqiiiqiiq")
+_ERROR = struct.Struct("!i")
+
+XID_WATCH = -1
+XID_PING = -2
+XID_AUTH = -4
+XID_SET_WATCHES = -8
+
+
+class ConnectionLossError(MetadataUnavailableError):
+    """The connection ended, or the deadline passed, with the request written: whether it was carried out is unknown."""
+
+    outcome_unknown = True
+
+
+class NotConnectedError(MetadataUnavailableError):
+    """No connection within the deadline: the request was never sent."""
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """The request exceeds what a ZooKeeper server accepts (1 MiB); it was not sent."""
+
+    code = 413
+
+
+class ZnodeError(Exception):
+    """The server refused a request. Nothing was changed."""
+
+    code: ClassVar[int] = 0
+
+    def __init__(self, path: str = "", code: int | None = None) -> None:
+        known = exc.response_error_xref.get(code)
+        super().__init__(f"{known.__name__ if known else type(self).__name__}: path={path} code={code or self.code}")
+        self.path = path
+
+
+class NoNodeError(ZnodeError):
+    code = -101
+
+
+class BadVersionError(ZnodeError):
+    code = -103
+
+
+class NodeExistsError(ZnodeError):
+    code = -110
+
+
+class NotEmptyError(ZnodeError):
+    code = -111
+
+
+class AuthFailedError(ZnodeError):
+    code = -115
+
+
+_ERRORS = {cls.code: cls for cls in (NoNodeError, BadVersionError, NodeExistsError, NotEmptyError, AuthFailedError)}
+_UNDECIDED = {-4: "connection loss", -7: "operation timeout", -112: "session expired", -118: "session moved"}
+
+
+class MultiFailedError(Exception):
+    """A multi was refused as a whole. `errors` has one member for each operation, in order; None for those that were
+    only rolled back or never tried. `index` and `error` are those of the operation that failed."""
+
+    def __init__(self, errors: Sequence[ZnodeError | None]) -> None:
+        self.errors = tuple(errors)
+        self.index, self.error = next((i, e) for i, e in enumerate(errors) if e is not None)
+        super().__init__(f"{self.error} operation={self.index} of={len(self.errors)}")
+
+
+def error_of(code: int, path: str = "") -> Exception:
+    """The exception for an error code of the server."""
+    if code in _UNDECIDED:
+        return ConnectionLossError(f"server said {_UNDECIDED[code]}: path={path}")
+    cls = _ERRORS.get(code)
+    return cls(path, code) if cls else ZnodeError(path, code)
+
+
+class Stat(NamedTuple):
+    """What a server knows of a znode. Times are milliseconds of its wall clock; zxids order all changes."""
+
+    czxid: int
+    mzxid: int
+    ctime_ms: int
+    mtime_ms: int
+    version: int
+    cversion: int
+    aversion: int
+    ephemeral_owner: int
+    data_length: int
+    children: int
+    pzxid: int
+
+
+# ---- operations of a multi ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Result: Created."""
+
+    path: str
+    data: bytes = b""
+    ephemeral: bool = False
+    sequential: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    """Result: Stat. version ANY_VERSION does not check."""
+
+    path: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Result: None."""
+
+    path: str
+    version: int = ANY_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Result: None. Only refuses the multi when the version differs."""
+
+    path: str
+    version: int
+
+
+Op = Create | Set | Delete | Check
+
+
+class Created(NamedTuple):
+    """path: the name given, with the number of a sequential node."""
+
+    path: str
+    stat: Stat
+
+
+# ---- the codec: aiozk's, with parts it lacks ------------------------------------------------------------------------
+
+
+class _Stat(Part):  # type: ignore[misc]
+    @classmethod
+    def parse(cls, buff: bytes, offset: int) -> tuple[Stat, int]:
+        return Stat._make(_STAT.unpack_from(buff, offset)), offset + _STAT.size
+
+
+class _StatReply(Part):  # type: ignore[misc]
+    parts = (("stat", _Stat),)
+
+
+class _DataReply(Part):  # type: ignore[misc]
+    parts = (("data", Buffer), ("stat", _Stat))
+
+
+class _ChildrenReply(Part):  # type: ignore[misc]
+    parts = (("children", Vector.of(UString)), ("stat", _Stat))
+
+
+class _CreatedReply(Part):  # type: ignore[misc]
+    parts = (("path", UString), ("stat", _Stat))
+
+
+class _EphemeralsReply(Part):  # type: ignore[misc]
+    parts = (("paths", Vector.of(UString)),)
+
+
+class AddWatchRequest(Request):  # type: ignore[misc]
+    """ZooKeeper 3.6 and later. mode 0: persistent; 1: persistent and recursive."""
+
+    opcode = 106
+    parts = (("path", UString), ("mode", Int))
+
+
+class GetEphemeralsRequest(Request):  # type: ignore[misc]
+    """ZooKeeper 3.6 and later."""
+
+    opcode = 103
+    parts = (("prefix", UString),)
+
+
+Decode = Callable[[bytes], Any]
+
+
+def decode_nothing(_: bytes) -> None:
+    return None
+
+
+def decode_stat(body: bytes) -> Stat:
+    stat: Stat = _StatReply.parse(body, 0)[0].stat
+    return stat
+
+
+def decode_data(body: bytes) -> tuple[bytes, Stat]:
+    reply = _DataReply.parse(body, 0)[0]
+    return reply.data or b"", reply.stat
+
+
+def decode_children(body: bytes) -> tuple[list[str], Stat]:
+    reply = _ChildrenReply.parse(body, 0)[0]
+    return reply.children, reply.stat
+
+
+def decode_created(body: bytes) -> Created:
+    reply = _CreatedReply.parse(body, 0)[0]
+    return Created(reply.path, reply.stat)
+
+
+def decode_ephemerals(body: bytes) -> list[str]:
+    paths: list[str] = _EphemeralsReply.parse(body, 0)[0].paths
+    return paths
+
+
+def create_request(path: str, data: bytes, *, ephemeral: bool, sequential: bool) -> Any:
+    request = protocol.Create2Request(path=path, data=data, acl=[protocol.UNRESTRICTED_ACCESS])
+    request.set_flags(ephemeral, sequential, False)
+    return request
+
+
+def multi_request(ops: Sequence[Op]) -> Any:
+    request = protocol.TransactionRequest()
+    for op in ops:
+        match op:
+            case Create():
+                request.add(create_request(op.path, op.data, ephemeral=op.ephemeral, sequential=op.sequential))
+            case Set():
+                request.add(protocol.SetDataRequest(path=op.path, data=op.data, version=op.version))
+            case Delete():
+                request.add(protocol.DeleteRequest(path=op.path, version=op.version))
+            case Check():
+                request.add(protocol.CheckVersionRequest(path=op.path, version=op.version))
+    return request
+
+
+_OP_REPLIES: dict[int, type[Any]] = {1: _CreatedReply, 15: _CreatedReply, 5: _StatReply}
+
+
+def decode_multi(ops: Sequence[Op]) -> Decode:
+    """A decoder for the reply to these operations; it raises MultiFailedError if they were refused."""
+
+    def decode(body: bytes) -> list[Any]:
+        results: list[Any] = []
+        codes: list[int] = []
+        header, offset = MultiHeader.parse(body, 0)
+        while not header.done:
+            if header.type == -1:
+                codes.append(_ERROR.unpack_from(body, offset)[0])
+                offset += _ERROR.size
+            elif header.type in _OP_REPLIES:
+                reply, offset = _OP_REPLIES[header.type].parse(body, offset)
+                results.append(reply.stat if header.type == 5 else Created(reply.path, reply.stat))
+            else:
+                results.append(None)
+            header, offset = MultiHeader.parse(body, offset)
+        if codes:
+            decisive = next((i for i, code in enumerate(codes) if code not in (0, -2)), len(codes) - 1)
+            raised = error_of(codes[decisive], ops[decisive].path)
+            if not isinstance(raised, ZnodeError):
+                raise raised
+            raise MultiFailedError([raised if i == decisive else None for i in range(len(ops))])
+        return results
+
+    return decode
+
+
+# ---- the connection -------------------------------------------------------------------------------------------------
+
+Done = Callable[[Any, Exception | None], None]
+
+
+@dataclass(slots=True)
+class _Call:
+    done: Done
+    decode: Decode
+    path: str
+    sent_s: float
+
+
+class Connection(asyncio.Protocol):
+    """One attachment of a session to a server. Made by `loop.create_connection`, then `shake_hands`, then `ask`.
+
+    on_event(type, path) is called for each watch event, before the reply that would reveal the change.
+    """
+
+    def __init__(self, on_event: Callable[[int, str], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_event = on_event
+        self._transport: asyncio.Transport | None = None
+        self._in = bytearray()
+        self._out: list[bytes] = []
+        self._handshake: asyncio.Future[Any] | None = None
+        self._pending: dict[int, _Call] = {}
+        self._special: dict[int, deque[_Call]] = {XID_PING: deque(), XID_AUTH: deque(), XID_SET_WATCHES: deque()}
+        self._xid = 0
+        self.closed: asyncio.Future[str] = self._loop.create_future()
+        self.last_zxid = 0
+        self.heard_s = self._loop.time()
+        self.contact_s = 0.0  # when the newest request that was answered had been sent
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed.done()
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    async def shake_hands(
+        self, *, session_id: int, password: bytes, timeout_ms: int, last_zxid: int
+    ) -> tuple[int, bytes, float]:
+        """Attach a session (0: a new one). Returns its id (0: it has expired), password and timeout in seconds.
+
+        Raises ConnectionLossError. No timeout of its own.
+        """
+        self.last_zxid = last_zxid
+        sent_s = self._loop.time()
+        self._handshake = self._loop.create_future()
+        request = protocol.ConnectRequest(
+            protocol_version=0,
+            last_seen_zxid=last_zxid,
+            timeout=timeout_ms,
+            session_id=session_id,
+            password=password,
+            read_only=False,
+        )
+        self._write(request.serialize())
+        reply = await self._handshake
+        self.contact_s = sent_s
+        return reply.session_id, reply.password or b"", reply.timeout / 1000
+
+    def ask(self, request: Any, decode: Decode, path: str = "", *, xid: int = 0) -> asyncio.Future[Any]:
+        """Send a request; the future has the decoded reply, a ZnodeError or ConnectionLossError.
+
+        Cancelling the future forgets the waiter only. Raises RequestTooLargeError (not sent).
+        """
+        future: asyncio.Future[Any] = self._loop.create_future()
+
+        def done(value: Any, error: Exception | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        self.tell(request, decode, done, path, xid=xid)
+        return future
+
+    def tell(self, request: Any, decode: Decode, done: Done, path: str = "", *, xid: int = 0) -> None:
+        """Send a request and have `done(value, error)` called with what comes of it, synchronously, exactly once."""
+        call = _Call(done, decode, path, self._loop.time())
+        if self.is_closed:
+            done(None, ConnectionLossError(f"connection closed: path={path}"))
+            return
+        if xid == 0:
+            self._xid = self._xid % 0x7FFFFFFF + 1
+        frame = request.serialize(xid or self._xid)
+        if len(frame) > REQUEST_BYTES_MAX:
+            raise RequestTooLargeError(f"more than a ZooKeeper server takes: bytes={len(frame)} path={path}")
+        if xid:
+            self._special[xid].append(call)
+        else:
+            self._pending[self._xid] = call
+        self._write(frame)
+
+    def ping(self) -> None:
+        """Ask for a sign of life; `heard_s` and `contact_s` tell."""
+
+        def done(_: Any, __: Exception | None) -> None:
+            return None
+
+        self.tell(protocol.PingRequest(), decode_nothing, done, xid=XID_PING)
+
+    def drop(self, reason: str) -> None:
+        """Close at once and fail everything unanswered. Idempotent."""
+        if self.closed.done():
+            return
+        self.closed.set_result(reason)
+        if self._transport is not None:
+            self._transport.abort()
+        error = ConnectionLossError(f"connection lost, the outcome is unknown: reason={reason}")
+        if self._handshake is not None and not self._handshake.done():
+            self._handshake.set_exception(error)
+        calls = list(self._pending.values()) + [call for queue in self._special.values() for call in queue]
+        self._pending.clear()
+        for queue in self._special.values():
+            queue.clear()
+        for call in calls:
+            call.done(None, error)
+
+    # ---- asyncio.Protocol ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_s = self._loop.time()
+        self._in += data
+        offset = 0
+        while len(self._in) - offset >= _SIZE.size:
+            (size,) = _SIZE.unpack_from(self._in, offset)
+            if not 0 <= size <= REPLY_BYTES_MAX:
+                self.drop(f"bad frame size={size}")
+                return
+            end = offset + _SIZE.size + size
+            if len(self._in) < end:
+                break
+            frame = bytes(memoryview(self._in)[offset + _SIZE.size : end])
+            offset = end
+            try:
+                self._take(frame)
+            except (struct.error, UnicodeDecodeError) as error:
+                self.drop(f"bad frame: {error}")
+            if self.is_closed:
+                return
+        del self._in[:offset]
+
+    def eof_received(self) -> bool:
+        self.drop("server closed the connection")
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.drop(f"connection lost: {error}" if error else "server closed the connection")
+
+    # ---- underneath ------------------------------------------------------------------------------------------------
+
+    def _write(self, frame: bytes) -> None:
+        """Frames of one turn of the loop leave in one write."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out += (_SIZE.pack(len(frame)), frame)
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and not self.is_closed:
+            self._transport.write(b"".join(out))
+
+    def _take(self, frame: bytes) -> None:
+        if self._handshake is not None and not self._handshake.done():
+            self._handshake.set_result(protocol.ConnectResponse.deserialize(frame))
+            return
+        xid, zxid, code = _HEADER.unpack_from(frame)
+        body = frame[_HEADER.size :]
+        if xid == XID_WATCH:
+            event = protocol.WatchEvent.deserialize(body)
+            if event.type > 0:
+                self._on_event(event.type, event.path)
+            elif event.state in (protocol.WatchEvent.SESSION_EXPIRED, protocol.WatchEvent.DISCONNECTED):
+                self.drop(f"server said: state={event.state}")
+            return
+        if zxid > self.last_zxid:
+            self.last_zxid = zxid
+        queue = self._special.get(xid)
+        call = (queue.popleft() if queue else None) if queue is not None else self._pending.pop(xid, None)
+        if call is None:
+            self.drop(f"answer to nothing: xid={xid}")
+            return
+        self.contact_s = max(self.contact_s, call.sent_s)
+        if code:
+            call.done(None, error_of(code, call.path))
+            return
+        try:
+            value = call.decode(body)
+        except (MultiFailedError, ConnectionLossError) as refused:
+            call.done(None, refused)
+        except (struct.error, UnicodeDecodeError, ValueError, TypeError) as damaged:
+            call.done(None, ConnectionLossError(f"unreadable answer: {damaged}"))
+            raise struct.error(f"unreadable answer: {damaged}") from damaged
+        else:
+            call.done(value, None)

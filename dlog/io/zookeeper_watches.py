@@ -1,0 +1,253 @@
+"""The watches of one session: who wants to hear of which znode, and what the server has been asked to tell us.
+
+The law of this room: a subscription lasts until it is withdrawn, though the server's watches are one-shot. On an event
+the watch is set again first and the subscriber called after, so that a read made in the callback is followed by
+another call if anything changes later. On a new connection the server is told the last zxid we saw, and fires what we
+missed. Tree watches (persistent, recursive) are simply set again, and their subscribers told to assume anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiozk import protocol
+
+from dlog.io.metadata import Unsubscribe
+from dlog.io.zookeeper_protocol import (
+    XID_SET_WATCHES,
+    AddWatchRequest,
+    Connection,
+    NoNodeError,
+    decode_nothing,
+    decode_stat,
+)
+
+CHUNK_BYTES_MAX = 128 * 1024  # of one SetWatches; a server drops the connection at 1 MiB
+
+CREATED, DELETED, DATA_CHANGED, CHILDREN_CHANGED = 1, 2, 3, 4
+
+WatchCallback = Callable[[], None]
+TreeCallback = Callable[[str | None], None]
+
+_ZXID_MAX = 2**63 - 1
+_PERSISTENT_RECURSIVE = 1
+_REMOVE_ANY = 3
+_ASKED = "asked"  # the request to set the watch is in flight
+_DATA, _EXIST, _CHILD = "data", "exist", "child"  # set, as one of the three kinds of SetWatches
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One path: who wants to hear, and what is set at the server ("" for nothing)."""
+
+    data: dict[object, WatchCallback] = field(default_factory=dict)
+    children: dict[object, WatchCallback] = field(default_factory=dict)
+    node_set: str = ""  # _DATA where the znode was there, _EXIST where it was not
+    children_set: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing that is wanted is missing at the server."""
+        wants_node = bool(self.data) or (bool(self.children) and not self.children_set)
+        return not (wants_node and not self.node_set) and not (self.children and not self.children_set)
+
+
+@dataclass(slots=True)
+class _Tree:
+    callbacks: dict[object, TreeCallback] = field(default_factory=dict)
+    is_set: bool = False
+
+
+class Watches:
+    """Paths here are the server's, chroot included; callbacks of trees get them without."""
+
+    def __init__(self, chroot: str) -> None:
+        self._chroot = chroot
+        self._paths: dict[str, _Watched] = {}
+        self._trees: dict[str, _Tree] = {}
+
+    # ---- subscribing -----------------------------------------------------------------------------------------------
+
+    def add_data(self, path: str, callback: WatchCallback, connection: Connection | None) -> Unsubscribe:
+        watched, key = self._paths.setdefault(path, _Watched()), object()
+        watched.data[key] = callback
+        self._set(path, watched, connection)
+        return lambda: self._remove(path, watched.data, key)
+
+    def add_children(self, path: str, callback: WatchCallback, connection: Connection | None) -> Unsubscribe:
+        watched, key = self._paths.setdefault(path, _Watched()), object()
+        watched.children[key] = callback
+        self._set(path, watched, connection)
+        return lambda: self._remove(path, watched.children, key)
+
+    def add_tree(self, path: str, callback: TreeCallback, connection: Connection | None) -> Unsubscribe:
+        tree, key = self._trees.setdefault(path, _Tree()), object()
+        tree.callbacks[key] = callback
+        if len(tree.callbacks) == 1 and connection is not None and not connection.is_closed:
+            self._set_tree(path, tree, connection)
+
+        def unsubscribe() -> None:
+            if tree.callbacks.pop(key, None) is not None and not tree.callbacks:
+                self._trees.pop(path, None)
+                if connection is not None and not connection.is_closed:
+                    request = protocol.RemoveWatchesRequest(path=path, type=_REMOVE_ANY)
+                    connection.tell(request, decode_nothing, _whatever, path)
+
+        return unsubscribe
+
+    def tree_is_set(self, path: str) -> bool:
+        """Whether every change below `path` is being told to us, since the last call with None."""
+        tree = self._trees.get(path)
+        return tree is not None and tree.is_set
+
+    # ---- what happens to the session -------------------------------------------------------------------------------
+
+    def heard(self, kind: int, path: str, connection: Connection | None) -> None:
+        """An event of the server: set what it used up, then tell."""
+        watched = self._paths.get(path)
+        if watched is not None:
+            if kind != CHILDREN_CHANGED and watched.node_set != _ASKED:
+                watched.node_set = ""
+            if kind in (CHILDREN_CHANGED, DELETED) and watched.children_set != _ASKED:
+                watched.children_set = ""
+            self._set(path, watched, connection)
+            if kind != CHILDREN_CHANGED:
+                _tell(watched.data)
+            if kind != DATA_CHANGED:
+                _tell(watched.children)
+        if self._trees:
+            self._tell_trees(path)
+
+    def detached(self) -> None:
+        """The connection is gone; its tree watches with it."""
+        for tree in self._trees.values():
+            tree.is_set = False
+
+    def session_lost(self) -> None:
+        """Wake everybody: whatever they knew may have ended with the session."""
+        for watched in self._paths.values():
+            _tell(watched.data)
+            _tell(watched.children)
+        for tree in self._trees.values():
+            _tell_unseen(tree)
+
+    def rejoin(self, connection: Connection, last_zxid: int | None) -> None:
+        """Set everything on a new connection. last_zxid: up to where this session has heard all, so that the server
+        fires what came after; None for a new session, in which everybody is told."""
+        for chunk in self._chunks():
+            request = protocol.SetWatchesRequest(
+                relative_zxid=_ZXID_MAX if last_zxid is None else last_zxid,
+                data_watches=[path for kind, path in chunk if kind == _DATA],
+                exist_watches=[path for kind, path in chunk if kind == _EXIST],
+                child_watches=[path for kind, path in chunk if kind == _CHILD],
+            )
+            connection.tell(request, decode_nothing, drop_if_refused(connection), xid=XID_SET_WATCHES)
+        for path, watched in self._paths.items():
+            whole = watched.is_whole
+            self._set(path, watched, connection)
+            if last_zxid is None or not whole:
+                _tell(watched.data)
+                _tell(watched.children)
+        for path, tree in self._trees.items():
+            self._set_tree(path, tree, connection)
+            _tell_unseen(tree)
+
+    # ---- underneath ------------------------------------------------------------------------------------------------
+
+    def _remove(self, path: str, callbacks: dict[object, WatchCallback], key: object) -> None:
+        """What is set at the server stays until it fires: one unheard event."""
+        callbacks.pop(key, None)
+        watched = self._paths.get(path)
+        if watched is not None and not watched.data and not watched.children:
+            del self._paths[path]
+
+    def _set(self, path: str, watched: _Watched, connection: Connection | None) -> None:
+        """Ask the server for what is wanted of this path and not set."""
+        if connection is None or connection.is_closed:
+            return
+        if watched.data and not watched.node_set:
+            self._set_node(path, watched, connection)
+        if watched.children and not watched.children_set:
+            watched.children_set = _ASKED
+
+            def done(_: Any, error: Exception | None) -> None:
+                watched.children_set = "" if error else _CHILD
+                if isinstance(error, NoNodeError) and not watched.node_set:
+                    self._set_node(path, watched, connection)  # its creation is what comes first
+
+            connection.tell(protocol.GetChildrenRequest(path=path, watch=True), decode_nothing, done, path)
+
+    def _set_node(self, path: str, watched: _Watched, connection: Connection) -> None:
+        watched.node_set = _ASKED
+
+        def done(_: Any, error: Exception | None) -> None:
+            watched.node_set = _EXIST if isinstance(error, NoNodeError) else "" if error else _DATA
+            if watched.node_set == _DATA and watched.children and not watched.children_set:
+                self._set(path, watched, connection)  # it was created in between
+                _tell(watched.children)
+
+        connection.tell(protocol.ExistsRequest(path=path, watch=True), decode_stat, done, path)
+
+    def _set_tree(self, path: str, tree: _Tree, connection: Connection) -> None:
+        tree.is_set = False
+
+        def done(_: Any, error: Exception | None) -> None:
+            tree.is_set = error is None and not connection.is_closed
+
+        connection.tell(AddWatchRequest(path=path, mode=_PERSISTENT_RECURSIVE), decode_nothing, done, path)
+
+    def _chunks(self) -> list[list[tuple[str, str]]]:
+        """(kind, path) of all that was set, in portions the server takes."""
+        chunks: list[list[tuple[str, str]]] = []
+        room = 0
+        for path, watched in self._paths.items():
+            for kind in (watched.node_set, watched.children_set):
+                if kind in (_DATA, _EXIST, _CHILD):
+                    size = len(path.encode()) + 4
+                    if not chunks or size > room:
+                        chunks.append([])
+                        room = CHUNK_BYTES_MAX
+                    chunks[-1].append((kind, path))
+                    room -= size
+        return chunks
+
+    def _tell_trees(self, path: str) -> None:
+        below = path.removeprefix(self._chroot) or "/"
+        while True:
+            tree = self._trees.get(path)
+            if tree is not None:
+                loop = asyncio.get_running_loop()
+                for callback in tree.callbacks.values():
+                    loop.call_soon(callback, below)
+            if path in ("/", ""):
+                return
+            path = path.rpartition("/")[0] or "/"
+
+
+def _tell(callbacks: dict[object, WatchCallback]) -> None:
+    loop = asyncio.get_running_loop()
+    for callback in callbacks.values():
+        loop.call_soon(callback)
+
+
+def _tell_unseen(tree: _Tree) -> None:
+    loop = asyncio.get_running_loop()
+    for callback in tree.callbacks.values():
+        loop.call_soon(callback, None)
+
+
+def _whatever(_: Any, __: Exception | None) -> None:
+    return None
+
+
+def drop_if_refused(connection: Connection) -> Callable[[Any, Exception | None], None]:
+    """What becomes of a request replayed on a new connection: refused, the connection is of no use."""
+
+    def done(_: Any, error: Exception | None) -> None:
+        if error is not None:
+            connection.drop(f"refused while joining: {error}")
+
+    return done

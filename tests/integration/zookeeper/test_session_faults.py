@@ -1,0 +1,337 @@
+"""What the session layer does when the network, the server or the session goes away; each on a real server.
+
+Every one of these hangs, duplicates a write or is found out late with aiozk's own session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import Callable
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import make_digest_acl
+
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
+from dlog.io.metadata import SessionState
+from dlog.io.zookeeper import ANY_VERSION, ConnectionLossError, ZooKeeper
+from dlog.io.zookeeper_protocol import Connection, NotConnectedError, decode_nothing
+from tests.integration.zookeeper.toxic import Toxic
+
+pytestmark = pytest.mark.zookeeper
+
+CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
+
+
+def states_of(zk: ZooKeeper) -> asyncio.Queue[SessionState]:
+    states: asyncio.Queue[SessionState] = asyncio.Queue()
+    zk.on_state(states.put_nowait)
+    return states
+
+
+async def until(states: asyncio.Queue[SessionState], wanted: SessionState) -> list[SessionState]:
+    """What was told up to and including `wanted`."""
+    told: list[SessionState] = []
+    async with asyncio.timeout(20):
+        while not told or told[-1] is not wanted:
+            told.append(await states.get())
+    return told
+
+
+def first_in(hosts: list[str]) -> random.Random:
+    """A generator with which a client tries hosts[0] first."""
+    for seed in range(1000):
+        zk = ZooKeeper(",".join(hosts), rng=random.Random(seed))
+        if zk._hosts[0] == ZooKeeper(hosts[0])._hosts[0]:
+            return random.Random(seed)
+    raise AssertionError("no such seed")
+
+
+async def end_session(hosts: str, zk: ZooKeeper) -> None:
+    """Close the session of `zk` behind its back, as its expiry would."""
+    host, _, port = hosts.partition("/")[0].rpartition(":")
+    loop = asyncio.get_running_loop()
+    connection = Connection(lambda kind, path: None)
+    await loop.create_connection(lambda: connection, host, int(port))
+    from aiozk import protocol
+
+    given, _password, _timeout = await connection.shake_hands(
+        session_id=zk.session_id, password=zk._password, timeout_ms=4000, last_zxid=0
+    )
+    assert given == zk.session_id
+    await connection.ask(protocol.CloseRequest(), decode_nothing)
+    connection.drop("done")
+
+
+async def lose_reply(toxic: Toxic, call: Callable[[], object]) -> None:
+    """Make a call whose request arrives and whose reply does not; the connection is then reset."""
+    toxic.silenced.clear()
+    toxic.silence_replies = True
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(_expect_loss(call), name="call")
+        await toxic.silenced.wait()
+        assert not task.done()
+        toxic.cut()
+    toxic.silence_replies = False
+
+
+async def _expect_loss(call: Callable[[], object]) -> None:
+    with pytest.raises(ConnectionLossError) as lost:
+        await call()  # type: ignore[misc]
+    assert lost.value.outcome_unknown
+
+
+async def test_a_sequential_create_whose_reply_is_lost_makes_one_node(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts) as zk:
+        await lose_reply(toxic, lambda: zk.create("/s-", sequential=True))
+        assert (await zk.children("/"))[0] == ["s-0000000000"]
+        assert zk.generation == 1
+
+
+async def test_a_set_whose_reply_is_lost_is_told_as_unknown_and_done_once(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts) as zk:
+        await zk.create("/v", b"0")
+        await lose_reply(toxic, lambda: zk.set("/v", b"1", 0))
+        data, stat = await zk.get("/v")
+        assert (data, stat.version) == (b"1", 1)
+
+
+async def test_all_calls_in_flight_fail_together_and_at_once(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts) as zk:
+        toxic.silence_replies = True
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(_expect_loss(lambda: zk.get("/")), name="get") for _ in range(50)]
+            await toxic.silenced.wait()
+            assert not any(call.done() for call in calls)
+            toxic.cut(reset=False)
+        toxic.silence_replies = False
+        assert await zk.exists("/") is not None
+
+
+async def test_a_frame_cut_in_the_middle_is_a_loss_and_one_reconnect(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts) as zk:
+        await zk.create("/big", bytes(100_000))
+        toxic.cut_in_reply_after = 5_000
+        with pytest.raises(ConnectionLossError):
+            await zk.get("/big")
+        assert len((await zk.get("/big"))[0]) == 100_000
+        assert toxic.accepted == 2
+        assert zk.generation == 1
+
+
+async def test_a_frozen_first_host_does_not_keep_us_from_the_second(
+    zookeeper_hosts: str, own_zookeeper: EmbeddedZooKeeper
+) -> None:
+    await own_zookeeper.start()
+    assert own_zookeeper.pid
+    os.kill(own_zookeeper.pid, signal.SIGSTOP)
+    good = zookeeper_hosts.partition("/")[0]
+    hosts = [own_zookeeper.hosts, good]
+    async with await ZooKeeper.connect(",".join(hosts), session_timeout_s=2.0, rng=first_in(hosts)) as zk:
+        assert await zk.exists("/" + zookeeper_hosts.partition("/")[2]) is not None
+    os.kill(own_zookeeper.pid, signal.SIGCONT)
+
+
+async def test_a_host_that_freezes_is_left_with_the_session_for_the_next(zookeeper_hosts: str) -> None:
+    server, slash, chroot = zookeeper_hosts.partition("/")
+    async with Toxic(server) as one, Toxic(server) as two:
+        hosts = [one.hosts, two.hosts]
+        both = ",".join(hosts) + slash + chroot
+        async with await ZooKeeper.connect(both, session_timeout_s=2.0, rng=first_in(hosts)) as zk:
+            session = zk.session_id
+            await zk.create("/mine", ephemeral=True)
+            states = states_of(zk)
+            one.silence_replies = True
+            assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
+            assert two.accepted == 1
+            assert zk.session_id == session
+            assert (await zk.get("/mine"))[1].ephemeral_owner == session
+
+
+async def test_a_server_killed_and_started_again_finds_the_same_session(own_zookeeper: EmbeddedZooKeeper) -> None:
+    await own_zookeeper.start()
+    async with await ZooKeeper.connect(own_zookeeper.hosts, session_timeout_s=10.0) as zk:
+        session, states = zk.session_id, states_of(zk)
+        await zk.create("/mine", b"x", ephemeral=True)
+        own_zookeeper.kill()
+        assert await until(states, SUSPENDED) == [SUSPENDED]
+        await own_zookeeper.start()
+        assert await until(states, CONNECTED) == [CONNECTED]
+        assert (zk.session_id, zk.generation) == (session, 1)
+        assert (await zk.get("/mine"))[1].ephemeral_owner == session
+
+
+async def test_an_expired_session_is_lost_and_another_begun(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts) as zk:
+        session, states = zk.session_id, states_of(zk)
+        woken: asyncio.Queue[str] = asyncio.Queue()
+        zk.watch_data("/none", lambda: woken.put_nowait("data"))
+        await zk.exists("/none")
+        await end_session(zookeeper_hosts, zk)
+        assert await until(states, CONNECTED) == [SUSPENDED, LOST, CONNECTED]
+        assert zk.session_id not in (0, session)
+        assert zk.generation == 2
+        assert await woken.get() == "data"
+        async with await ZooKeeper.connect(zookeeper_hosts) as other:
+            await zk.exists("/none")
+            while not woken.empty():
+                woken.get_nowait()
+            await other.create("/none")
+            assert await woken.get() == "data"
+
+
+async def test_out_of_contact_for_a_whole_timeout_the_session_is_given_up_without_asking(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts, session_timeout_s=1.0) as zk:
+        session, states = zk.session_id, states_of(zk)
+        port = toxic.port
+        toxic.refuse()
+        toxic.cut()
+        assert await until(states, LOST) == [SUSPENDED, LOST]
+        assert zk.session_id == 0
+        with pytest.raises(NotConnectedError):
+            await zk.get("/")
+        await toxic.listen(port)
+        assert await until(states, CONNECTED) == [CONNECTED]
+        assert zk.session_id != session
+
+
+async def test_a_node_deleted_while_we_were_away_is_told(zookeeper_hosts: str) -> None:
+    async with (
+        await ZooKeeper.connect(zookeeper_hosts) as other,
+        Toxic(zookeeper_hosts) as toxic,
+        await ZooKeeper.connect(toxic.hosts) as zk,
+    ):
+        for name in ("/deleted", "/changed", "/parent", "/same"):
+            await other.create(name)
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        for name in ("/deleted", "/changed", "/created", "/same"):
+            zk.watch_data(name, lambda name=name: heard.put_nowait(name))  # type: ignore[misc]
+        zk.watch_children("/parent", lambda: heard.put_nowait("/parent"))
+        zk.watch_tree("/tree", lambda path: heard.put_nowait(f"/tree {path}"))
+        await zk.exists("/")
+        states, port = states_of(zk), toxic.port
+        toxic.refuse()
+        toxic.cut()
+        await until(states, SUSPENDED)
+        await other.delete("/deleted", ANY_VERSION)
+        await other.set("/changed", b"x", ANY_VERSION)
+        await other.create("/created")
+        await other.create("/parent/child")
+        await toxic.listen(port)
+        async with asyncio.timeout(10):
+            told = {await heard.get() for _ in range(5)}
+        assert told == {"/deleted", "/changed", "/created", "/parent", "/tree None"}
+        await zk.sync("/")
+        assert heard.empty(), "what did not change is not told"
+        await other.create("/deleted")
+        assert await heard.get() == "/deleted"
+
+
+async def test_more_watches_than_fit_a_packet_are_set_again(zookeeper_hosts: str) -> None:
+    async with (
+        await ZooKeeper.connect(zookeeper_hosts) as other,
+        Toxic(zookeeper_hosts) as toxic,
+        await ZooKeeper.connect(toxic.hosts) as zk,
+    ):
+        heard: asyncio.Queue[int] = asyncio.Queue()
+        paths = [f"/{i:06d}{'x' * 300}" for i in range(6000)]  # 1.8 MB of paths
+        for i, path in enumerate(paths):
+            zk.watch_data(path, lambda i=i: heard.put_nowait(i))  # type: ignore[misc]
+        await zk.exists("/")
+        states = states_of(zk)
+        toxic.cut()
+        await until(states, CONNECTED)
+        await zk.exists("/")
+        for i in (0, 3000, 5999):
+            await other.create(paths[i])
+        async with asyncio.timeout(10):
+            assert [await heard.get() for _ in range(3)] == [0, 3000, 5999]
+        assert (zk.generation, toxic.accepted) == (1, 2)
+
+
+async def test_a_connection_cut_while_watches_are_set_again_is_tried_again(zookeeper_hosts: str) -> None:
+    async with (
+        await ZooKeeper.connect(zookeeper_hosts) as other,
+        Toxic(zookeeper_hosts) as toxic,
+        await ZooKeeper.connect(toxic.hosts) as zk,
+    ):
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        zk.watch_data("/w", lambda: heard.put_nowait("/w"))
+        await zk.exists("/")
+        states = states_of(zk)
+        toxic.cut_in_request_after = 60  # the handshake passes, what follows it does not
+        toxic.cut()
+        assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
+        assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
+        await zk.exists("/")
+        await other.create("/w")
+        assert await heard.get() == "/w"
+
+
+async def test_credentials_are_replayed_before_anything_is_asked(zookeeper_hosts: str) -> None:
+    def restricted() -> None:
+        kazoo = KazooClient(hosts=zookeeper_hosts)
+        kazoo.start()
+        try:
+            kazoo.create("/secret", b"s", acl=[make_digest_acl("user", "word", all=True)])
+        finally:
+            kazoo.stop()
+            kazoo.close()
+
+    await asyncio.to_thread(restricted)
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts) as zk:
+        await zk.add_auth("digest", b"user:word")
+        assert (await zk.get("/secret"))[0] == b"s"
+        states = states_of(zk)
+        toxic.cut()
+        await until(states, CONNECTED)
+        assert (await zk.get("/secret"))[0] == b"s"
+
+
+async def test_a_server_that_speaks_no_zookeeper_is_passed_over(zookeeper_hosts: str) -> None:
+    async def babble(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(4)
+        writer.write(b"\x7f\xff\xff\xffHTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(babble, "127.0.0.1", 0)
+    async with server:
+        hosts = [f"127.0.0.1:{server.sockets[0].getsockname()[1]}", zookeeper_hosts.partition("/")[0]]
+        async with await ZooKeeper.connect(",".join(hosts), rng=first_in(hosts)) as zk:
+            assert await zk.exists("/") is not None
+
+
+async def test_close_without_a_server_does_not_wait_for_one(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic:
+        zk = await ZooKeeper.connect(toxic.hosts, session_timeout_s=10.0)
+        states = states_of(zk)
+        toxic.refuse()
+        toxic.cut()
+        await until(states, SUSPENDED)
+        async with asyncio.timeout(2):
+            await zk.close()
+        assert await until(states, LOST) == [LOST]
+
+
+async def test_close_with_a_frozen_server_does_not_wait_for_it(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic:
+        zk = await ZooKeeper.connect(toxic.hosts, session_timeout_s=10.0)
+        toxic.silence_replies = True
+        async with asyncio.timeout(5):
+            await zk.close()
+
+
+async def test_cancelled_calls_leave_the_connection_in_step(zookeeper_hosts: str) -> None:
+    async with await ZooKeeper.connect(zookeeper_hosts) as zk:
+        await zk.create("/c", b"0")
+        for i in range(100):
+            async with asyncio.TaskGroup() as tasks:
+                task = tasks.create_task(zk.set("/c", str(i).encode(), ANY_VERSION), name="set")
+                await asyncio.sleep(0)
+                task.cancel()
+        assert (await zk.get("/c"))[0] == b"99"
+        assert zk.generation == 1
