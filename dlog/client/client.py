@@ -1,0 +1,405 @@
+"""What an application holds.
+
+    async with dlog.connect("dlog://127.0.0.1:7400") as client:
+        place = await client.append("orders", b"...")
+        async for record in client.read("orders", start=place):
+            ...
+
+The law of this file: it is a face. Batches and their fate are producer.py, reads are reader.py, who serves what is
+routing.py. An error says by its `remedy` what to do, and by `outcome_unknown` whether the record may still appear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from types import TracebackType
+from typing import Any
+
+from dlog.client.address import parse_target
+from dlog.client.lifetime import Lifetime
+from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
+from dlog.client.position import Position, position
+from dlog.client.producer import BatchResult, Producer
+from dlog.client.reader import Reader
+from dlog.client.record import Record, RecordBatch
+from dlog.client.routing import Router
+from dlog.errors import (
+    ClosedError,
+    DLogError,
+    InvalidRequestError,
+    RecordTooLargeError,
+    StreamExistsError,
+    StreamNotFoundError,
+)
+from dlog.model.dlsn import DLSN, parse
+from dlog.model.ids import TXID_MAX, stream_name
+from dlog.wire import proxy
+
+LIST_LIMIT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class AppendSummary:
+    """What `append_many` wrote: its records in order, as one or more batches."""
+
+    batches: tuple[BatchResult, ...]
+
+    @property
+    def count(self) -> int:
+        return sum(b.count for b in self.batches)
+
+    @property
+    def first(self) -> DLSN | None:
+        """Place of the first record; None if there was none."""
+        return self.batches[0].first if self.batches else None
+
+    @property
+    def last(self) -> DLSN | None:
+        """Place of the last record; None if there was none."""
+        return self.batches[-1].last if self.batches else None
+
+    def dlsns(self) -> list[DLSN]:
+        """The place of every record, in the order given."""
+        return [b.first.next_slot(i) for b in self.batches for i in range(b.count)]
+
+
+class Client:
+    """Any number of streams of one cluster. Made by `connect`; belongs to one event loop and one process."""
+
+    def __init__(self, addresses: tuple[str, ...], options: ClientOptions) -> None:
+        self.addresses = addresses
+        self.options = options
+        self._pid = os.getpid()
+        self._router: Router | None = None
+        self._producers: dict[str, Producer] = {}
+        self._life: Lifetime | None = None
+        self._broken: DLogError | None = None
+
+    async def __aenter__(self) -> Client:
+        self._router = Router(self.addresses, self.options, random.Random(os.urandom(8)))
+        self._life = Lifetime("dlog client", self._on_defect)
+        await self._life.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(orderly=kind is None)
+
+    async def close(self, *, orderly: bool = True) -> None:
+        """Wait for batches under way (at most `close_deadline_s`, and only if `orderly`), then let go. Idempotent.
+
+        Appends that are still unanswered fail with ClosedError, which says for each whether its outcome is unknown.
+        """
+        if self._life is None or self._router is None:
+            return
+        if orderly and self._broken is None:
+            try:
+                async with asyncio.timeout(self.options.close_deadline_s):
+                    for producer in tuple(self._producers.values()):
+                        await producer.wait_idle()
+            except TimeoutError:
+                pass  # each append that is left over says so itself
+        self._broken = self._broken or ClosedError("this client is closed")
+        for producer in self._producers.values():
+            producer.close()
+        self._producers.clear()
+        self._router.close()
+        await self._life.stop()
+
+    # ---- writing ----------------------------------------------------------------------------------------------------
+
+    async def append(self, stream: str, payload: bytes, *, txid: int | None = None) -> DLSN:
+        """Append one record; return its place once it is durable on an ack quorum.
+
+        payload: at most RECORD_BYTES_MAX bytes. txid: not below the stream's last one; None lets the owner take the
+        time in ms. Appends of concurrent tasks travel together; records awaited one by one in a single task do not.
+        Raises RecordTooLargeError, TxidOutOfOrderError, StreamNotFoundError, EndOfStreamError (not written);
+        RequestTimeoutError, ProducerUnknownError, ClosedError, which say by `outcome_unknown` if it may be.
+        Cancelling forgets the waiter only: a record that was taken is still written.
+        """
+        producer = self._producer(stream)
+        data = _payload(payload)
+        _check_txid(txid)
+        if not producer.has_room:
+            await producer.wait_room()
+        return await producer.add(data, txid)
+
+    async def append_batch(self, stream: str, payloads: Sequence[bytes], *, txid: int | None = None) -> BatchResult:
+        """Append records as one record set: all or none, in consecutive slots of one entry, under one txid.
+
+        Together at most RECORD_BYTES_MAX bytes, counting 4 more for each. Raises as `append` does, and
+        InvalidRequestError for an empty batch. Cancelling forgets the waiter only.
+        """
+        producer = self._producer(stream)
+        if not payloads:
+            raise InvalidRequestError("a batch has at least one record")
+        _check_txid(txid)
+        if not producer.has_room:
+            await producer.wait_room()
+        return await producer.add_batch([_payload(p) for p in payloads], txid)
+
+    async def append_many(
+        self,
+        stream: str,
+        payloads: Iterable[bytes] | AsyncIterable[bytes],
+        *,
+        on_written: Callable[[BatchResult], None] | None = None,
+    ) -> AppendSummary:
+        """Append any number of records in order, as batches that follow each other closely; return where they lie.
+
+        on_written: told of each batch, in order, as it becomes durable. The first failure ends it and is raised; what
+        came before it in order is written (and was told), what came after may be: its outcome is unknown if the
+        error's is. Cancelling stops taking records; those taken are still written.
+        """
+        pipeline = Pipeline(self._producer(stream), on_written)
+        size_max = self.options.batch_bytes_max
+        size = 0
+        gathered: list[bytes] = []
+        source = payloads if isinstance(payloads, AsyncIterable) else _each(payloads)
+        async for payload in source:
+            more = len(payload) + 4
+            if gathered and size + more > size_max:
+                await pipeline.put(gathered)
+                size, gathered = 0, []
+            gathered.append(_payload(payload))
+            size += more
+        if gathered:
+            await pipeline.put(gathered)
+        return AppendSummary(tuple(await pipeline.finish()))
+
+    def pipeline(self, stream: str, on_written: Callable[[BatchResult], None] | None = None) -> Pipeline:
+        """Append batch after batch without waiting for each: what `append_many` is made of."""
+        return Pipeline(self._producer(stream), on_written)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        stream: str,
+        start: Position | DLSN | str | datetime | None = None,
+        *,
+        follow: bool = False,
+        limit: int | None = None,
+    ) -> AsyncGenerator[Record, None]:
+        """Records in order from `start` on (see dlog.client.position), each once.
+
+        Ends at the tail as of now; with follow it waits there for more. A sealed stream ends either way. limit: at most
+        this many records. Raises StreamNotFoundError, TruncatedError, DamagedError; RequestTimeoutError when nobody has
+        served the read for `read_deadline_s`. A proxy's death in between is not seen. Cancelling loses nothing.
+        """
+        batches = self.read_batches(stream, start, follow=follow, limit=limit)
+        try:
+            async for batch in batches:
+                for record in batch:
+                    yield record
+        finally:
+            await batches.aclose()
+
+    async def read_batches(
+        self,
+        stream: str,
+        start: Position | DLSN | str | datetime | None = None,
+        *,
+        follow: bool = False,
+        limit: int | None = None,
+    ) -> AsyncGenerator[RecordBatch, None]:
+        """As `read`, in the batches the records came in: the fast way for many small records."""
+        router = self._check(stream)
+        if limit is not None and limit < 1:
+            if limit < 0:
+                raise InvalidRequestError(f"a limit is not negative: limit={limit}")
+            return
+        left = limit
+        reader = Reader(stream, position(start), follow=follow, router=router, options=self.options)
+        batches = reader.batches()
+        try:
+            async for batch in batches:
+                if left is not None:
+                    batch = batch.first_n(left)
+                    left -= len(batch)
+                yield batch
+                if left == 0:
+                    return
+        finally:
+            await batches.aclose()
+
+    # ---- streams ----------------------------------------------------------------------------------------------------
+
+    async def create(self, stream: str, **settings: Any) -> None:
+        """Create a stream.
+
+        settings: store, ensemble, write_quorum, ack_quorum, segment_bytes, segment_age_s, retention_s.
+        Raises StreamExistsError, InvalidStreamNameError, InvalidRequestError (a setting).
+        """
+        router = self._check(stream)
+        await router.ask(lambda request: proxy.Create(request, stream, settings), settled_by=StreamExistsError)
+
+    async def delete(self, stream: str) -> None:
+        """Delete a stream and all its records. Raises StreamNotFoundError."""
+        router = self._check(stream)
+        await router.ask(lambda request: proxy.Delete(request, stream), stream=stream, settled_by=StreamNotFoundError)
+
+    async def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:
+        """Let records before `dlsn` go, by whole segments. The point only moves forward."""
+        router = self._check(stream)
+        place = parse(dlsn) if isinstance(dlsn, str) else dlsn
+        return await router.ask(lambda request: proxy.Truncate(request, stream, (*place,)), stream=stream)
+
+    async def seal(self, stream: str) -> dict[str, Any]:
+        """End a stream for good after what is acknowledged now. Idempotent."""
+        router = self._check(stream)
+        return await router.ask(lambda request: proxy.Seal(request, stream), stream=stream)
+
+    async def stat(self, stream: str) -> dict[str, Any]:
+        """What is known of a stream (docs/protocol.md, Stat)."""
+        router = self._check(stream)
+        return await router.ask(lambda request: proxy.Stat(request, stream), stream=stream)
+
+    async def streams(self) -> AsyncGenerator[str, None]:
+        """Names of all streams, in order."""
+        router = self._check(None)
+        after = ""
+        while True:
+            page = await router.ask(partial(_list, after=after))
+            names = [str(name) for name in page.get("streams", ())]
+            for name in names:
+                yield name
+            if len(names) < LIST_LIMIT:
+                return
+            after = names[-1]
+
+    async def owner(self, stream: str) -> dict[str, Any]:
+        """Who writes a stream: {"location": "host:port", "epoch": n}; somebody is asked to if nobody does."""
+        router = self._check(stream)
+        return await router.ask(lambda request: proxy.GetOwner(request, stream, None))
+
+    async def owners(self) -> list[dict[str, Any]]:
+        """Every stream that is owned now, as the write proxies we know say: stream, epoch, state, location."""
+        return await self._check(None).owned()
+
+    async def release(self, stream: str) -> dict[str, Any]:
+        """Ask the owner to hand the stream back, at a good place; the next append finds another."""
+        router = self._check(stream)
+        return await router.ask(lambda request: proxy.Release(request, stream), stream=stream)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _check(self, stream: str | None) -> Router:
+        if self._broken is not None:
+            raise self._broken
+        if self._router is None:
+            raise ClosedError("open the client first: async with dlog.connect(...) as client")
+        if os.getpid() != self._pid:
+            raise ClosedError("this client was opened by the process that forked this one; open another here")
+        if stream is not None:
+            stream_name(stream)
+        return self._router
+
+    def _producer(self, stream: str) -> Producer:
+        producer = self._producers.get(stream)
+        if producer is None or self._broken is not None or os.getpid() != self._pid:
+            router = self._check(stream)
+            assert self._life is not None
+            producer = self._producers[stream] = Producer(stream, router, self.options)
+            self._life.spawn(producer.run(), f"dlog producer {stream}")
+        return producer
+
+    def _on_defect(self, error: BaseException) -> None:
+        """Something inside failed that never should: nobody may wait for ever."""
+        self._broken = ClosedError(f"this client failed inside and is closed: {error!r}", outcome_unknown=True)
+        self._broken.__cause__ = error
+        for producer in self._producers.values():
+            producer.close()
+
+
+class Pipeline:
+    """Batches of one stream that follow each other without waiting for answers; answers are told in order."""
+
+    def __init__(self, producer: Producer, on_written: Callable[[BatchResult], None] | None = None) -> None:
+        self._producer = producer
+        self._on_written = on_written
+        self._waiting: list[asyncio.Future[BatchResult]] = []
+        self._told = 0
+        self._results: list[BatchResult] = []
+
+    async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
+        """Take one batch (see `Client.append_batch`), waiting while too much is under way.
+
+        Raises the first failure among the batches before it; then nothing was taken.
+        """
+        self._tell()
+        if not self._producer.has_room:
+            await self._producer.wait_room()
+            self._tell()
+        future = self._producer.add_batch(payloads, txid)
+        future.add_done_callback(_seen)
+        self._waiting.append(future)
+
+    async def finish(self) -> list[BatchResult]:
+        """Wait until all are durable; where each lies, in order. Raises the first failure."""
+        while self._told < len(self._waiting):
+            await asyncio.wait((self._waiting[self._told],))
+            self._tell()
+        return self._results
+
+    def _tell(self) -> None:
+        while self._told < len(self._waiting) and self._waiting[self._told].done():
+            result = self._waiting[self._told].result()
+            self._told += 1
+            self._results.append(result)
+            if self._on_written is not None:
+                self._on_written(result)
+        if self._told > 1024:
+            del self._waiting[: self._told]
+            self._told = 0
+
+
+def connect(target: str, *, options: ClientOptions | None = None, **changes: Any) -> Client:
+    """A client of the cluster at `dlog://host:port[,host:port]`, to be used as `async with`.
+
+    Addresses are of write or read proxies, a few of each are enough; the rest is found through them. changes: fields of
+    ClientOptions. Nothing is connected before the first use. Raises InvalidRequestError.
+    """
+    try:
+        chosen = options if options is not None else ClientOptions(**changes)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"not an option of a client, {error}") from error
+    return Client(parse_target(target), chosen)
+
+
+def _list(request: int, after: str) -> proxy.List:
+    return proxy.List(request, after, LIST_LIMIT)
+
+
+async def _each(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for payload in payloads:
+        yield payload
+
+
+def _payload(given: object) -> bytes:
+    payload = given
+    if not isinstance(payload, bytes):
+        if not isinstance(payload, bytearray | memoryview):
+            raise InvalidRequestError(f"a record is bytes, encode it first: type={type(payload).__name__}")
+        payload = bytes(payload)
+    if len(payload) > RECORD_BYTES_MAX:
+        raise RecordTooLargeError(f"a record has at most {RECORD_BYTES_MAX} bytes: bytes={len(payload)}")
+    return payload
+
+
+def _check_txid(txid: int | None) -> None:
+    if txid is not None and not 0 <= txid <= TXID_MAX:
+        raise InvalidRequestError(f"a transaction id lies between 0 and {TXID_MAX}: txid={txid}")
+
+
+def _seen(future: asyncio.Future[BatchResult]) -> None:
+    """A failure is raised by the first batch that has it; the others' must not be reported as forgotten."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,380 @@
+"""One connection to one proxy: questions out, answers back to whoever asked.
+
+The law of this file: everything happens in the loop's callbacks, no task and no stream; what is sent in one turn of the
+loop goes out in one write; a connection that is silent while a question is open is asked whether it lives and given up
+when it does not answer. When it ends, everybody who waits here hears ConnectionLostError once, and nobody hears
+anything after that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from dlog.client.address import split_address
+from dlog.client.options import ClientOptions
+from dlog.errors import (
+    ConnectionLostError,
+    DLogError,
+    EndedError,
+    ProtocolError,
+    SequenceGapError,
+    TruncatedError,
+    UnavailableError,
+    from_wire,
+)
+from dlog.model.dlsn import DLSN, of
+from dlog.wire import proxy
+from dlog.wire.proxy_codec import FrameDecoder, encode
+
+B = TypeVar("B", contravariant=True)
+
+
+class WriterPort(Protocol[B]):
+    """Who sends batches over a connection (a producer). `batch` is whatever was handed to `write`."""
+
+    def on_written(self, batch: B, dlsn: DLSN, txid: int, duplicate: bool) -> None:
+        """The batch is durable from `dlsn` on."""
+        ...
+
+    def on_refused(self, connection: Connection, batch: B, error: DLogError) -> None:
+        """The server answered this batch with an error."""
+        ...
+
+    def on_lost(self, connection: Connection, error: DLogError) -> None:
+        """The connection is gone; nothing written here and unanswered will be answered."""
+        ...
+
+    def on_moved(self, connection: Connection, location: str | None) -> None:
+        """The server drains: take new batches elsewhere. Those under way are still answered here."""
+        ...
+
+    def on_writable(self) -> None:
+        """The connection takes bytes again."""
+        ...
+
+
+class ReaderPort(Protocol):
+    """Who reads over a connection."""
+
+    def on_entries(self, entries: proxy.Entries) -> None: ...
+
+    def on_event(self, event: proxy.ReaderEvent) -> None: ...
+
+    def on_failed(self, error: DLogError) -> None:
+        """The reader is over: refused by the server, or its connection is gone."""
+        ...
+
+
+class Connection(asyncio.Protocol):
+    """Open with `Connection.open`. Not thread-safe, like everything on a loop."""
+
+    def __init__(self, address: str, options: ClientOptions, loop: asyncio.AbstractEventLoop) -> None:
+        self.address = address
+        self.role = ""
+        self.limits: dict[str, int] = {}
+        self.is_open = False
+        self.is_draining = False  # the server said that it goes away
+        self.is_paused = False  # its receive window is full
+        self.error: DLogError | None = None
+        self._options = options
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._decoder = FrameDecoder(options.frame_bytes_max)
+        self._farewell: DLogError | None = None
+        self._request = 0
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._written: dict[int, tuple[WriterPort[Any], Any, int]] = {}  # request -> writer, batch, count
+        self._writers: list[WriterPort[Any]] = []
+        self._readers: dict[int, ReaderPort] = {}
+        self._out: list[bytes | bytearray | memoryview] = []
+        self._flush_due = False
+        self._heard_s = loop.time()
+        self._pinged_s: float | None = None
+        self._beat: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def open(cls, address: str, options: ClientOptions) -> Connection:
+        """Connect and shake hands.
+
+        Raises UnavailableError when nobody answers there within `connect_timeout_s`, UnsupportedVersionError or
+        ProtocolError when what answers is not a proxy we can talk to. Cancelling closes what was opened.
+        """
+        host, port = split_address(address)
+        loop = asyncio.get_running_loop()
+        connection = cls(address, options, loop)
+        try:
+            async with asyncio.timeout(options.connect_timeout_s):
+                await loop.create_connection(lambda: connection, host, port)
+                hello = await connection.ask(
+                    lambda request: proxy.Hello(
+                        request, proxy.PROTOCOL_VERSION, proxy.PROTOCOL_VERSION, "client", f"python:{os.getpid()}"
+                    )
+                )
+        except TimeoutError as error:
+            connection.close()
+            raise UnavailableError(
+                f"no answer within {options.connect_timeout_s:g} s: address={address}", outcome_unknown=False
+            ) from error
+        except OSError as error:
+            raise UnavailableError(f"{_why(error)}: address={address}") from error
+        except ConnectionLostError as error:
+            raise UnavailableError(f"closed during the greeting: address={address}") from error
+        except BaseException:
+            connection.close()
+            raise
+        if not isinstance(hello, proxy.Welcome):
+            connection.close()
+            raise ProtocolError(f"what answers does not greet like a proxy: address={address}")
+        connection.role = hello.role
+        connection.limits = dict(hello.limits)
+        connection.is_open = True
+        return connection
+
+    # ---- asking ---------------------------------------------------------------------------------------------------
+
+    async def ask(self, question: Callable[[int], proxy.Question]) -> Any:
+        """Ask what has one answer: the result map of Done, or the Welcome. `question` is given the request's number.
+
+        Raises what the server answered, or ConnectionLostError. Cancelling forgets the waiter; it may still be done.
+        """
+        self._check()
+        request = self._next_request()
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        self._asked[request] = answer
+        self._send(question(request))
+        try:
+            return await answer
+        finally:
+            self._asked.pop(request, None)
+
+    def attach(self, writer: WriterPort[Any]) -> None:
+        """Tell this writer of loss, drain and flow control from now on."""
+        self._check()
+        self._writers.append(writer)
+
+    def detach(self, writer: WriterPort[Any]) -> None:
+        """Tell it nothing more, but for answers to what it wrote here."""
+        if writer in self._writers:
+            self._writers.remove(writer)
+
+    def write(
+        self,
+        writer: WriterPort[B],
+        batch: B,
+        *,
+        stream: str,
+        producer: bytes,
+        sequence: int,
+        count: int,
+        txid: int | None,
+        crc: int,
+        retry: bool,
+        body: bytes,
+    ) -> None:
+        """Send one batch; `writer` hears of it. Requests of one turn have consecutive numbers."""
+        request = self._next_request()
+        self._written[request] = (writer, batch, count)
+        self._send(proxy.Write(request, stream, producer, sequence, count, txid, crc, retry, body))
+
+    def read(self, reader: ReaderPort, question: Callable[[int], proxy.Read]) -> int:
+        """Open a reader; returns its number, for `credit` and `cancel`."""
+        self._check()
+        request = self._next_request()
+        self._readers[request] = reader
+        self._send(question(request))
+        return request
+
+    def credit(self, request: int, size: int) -> None:
+        """Let the server push `size` more bytes to this reader."""
+        if request in self._readers and self.error is None:
+            self._send(proxy.Credit(request, size))
+
+    def cancel(self, request: int) -> None:
+        """End a reader. It hears nothing more."""
+        if self._readers.pop(request, None) is not None and self.error is None:
+            self._send(proxy.Cancel(request))
+
+    def close(self) -> None:
+        """Send what waits, then close. Whoever still waits here hears ConnectionLostError."""
+        if self._transport is None or self.error is not None:
+            return
+        self._flush()
+        self._transport.close()
+        self._end(ConnectionLostError(f"closed by this client: address={self.address}"))
+
+    def give_up(self, reason: str) -> None:
+        """Cut the connection: this server is not to be trusted to answer."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end(ConnectionLostError(f"{reason}: address={self.address}"))
+
+    # ---- asyncio's side -------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=1024 * 1024)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._loop.time()
+        self._pinged_s = None
+        try:
+            for message in self._decoder.feed(data):
+                self._dispatch(message)
+        except ProtocolError as error:
+            self.give_up(f"not our protocol, {error.message}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        why = _why(exc) if isinstance(exc, OSError) else "connection closed by the server"
+        if self._farewell is not None:
+            why = f"closed by the server, {self._farewell.message}"
+        self._end(ConnectionLostError(f"{why}: address={self.address}"))
+
+    def pause_writing(self) -> None:
+        self.is_paused = True
+
+    def resume_writing(self) -> None:
+        self.is_paused = False
+        for writer in tuple(self._writers):
+            writer.on_writable()
+
+    # ---- inside ---------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, message: proxy.Message) -> None:
+        if self.error is not None:
+            return
+        match message:
+            case proxy.Written():
+                self._on_written(message)
+            case proxy.Entries():
+                reader = self._readers.get(message.request)
+                if reader is not None:
+                    reader.on_entries(message)
+            case proxy.ReaderEvent():
+                reader = self._readers.get(message.request)
+                if reader is not None:
+                    reader.on_event(message)
+            case proxy.Done():
+                self._answer(message.request, message.result)
+            case proxy.Welcome():
+                self._answer(message.request, message)
+            case proxy.Failed():
+                self._on_failed(message)
+            case proxy.GoAway():
+                self.is_draining = True
+                for writer in tuple(self._writers):
+                    writer.on_moved(self, message.location)
+            case _:
+                raise ProtocolError(f"a server does not send this: message={type(message).__name__}")
+
+    def _answer(self, request: int, result: Any) -> None:
+        asked = self._asked.get(request)
+        if asked is not None and not asked.done():
+            asked.set_result(result)
+
+    def _on_written(self, message: proxy.Written) -> None:
+        if not 0 <= message.last - message.first < len(self._written):
+            raise ProtocolError(f"an answer to more than was asked: first={message.first} last={message.last}")
+        segment, entry, slot = message.dlsn
+        for request in range(message.first, message.last + 1):
+            found = self._written.pop(request, None)
+            if found is None:
+                raise ProtocolError(f"an answer to a batch that was not sent: request={request}")
+            writer, batch, count = found
+            writer.on_written(batch, of(segment, entry, slot), message.txid, message.duplicate)
+            slot += count
+
+    def _on_failed(self, message: proxy.Failed) -> None:
+        error = failure(message)
+        if message.request == 0:  # an answer to no question: the server says why it closes
+            self._farewell = error
+            return
+        written = self._written.pop(message.request, None)
+        if written is not None:
+            written[0].on_refused(self, written[1], error)
+            return
+        reader = self._readers.pop(message.request, None)
+        if reader is not None:
+            reader.on_failed(error)
+            return
+        asked = self._asked.get(message.request)
+        if asked is not None and not asked.done():
+            asked.set_exception(error)
+
+    def _end(self, error: DLogError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        self.is_open = False
+        if self._beat is not None:
+            self._beat.cancel()
+        for asked in self._asked.values():
+            if not asked.done():
+                asked.set_exception(error)
+        readers, self._readers = self._readers, {}
+        writers, self._writers = self._writers, []
+        self._written.clear()
+        self._out.clear()
+        for reader in readers.values():
+            reader.on_failed(error)
+        for writer in writers:
+            writer.on_lost(self, error)
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise ConnectionLostError(self.error.message, outcome_unknown=False)
+
+    def _next_request(self) -> int:
+        self._request += 1
+        return self._request
+
+    def _send(self, message: proxy.Message) -> None:
+        self._out.extend(encode(message))
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+        if self._beat is None:
+            self._heard_s = self._loop.time()
+            self._beat = self._loop.call_later(self._options.ping_after_s, self._on_beat)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        if self._out and self._transport is not None and self.error is None:
+            out, self._out = self._out, []
+            self._transport.writelines(out)
+
+    def _on_beat(self) -> None:
+        """Ask a silent server whether it lives. Runs only while a question is open."""
+        self._beat = None
+        if self.error is not None or not (self._asked or self._written or self._readers):
+            return
+        now_s = self._loop.time()
+        if self._pinged_s is not None and now_s - self._pinged_s >= self._options.lost_after_s:
+            self.give_up(f"silent for {now_s - self._heard_s:.1f} s")
+            return
+        if self._pinged_s is None and now_s - self._heard_s >= self._options.ping_after_s:
+            self._pinged_s = now_s
+            self._out.extend(encode(proxy.Ping(self._next_request())))
+            self._flush()
+        self._beat = self._loop.call_later(self._options.ping_after_s, self._on_beat)
+
+
+def failure(message: proxy.Failed) -> DLogError:
+    """The error a Failed frame stands for, with what its detail tells."""
+    error = from_wire(message.code, message.message, message.location, message.outcome_unknown)
+    if isinstance(error, SequenceGapError):
+        error.expected = int(message.detail.get("expected", -1))
+    elif isinstance(error, EndedError) and isinstance(error, TruncatedError) and "first" in message.detail:
+        error.first = str(of(*message.detail["first"]))
+    return error
+
+
+def _why(error: OSError | None) -> str:
+    if isinstance(error, ConnectionRefusedError):
+        return "nobody listens there"
+    if isinstance(error, ConnectionResetError):
+        return "connection reset"
+    return (error.strerror or str(error)).lower() if error is not None else "connection closed"

@@ -1,0 +1,64 @@
+"""Entry payloads into batches of records: control records left out, sets opened, checksums proven.
+
+The law of this file: bytes that were checksummed by their producer are delivered only if the checksum still holds. The
+checksums stand in the note at the end of each entry of ours (dlog/log/note.py); entries of a Java writer have none and
+rest on the ledger's digest alone.
+"""
+
+from __future__ import annotations
+
+from dlog.client.record import RecordBatch, place
+from dlog.errors import DamagedError
+from dlog.log.note import decode_note, is_note
+from dlog.wire import proxy
+from dlog.wire.digest import crc32c
+from dlog.wire.entry import decode_records, parse_record_set
+
+
+def decode_entries(entries: proxy.Entries) -> list[RecordBatch]:
+    """The batches of one frame, in order. Raises DamagedError with the place of what does not verify."""
+    batches: list[RecordBatch] = []
+    body = memoryview(entries.body)
+    at, entry, skip = 0, entries.first_entry, entries.skip
+    for length in entries.lengths:
+        found = decode_one(body[at : at + length], entries.segment, entry)
+        if skip:
+            found = [rest for batch in found if (rest := batch.from_slot(skip)) is not None]
+            skip = 0
+        batches += found
+        at += length
+        entry += 1
+    return batches
+
+
+def decode_one(payload: memoryview, segment: int, entry: int) -> list[RecordBatch]:
+    """The batches of one entry. Raises DamagedError."""
+    try:
+        records = decode_records(payload)
+        unix_ms, sums = 0, dict[int, int]()
+        for record in reversed(records):
+            if record.is_control and is_note(record.payload):
+                note = decode_note(record.payload)
+                unix_ms = note.unix_ms
+                sums = {batch.slot: batch.crc for batch in note.batches}
+                break
+        batches: list[RecordBatch] = []
+        for record in records:
+            if not record.is_user:
+                continue
+            if record.is_set:
+                expected = sums.get(record.slot)
+                if expected is not None and crc32c(record.payload) != expected:
+                    raise DamagedError(f"the producer's checksum does not match: slot={record.slot}")
+                payloads = parse_record_set(record.payload)
+                if payloads:
+                    batches.append(RecordBatch(place(segment, entry, record.slot), record.txid, unix_ms, payloads))
+            elif batches and batches[-1].txid == record.txid and batches[-1].last.slot == record.slot - 1:
+                batches[-1].payloads.append(bytes(record.payload))
+            else:
+                batches.append(
+                    RecordBatch(place(segment, entry, record.slot), record.txid, unix_ms, [bytes(record.payload)])
+                )
+    except DamagedError as error:
+        raise DamagedError(f"{error.message} at segment={segment} entry={entry}") from error
+    return batches

@@ -1,0 +1,63 @@
+"""Where a read begins: a DLSN, a transaction id, a time, the first record there is, or the tail."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from dlog.errors import InvalidRequestError
+from dlog.model.dlsn import DLSN, parse
+from dlog.model.ids import TXID_MAX
+from dlog.wire.proxy import Start
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Made by `at_dlsn`, `at_txid`, `at_time`, or one of START and TAIL."""
+
+    kind: Start
+    value: Any = None
+
+
+#: the first record that is kept
+START = Position(Start.START)
+#: whatever is written from now on
+TAIL = Position(Start.TAIL)
+
+
+def at_dlsn(dlsn: DLSN | str) -> Position:
+    """From this place on; if it holds no record, from the next that does. Raises InvalidRequestError."""
+    place = parse(dlsn) if isinstance(dlsn, str) else dlsn
+    return Position(Start.DLSN, list(place))
+
+
+def at_txid(txid: int) -> Position:
+    """From the first record whose transaction id is `txid` or above. Raises InvalidRequestError."""
+    if not 0 <= txid <= TXID_MAX:
+        raise InvalidRequestError(f"a transaction id lies between 0 and {TXID_MAX}: txid={txid}")
+    return Position(Start.TXID, txid)
+
+
+def at_time(when: datetime | float) -> Position:
+    """From the first record taken at or after `when`: a datetime (naive: local time) or unix seconds."""
+    seconds = when.timestamp() if isinstance(when, datetime) else float(when)
+    if not 0 <= seconds < 2**53:
+        raise InvalidRequestError(f"a time is given in unix seconds or as a datetime: time={when!r}")
+    return Position(Start.TIME, int(seconds * 1000))
+
+
+def position(start: Position | DLSN | str | datetime | None) -> Position:
+    """What `read(start=...)` accepts: a Position, a DLSN or its text, a datetime, "start", "tail", None (the start)."""
+    match start:
+        case None | "start":
+            return START
+        case "tail":
+            return TAIL
+        case Position():
+            return start
+        case DLSN() | str():
+            return at_dlsn(start)
+        case datetime():
+            return at_time(start)
+    raise InvalidRequestError(f"not a place to read from, use a DLSN, at_txid(n), at_time(t), START or TAIL: {start!r}")

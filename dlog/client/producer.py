@@ -1,0 +1,578 @@
+"""One stream's writer: records gather into batches, batches go out in order, and each is answered exactly once.
+
+The law of this file:
+- Batches form by back-pressure. An open batch goes out at the end of the loop's turn while few are under way; with more
+  under way it waits and grows, and goes when it is full or when answers make room. No delay is ever added.
+- A batch carries (producer, sequence) from its first sending on and keeps them for as long as it may have been written.
+  Whatever was sent and not answered is sent again in order, marked as a retry; the log tells a repetition from news.
+- Only a batch that certainly was not written may get a new producer id.
+- A batch whose deadline passes fails: as never sent, or, if it was sent, as outcome unknown. What was sent behind it
+  fails with it, since it could only be written after it.
+Everything here is synchronous but `run`, which finds the stream's owner whenever there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dlog.client.backoff import Backoff
+from dlog.client.connection import Connection
+from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
+from dlog.client.routing import Router
+from dlog.errors import (
+    ClosedError,
+    DLogError,
+    ProducerUnknownError,
+    RecordTooLargeError,
+    Remedy,
+    RequestTimeoutError,
+    SequenceGapError,
+)
+from dlog.model.dlsn import DLSN, DLSN_INVALID
+from dlog.wire.digest import crc32c
+from dlog.wire.entry import build_record_set
+
+PRODUCER_ID_BYTES = 16
+_SLOT_BYTES = 4  # of length before each record of a set
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Where a batch lies: consecutive slots of one entry. DLSN_INVALID twice if the log has forgotten where."""
+
+    first: DLSN
+    last: DLSN
+    count: int
+    txid: int
+    duplicate: bool = False  # this sending was a repetition; the batch was there already
+
+
+class _Batch:
+    """Records that share a fate."""
+
+    __slots__ = (
+        "body",
+        "count",
+        "crc",
+        "deadline_s",
+        "done",
+        "future",
+        "may_be_written",
+        "payloads",
+        "sequence",
+        "size",
+        "txid",
+        "waiters",
+    )
+
+    def __init__(self, txid: int | None, deadline_s: float) -> None:
+        self.txid = txid
+        self.deadline_s = deadline_s
+        self.payloads: list[bytes] = []
+        self.size = 0  # bytes of the set's body
+        self.count = 0
+        self.body: bytes = b""  # the record set, once closed
+        self.crc = 0
+        self.sequence = -1  # given at the first sending
+        self.may_be_written = False  # a sending has not been answered
+        self.done = False
+        self.future: asyncio.Future[BatchResult] | None = None  # of an append of the whole batch
+        self.waiters: list[tuple[int, asyncio.Future[DLSN]]] = []  # of records appended one by one: (index, future)
+
+    def close(self) -> None:
+        """Make the record set; records come in no more."""
+        if not self.body:
+            self.body = build_record_set(self.payloads)
+            self.crc = crc32c(self.body)
+            self.payloads = []
+
+
+class Producer:
+    """Appends to one stream, in order. `run` must live as long as this is used."""
+
+    def __init__(
+        self,
+        stream: str,
+        router: Router,
+        options: ClientOptions,
+        new_id: Callable[[], bytes] = lambda: os.urandom(PRODUCER_ID_BYTES),
+    ) -> None:
+        self.stream = stream
+        self._router = router
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._new_id = new_id
+        self._id = new_id()
+        self._sequence = 0  # of the next record to be sent for the first time
+        self._open: _Batch | None = None
+        self._ready: deque[_Batch] = deque()  # to be sent, in order
+        self._flight: deque[_Batch] = deque()  # sent on `_connection` and not answered, in order
+        self._connection: Connection | None = None
+        self._batch_bytes_max = options.batch_bytes_max
+        self._buffered = 0
+        self._waiting_for_room: deque[asyncio.Future[None]] = deque()
+        self._first_alone = True  # nothing goes out behind the first batch until it is answered, see `_pump`
+        self._settling = False  # a batch was refused: send nothing until all under way is answered
+        self._new_producer_due = False  # the refused batch left a gap: the rest needs a new id
+        self._moving_to: str | None = None  # the server drains, or named another owner
+        self._suspect: str | None = None
+        self._obstacle: DLogError | None = None
+        self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
+        self._wake = asyncio.Event()
+        self._pause_due = False  # the last try to send or to find the owner failed
+        self._pump_due = False
+        self._resume_timer: asyncio.TimerHandle | None = None
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._idle: list[asyncio.Future[None]] = []
+        self._closed: DLogError | None = None
+
+    # ---- appending ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether an append would be taken at once."""
+        return self._buffered < self._options.buffer_bytes_max
+
+    async def wait_room(self) -> None:
+        """Wait until `has_room`; waiters go in the order they came."""
+        while not self.has_room or self._waiting_for_room:
+            turn: asyncio.Future[None] = self._loop.create_future()
+            self._waiting_for_room.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                if turn in self._waiting_for_room:
+                    self._waiting_for_room.remove(turn)
+                else:
+                    self._let_in()  # our turn had come; it is the next one's now
+                raise
+            if self.has_room:
+                self._let_in()
+                return
+
+    def add(self, payload: bytes, txid: int | None) -> asyncio.Future[DLSN]:
+        """Take one record; the future is its place. Cancelling the future forgets the waiter only.
+
+        Raises RecordTooLargeError, ClosedError (nothing taken).
+        """
+        size = len(payload) + _SLOT_BYTES
+        if size > RECORD_BYTES_MAX + _SLOT_BYTES:
+            raise _too_large(len(payload))
+        self._check()
+        batch = self._open
+        if batch is not None and (batch.txid != txid or batch.size + size > self._batch_bytes_max):
+            self._close_open()
+            batch = None
+        if batch is None:
+            batch = self._open = self._new_batch(txid)
+        waiter: asyncio.Future[DLSN] = self._loop.create_future()
+        batch.waiters.append((batch.count, waiter))
+        batch.payloads.append(payload)
+        batch.count += 1
+        batch.size += size
+        self._buffered += size
+        if not self._pump_due:
+            self._pump_soon()
+        return waiter
+
+    def add_batch(self, payloads: Sequence[bytes], txid: int | None) -> asyncio.Future[BatchResult]:
+        """Take records as one record set; the future is where they lie. Cancelling it forgets the waiter only.
+
+        Raises RecordTooLargeError if they do not fit one set (nothing taken), ClosedError.
+        """
+        size = sum(map(len, payloads)) + _SLOT_BYTES * len(payloads)
+        if size > RECORD_BYTES_MAX + _SLOT_BYTES:
+            raise _too_large(size, count=len(payloads))
+        self._check()
+        self._close_open()
+        batch = self._new_batch(txid)
+        batch.payloads = list(payloads)
+        batch.count = len(payloads)
+        batch.size = size
+        batch.close()
+        future: asyncio.Future[BatchResult] = self._loop.create_future()
+        batch.future = future
+        self._buffered += size
+        self._ready.append(batch)
+        if not self._pump_due:
+            self._pump_soon()
+        return future
+
+    async def wait_idle(self) -> None:
+        """Wait until every record taken has been answered, well or ill."""
+        if self._open is None and not self._ready and not self._flight:
+            return
+        idle: asyncio.Future[None] = self._loop.create_future()
+        self._idle.append(idle)
+        await idle
+
+    def close(self) -> None:
+        """Fail what is not answered: what was sent as outcome unknown, the rest as not written."""
+        if self._closed is not None:
+            return
+        self._closed = ClosedError("this client is closed", outcome_unknown=False)
+        self._detach()
+        self._close_open()
+        for batch in self._ready:
+            if batch.done:
+                continue
+            unknown = batch.may_be_written
+            what = "closed before the answer came" if unknown else "closed before it was sent"
+            self._fail(batch, ClosedError(f"{what}: stream={self.stream}", outcome_unknown=unknown))
+        self._ready.clear()
+        self._let_in()
+        for timer in (self._resume_timer, self._deadline_timer):
+            if timer is not None:
+                timer.cancel()
+        self._wake.set()
+
+    # ---- finding the owner ----------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Keep a connection to the owner while there is something to send. Ends when closed."""
+        while self._closed is None:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._closed is None and self._connection is None and (self._ready or self._open is not None):
+                if self._pause_due:
+                    self._pause_due = False
+                    await asyncio.sleep(self._router.pause_s(self._backoff))
+                try:
+                    if self._moving_to is not None:
+                        self._router.owner_is(self.stream, self._moving_to)
+                        self._moving_to = None
+                    connection = await self._router.owner(self.stream, self._suspect)
+                    self._attach(connection)
+                except DLogError as error:
+                    self._obstacle = error
+                    if error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT):
+                        self._fail_all(error)
+                    else:
+                        self._pause_due = True
+
+    def _attach(self, connection: Connection) -> None:
+        if self._closed is not None or self._connection is not None:
+            return
+        connection.attach(self)
+        self._connection = connection
+        self._suspect = None
+        limit = connection.limits.get("batch_bytes_max", self._options.batch_bytes_max)
+        self._batch_bytes_max = max(1, min(self._options.batch_bytes_max, limit))
+        self._settling = False
+        self._first_alone = True
+        if self._new_producer_due:
+            self._renew()
+        self._pump()
+
+    def _detach(self) -> None:
+        """Leave the connection; what is under way there is to be sent again elsewhere."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.detach(self)
+        flight, self._flight = self._flight, deque()
+        for batch in flight:
+            if not batch.done:
+                batch.may_be_written = True
+                self._put_back(batch)
+        if self._resume_timer is not None:
+            self._resume_timer.cancel()
+            self._resume_timer = None
+        self._settling = False
+        self._pause_due = True
+        self._wake.set()
+
+    # ---- what the connection says (WriterPort) --------------------------------------------------------------------
+
+    def on_written(self, batch: _Batch, dlsn: DLSN, txid: int, duplicate: bool) -> None:
+        """Also from a connection that we left: a durable batch is durable."""
+        if batch.done:
+            return
+        batch.done = True
+        self._first_alone = False
+        self._backoff.reset()
+        self._obstacle = None
+        self._buffered -= batch.size
+        known = dlsn != DLSN_INVALID
+        last = dlsn.next_slot(batch.count - 1) if known else dlsn
+        if batch.future is not None and not batch.future.done():
+            batch.future.set_result(BatchResult(dlsn, last, batch.count, txid, duplicate))
+        segment, entry, slot = dlsn
+        for index, waiter in batch.waiters:
+            if not waiter.done():
+                waiter.set_result(DLSN(segment, entry, slot + index) if known else dlsn)
+        self._after_answer()
+
+    def on_refused(self, connection: Connection, batch: _Batch, error: DLogError) -> None:
+        if batch.done or connection is not self._connection or batch not in self._flight:
+            return  # an answer to an earlier sending: the later one will be answered too
+        if error.outcome_unknown:
+            batch.may_be_written = True
+        self._flight.remove(batch)
+        self._obstacle = error
+        if isinstance(error, ProducerUnknownError):
+            self._on_forgotten(batch, error)
+        elif isinstance(error, SequenceGapError):
+            self._put_back(batch)
+            self._settling = True
+            if 0 <= error.expected < batch.sequence:
+                batch.may_be_written = False  # the log says so: it ends before this batch
+                if not self._is_pending_before(batch):
+                    self._new_producer_due = True  # what belongs in the gap was refused for good and will not come
+        elif error.remedy is Remedy.RETRY:
+            self._put_back(batch)
+            self._settling = True
+        elif error.remedy in (Remedy.FOLLOW, Remedy.REOPEN):
+            self._put_back(batch)
+            self._router.forget(self.stream, connection.address)
+            self._moving_to = error.location
+            self._detach()
+            return
+        else:
+            self._fail(batch, error)
+            self._settling = True
+            self._new_producer_due = True
+        self._after_answer()
+
+    def on_lost(self, connection: Connection, error: DLogError) -> None:
+        if connection is not self._connection:
+            return
+        self._obstacle = error
+        self._suspect = connection.address
+        self._router.forget(self.stream, connection.address)
+        self._detach()
+
+    def on_moved(self, connection: Connection, location: str | None) -> None:
+        if connection is not self._connection:
+            return
+        self._moving_to = location
+        self._router.forget(self.stream, connection.address)
+        self._settling = True
+        self._after_answer()
+
+    def on_writable(self) -> None:
+        self._pump()
+
+    # ---- inside: after each answer ----------------------------------------------------------------------------------
+
+    def _after_answer(self) -> None:
+        """Derive what follows from the answers so far."""
+        while self._flight and self._flight[0].done:
+            self._flight.popleft()
+        while self._ready and self._ready[0].done:
+            self._ready.popleft()
+        if self._settling and not self._flight and self._connection is not None:
+            self._settled(self._connection)
+        if self.has_room:
+            self._let_in()
+        if self._open is None and not self._flight and not self._ready:
+            self._tell_idle()
+        elif not self._pump_due:
+            self._pump_soon()
+
+    def _settled(self, connection: Connection) -> None:
+        """Everything under way is answered; what was refused waits in `_ready`, in order."""
+        if connection.is_draining or self._moving_to is not None:
+            self._detach()
+            return
+        if self._new_producer_due:
+            self._renew()
+        if self._resume_timer is None:
+            self._resume_timer = self._loop.call_later(self._router.pause_s(self._backoff), self._resume)
+
+    def _resume(self) -> None:
+        self._resume_timer = None
+        self._settling = False
+        self._first_alone = True
+        self._pump()
+
+    def _put_back(self, batch: _Batch) -> None:
+        """Back among those to be sent, in the order of their sequences."""
+        at = 0
+        while at < len(self._ready) and 0 <= self._ready[at].sequence < batch.sequence:
+            at += 1
+        self._ready.insert(at, batch)
+
+    def _is_pending_before(self, batch: _Batch) -> bool:
+        return any(0 <= b.sequence < batch.sequence and not b.done for q in (self._ready, self._flight) for b in q)
+
+    def _on_forgotten(self, batch: _Batch, error: ProducerUnknownError) -> None:
+        """The log does not know this producer: a batch that may have been written can be neither sent nor given up."""
+        if batch.may_be_written:
+            error.outcome_unknown = True
+            self._fail(batch, error)
+        else:
+            self._put_back(batch)
+        self._settling = True
+        self._new_producer_due = True
+
+    def _renew(self) -> None:
+        """Go on under a new producer id. Nothing that may have been written goes with us: it fails, outcome unknown."""
+        for batch in self._ready:
+            if batch.may_be_written and not batch.done:
+                self._fail(
+                    batch,
+                    ProducerUnknownError(
+                        f"sent before, and a batch ahead of it failed for good: stream={self.stream}",
+                        outcome_unknown=True,
+                    ),
+                )
+            batch.sequence = -1
+        self._ready = deque(b for b in self._ready if not b.done)
+        self._new_producer_due = False
+        self._id = self._new_id()
+        self._sequence = 0
+
+    # ---- inside: sending ------------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        """Send at the end of this turn of the loop, so that the turn's appends go together."""
+        self._pump_due = True
+        self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Send what may be sent.
+
+        The first batch after a connection or a refusal goes alone. An owner that does not know this producer takes the
+        first sequence it sees for the beginning; were that batch refused for want of room and the next one taken, the
+        two would change places.
+        """
+        self._pump_due = False
+        if self._deadline_timer is None:
+            self._arm_deadline()
+        connection = self._connection
+        if connection is None:
+            if self._ready or self._open is not None:
+                self._wake.set()
+            return
+        options = self._options
+        while not (self._settling or connection.is_paused or connection.is_draining):
+            under_way = len(self._flight)
+            if under_way >= (1 if self._first_alone else options.inflight_batches_max):
+                return
+            if self._ready:
+                batch = self._ready.popleft()
+            elif self._open is not None and under_way < options.inflight_partial_max:
+                batch = self._open
+                self._open = None
+            else:
+                return
+            if not batch.done:
+                self._send(connection, batch)
+
+    def _send(self, connection: Connection, batch: _Batch) -> None:
+        batch.close()
+        if batch.sequence < 0:
+            batch.sequence = self._sequence
+            self._sequence += batch.count
+        self._flight.append(batch)
+        connection.write(
+            self,
+            batch,
+            stream=self.stream,
+            producer=self._id,
+            sequence=batch.sequence,
+            count=batch.count,
+            txid=batch.txid,
+            crc=batch.crc,
+            retry=batch.may_be_written,
+            body=batch.body,
+        )
+
+    def _new_batch(self, txid: int | None) -> _Batch:
+        return _Batch(txid, self._loop.time() + self._options.append_deadline_s)
+
+    def _close_open(self) -> None:
+        batch, self._open = self._open, None
+        if batch is not None:
+            batch.close()
+            self._ready.append(batch)
+
+    # ---- inside: failing ------------------------------------------------------------------------------------------
+
+    def _arm_deadline(self) -> None:
+        oldest = self._oldest()
+        if oldest is not None and self._closed is None:
+            self._deadline_timer = self._loop.call_at(oldest.deadline_s, self._on_deadline)
+
+    def _oldest(self) -> _Batch | None:
+        for queue in (self._flight, self._ready):
+            for batch in queue:
+                if not batch.done:
+                    return batch
+        return self._open
+
+    def _on_deadline(self) -> None:
+        self._deadline_timer = None
+        oldest = self._oldest()
+        if oldest is not None and oldest.deadline_s <= self._loop.time():
+            self._expire()
+        self._arm_deadline()
+
+    def _expire(self) -> None:
+        """The oldest batch is out of time: it fails, and with it all that was sent behind it."""
+        now_s = self._loop.time()
+        after = f"no answer within {self._options.append_deadline_s:g} s"
+        obstacle = f", last obstacle: {self._obstacle.message}" if self._obstacle is not None else ""
+        if self._flight:
+            if self._connection is not None:
+                self._router.forget(self.stream, self._connection.address)
+            self._detach()
+        if self._open is not None and self._open.deadline_s <= now_s:
+            self._close_open()
+        for batch in self._ready:
+            if not batch.done and (batch.may_be_written or batch.deadline_s <= now_s):
+                unknown = batch.may_be_written
+                self._new_producer_due = self._new_producer_due or batch.sequence >= 0
+                why = after if unknown else f"not written: {after}"
+                self._fail(
+                    batch, RequestTimeoutError(f"{why}{obstacle}: stream={self.stream}", outcome_unknown=unknown)
+                )
+        self._ready = deque(b for b in self._ready if not b.done)
+        self._after_answer()
+
+    def _fail(self, batch: _Batch, error: DLogError) -> None:
+        batch.done = True
+        self._buffered -= batch.size
+        if batch.future is not None and not batch.future.done():
+            batch.future.set_exception(error)
+        for _, waiter in batch.waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+
+    def _fail_all(self, error: DLogError) -> None:
+        """The stream itself cannot be written: everything that waits hears why."""
+        self._close_open()
+        for batch in self._ready:
+            if not batch.done:
+                self._new_producer_due = self._new_producer_due or batch.sequence >= 0
+                self._fail(batch, error)
+        self._ready.clear()
+        self._after_answer()
+
+    def _check(self) -> None:
+        if self._closed is not None:
+            raise self._closed
+
+    def _let_in(self) -> None:
+        """Wake the first who waits for room; it wakes the next."""
+        while self._waiting_for_room:
+            turn = self._waiting_for_room.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def _tell_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for waiter in idle:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+def _too_large(size: int, count: int = 1) -> RecordTooLargeError:
+    what = "a record" if count == 1 else f"a batch of {count} records"
+    hint = "" if count == 1 else "; split it, or use append_many"
+    return RecordTooLargeError(f"{what} has at most {RECORD_BYTES_MAX} bytes with 4 more for each{hint}: bytes={size}")

@@ -1,0 +1,200 @@
+"""One read of one stream: entries come under credit, records are delivered in order, each once.
+
+The law of this file: the place of the next record to deliver is known at every moment, so that a lost connection, a
+moved reader or a slow proxy is answered by opening again at that place, and nothing is delivered twice or left out.
+What the server says about the stream itself (its end, a truncation, damage) is told to the caller as it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+
+from dlog.client.backoff import Backoff
+from dlog.client.connection import Connection
+from dlog.client.decoding import decode_entries
+from dlog.client.options import ClientOptions
+from dlog.client.position import Position, at_dlsn
+from dlog.client.record import RecordBatch
+from dlog.client.routing import READ, Router
+from dlog.errors import (
+    ConnectionLostError,
+    DamagedError,
+    DLogError,
+    OwnedElsewhereError,
+    Remedy,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    TruncatedError,
+)
+from dlog.model.dlsn import DLSN, of
+from dlog.wire import proxy
+from dlog.wire.proxy import ReaderEventKind
+
+
+class Reader:
+    """Iterate `batches()` once. Not to be shared."""
+
+    def __init__(self, stream: str, start: Position, *, follow: bool, router: Router, options: ClientOptions) -> None:
+        self.stream = stream
+        self.caught_up = 0  # how often the tail was reached
+        self._start = start
+        self._follow = follow
+        self._router = router
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._heard: deque[proxy.Entries | proxy.ReaderEvent | DLogError] = deque()
+        self._wake = asyncio.Event()
+        self._connection: Connection | None = None
+        self._request = 0
+        self._owed = 0  # bytes consumed and not given back as credit
+        self._next: DLSN | None = None  # place of the next record to deliver, once known
+        self._location: str | None = None  # where the server sent us
+        self._avoid: str | None = None
+        self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
+        self._served_s = self._loop.time()  # when a server last served us
+        self._ended = False
+
+    async def batches(self) -> AsyncGenerator[RecordBatch, None]:
+        """Batches in order, each record once.
+
+        Ends at the tail as of the open (without follow) or at the end of a sealed stream. Raises StreamNotFoundError,
+        TruncatedError, DamagedError as the server tells them, RequestTimeoutError when nobody has served this read
+        for `read_deadline_s`. Cancelling between batches loses nothing: read again from the last DLSN.
+        """
+        try:
+            while not self._ended:
+                if self._connection is None and not self._heard:
+                    await self._open()
+                while self._heard:
+                    heard = self._heard.popleft()
+                    if isinstance(heard, proxy.Entries):
+                        for batch in self._take(heard):
+                            yield batch
+                    elif isinstance(heard, proxy.ReaderEvent):
+                        self._on_reader_event(heard)
+                    else:
+                        self._on_trouble(heard)
+                if self._connection is not None and not self._ended:
+                    self._wake.clear()
+                    await self._wake.wait()
+        finally:
+            self._leave()
+
+    # ---- what the connection says (ReaderPort) ----------------------------------------------------------------------
+
+    def on_entries(self, entries: proxy.Entries) -> None:
+        self._heard.append(entries)
+        self._wake.set()
+
+    def on_event(self, event: proxy.ReaderEvent) -> None:
+        self._heard.append(event)
+        self._wake.set()
+
+    def on_failed(self, error: DLogError) -> None:
+        self._heard.append(error)
+        self._wake.set()
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        """One try to be served; a failure is remembered as trouble, to be told or tried again."""
+        start = self._start if self._next is None else at_dlsn(self._next)
+        location, self._location = self._location, None
+        try:
+            if location is not None:
+                self._router.learn([location])
+                connection = await self._router.connect(location)
+            else:
+                connection = await self._router.connect_any(READ, (self._avoid,) if self._avoid else ())
+            self._request = connection.read(
+                self,
+                lambda request: proxy.Read(
+                    request,
+                    self.stream,
+                    start.kind,
+                    start.value,
+                    self._options.read_credit_bytes,
+                    self._follow,
+                    location is not None,
+                ),
+            )
+            self._owed = 0
+            self._connection = connection
+        except DLogError as error:
+            self._on_trouble(error)
+        if self._connection is None and not self._ended:
+            await asyncio.sleep(self._router.pause_s(self._backoff))
+
+    def _take(self, entries: proxy.Entries) -> list[RecordBatch]:
+        """Decode one frame; what was delivered before is left out."""
+        self._served_s = self._loop.time()
+        self._owed += len(entries.body)
+        if self._owed * 2 >= self._options.read_credit_bytes and self._connection is not None:
+            self._connection.credit(self._request, self._owed)
+            self._owed = 0
+        batches: list[RecordBatch] = []
+        for batch in decode_entries(entries):
+            rest = self._from_next(batch)
+            if rest is not None:
+                batches.append(rest)
+                self._next = rest.last.next_slot()
+        if batches:
+            self._backoff.reset()
+        return batches
+
+    def _from_next(self, batch: RecordBatch) -> RecordBatch | None:
+        following = self._next
+        if following is None or batch.dlsn >= following:
+            return batch
+        if batch.dlsn[:2] != following[:2]:
+            return None
+        return batch.from_slot(following.slot)
+
+    def _on_reader_event(self, event: proxy.ReaderEvent) -> None:
+        self._served_s = self._loop.time()
+        detail = event.detail
+        match event.kind:
+            case ReaderEventKind.STARTED:
+                if self._next is None and "dlsn" in detail:
+                    self._next = of(*detail["dlsn"])
+            case ReaderEventKind.CAUGHT_UP:
+                self.caught_up += 1
+                self._ended = not self._follow
+            case ReaderEventKind.END_OF_STREAM:
+                self._ended = True
+            case ReaderEventKind.TRUNCATED:
+                first = str(of(*detail["first"])) if "first" in detail else None
+                hint = f"; the first record kept is at {first}" if first else ""
+                raise TruncatedError(f"records at this place were truncated{hint}: stream={self.stream}", first=first)
+            case ReaderEventKind.DAMAGED:
+                where = f" dlsn={of(*detail['dlsn'])}" if "dlsn" in detail else ""
+                raise DamagedError(f"{detail.get('message', 'an entry cannot be read')}: stream={self.stream}{where}")
+            case ReaderEventKind.DELETED:
+                raise StreamNotFoundError(f"the stream was deleted: stream={self.stream}")
+            case ReaderEventKind.MOVED:
+                self._leave()
+                self._location = detail.get("location")
+
+    def _on_trouble(self, error: DLogError) -> None:
+        """The read was refused or its connection is gone; raises what trying again cannot mend."""
+        failed = self._connection.address if self._connection is not None else None
+        self._leave()
+        if isinstance(error, OwnedElsewhereError):
+            self._location = error.location
+        elif error.remedy not in (Remedy.RETRY, Remedy.REOPEN):
+            raise error
+        elif isinstance(error, ConnectionLostError):
+            self._avoid = failed
+        if self._loop.time() - self._served_s > self._options.read_deadline_s:
+            raise RequestTimeoutError(
+                f"nobody served this read for {self._options.read_deadline_s:g} s, last obstacle: {error.message}",
+                outcome_unknown=False,
+            )
+
+    def _leave(self) -> None:
+        """Give the reader up at the server; what was heard from it stays."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.cancel(self._request)
