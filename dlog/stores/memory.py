@@ -1,0 +1,304 @@
+"""Segments in memory: the whole contract with nothing behind it, for tests and for a process that needs no disk.
+
+The law of this file: what a `MemoryStoreState` holds is the "disk"; handles come and go, several may share one state,
+and fencing, sealing and recovery decide there. An entry is stored one turn of the loop after it was appended and
+confirmed one turn later, so that "submitted", "stored" and "confirmed" are three different moments here too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.quorum import Quorum
+from dlog.options import MiB
+from dlog.stores.contract import (
+    Buffer,
+    Capabilities,
+    EntryTooLargeError,
+    SegmentCorruptError,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentSealedError,
+    StoreError,
+    StoreUnavailableError,
+    Verification,
+)
+
+ENTRY_BYTES_MAX = 1 * MiB
+
+
+class _Segment:
+    """What is kept of one segment."""
+
+    def __init__(self, epoch: Epoch) -> None:
+        self.epoch = epoch
+        self.entries: list[bytes] = []
+        self.sums: list[int] = []
+        self.lac = NO_ENTRY
+        self.end: EntryId | None = None
+        self.fenced = False  # by a recovery: the writer is out
+        self.moved = asyncio.Event()  # replaced each time it is set
+
+    def store(self, payload: bytes) -> None:
+        self.entries.append(payload)
+        self.sums.append(zlib.crc32(payload))
+
+    def tell(self) -> None:
+        """Wake everybody who waits for the LAC or the end."""
+        moved, self.moved = self.moved, asyncio.Event()
+        moved.set()
+
+
+class MemoryStoreState:
+    """The "disk": survives its stores, is shared by those given it."""
+
+    def __init__(self) -> None:
+        self.segments: dict[str, _Segment] = {}
+        self._created = 0
+
+    def new_place(self) -> str:
+        """A place never given out before."""
+        self._created += 1
+        return str(self._created)
+
+    def find(self, place: str) -> _Segment:
+        """Raises SegmentNotFoundError."""
+        segment = self.segments.get(place)
+        if segment is None:
+            raise SegmentNotFoundError(f"no such segment: store=memory place={place}")
+        return segment
+
+
+class MemoryStore:
+    """A SegmentStore on a MemoryStoreState. What is visible is final: the LAC is known exactly."""
+
+    name = "memory"
+
+    def __init__(self, state: MemoryStoreState | None = None, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
+        self.state = state or MemoryStoreState()
+        self.capabilities = Capabilities(visible_is_final=True, entry_bytes_max=entry_bytes_max)
+        self._writers: list[MemoryWriter] = []
+        self._open = True
+
+    async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> MemoryWriter:
+        """See SegmentStore.create; the quorum has no meaning here."""
+        self._check_open()
+        place = self.state.new_place()
+        segment = self.state.segments[place] = _Segment(epoch)
+        writer = MemoryWriter(place, segment, self.capabilities.entry_bytes_max)
+        self._writers = [w for w in self._writers if not w.is_dead] + [writer]
+        return writer
+
+    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
+        """See SegmentStore.recover. Keeps all that is stored, confirmed or not. Raises SegmentFencedError for an
+        epoch below the one the segment was created under."""
+        self._check_open()
+        segment = self.state.find(ref.place)
+        if epoch < segment.epoch:
+            raise SegmentFencedError(f"recovery of a stale epoch: place={ref.place} epoch={epoch} has={segment.epoch}")
+        segment.fenced = True
+        await asyncio.sleep(0)  # the fence is in place; the end is decided later, as on any store
+        if segment.end is None:
+            segment.end = segment.lac = EntryId(len(segment.entries) - 1)
+            segment.tell()
+        return segment.end
+
+    async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> MemoryReader:
+        self._check_open()
+        self.state.find(ref.place)
+        return MemoryReader(self.state, ref.place, sealed_at)
+
+    async def last_confirmed(self, ref: SegmentRef) -> EntryId:
+        self._check_open()
+        return self.state.find(ref.place).lac
+
+    async def delete(self, ref: SegmentRef) -> None:
+        self._check_open()
+        segment = self.state.segments.pop(ref.place, None)
+        if segment is not None:
+            segment.fenced = True
+            segment.tell()
+
+    async def list(self) -> AsyncIterator[str]:
+        self._check_open()
+        for place in tuple(self.state.segments):
+            yield place
+
+    async def verify(self, ref: SegmentRef) -> Verification:
+        self._check_open()
+        segment = self.state.find(ref.place)
+        pairs = zip(segment.entries, segment.sums, strict=True)
+        damaged = [EntryId(e) for e, (payload, expected) in enumerate(pairs) if zlib.crc32(payload) != expected]
+        return Verification(len(segment.entries), tuple((entry, "checksum does not match") for entry in damaged))
+
+    async def close(self) -> None:
+        """Abandon every open writer; the state stays."""
+        self._open = False
+        for writer in self._writers:
+            await writer.abandon()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise StoreUnavailableError("the store is closed: store=memory")
+
+
+class MemoryWriter:
+    """A SegmentWriter. An entry that is too large is refused at the door: nothing is taken and the writer lives."""
+
+    def __init__(self, place: str, segment: _Segment, entry_bytes_max: int) -> None:
+        self.place = place
+        self._segment = segment
+        self._entry_bytes_max = entry_bytes_max
+        self._last_confirmed = NO_ENTRY
+        self._submitted = 0
+        self._to_store: deque[tuple[bytes, asyncio.Future[None]]] = deque()
+        self._to_confirm: deque[asyncio.Future[None]] = deque()
+        self._turn_due = False
+        self._error: StoreError | None = None
+        self._sealing = False
+        self._drained = asyncio.Event()
+
+    @property
+    def last_confirmed(self) -> EntryId:
+        return self._last_confirmed
+
+    @property
+    def is_dead(self) -> bool:
+        return self._error is not None
+
+    def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        size = sum(map(len, payload))
+        if self._error is not None or self._sealing:
+            _fail(future, self._error or SegmentSealedError(f"the segment is being sealed: place={self.place}"))
+        elif size > self._entry_bytes_max:
+            _fail(future, EntryTooLargeError(f"entry too large: bytes={size} max={self._entry_bytes_max}"))
+        else:
+            assert entry_id == self._submitted, f"entry ids are dense: expected={self._submitted} got={entry_id}"
+            self._submitted += 1
+            self._to_store.append((b"".join(payload), future))
+            self._take_a_turn(loop)
+        return future
+
+    def flush(self) -> None:
+        """Nothing is batched here."""
+
+    async def seal(self) -> EntryId:
+        if not self._sealing and self._error is None:
+            self._sealing = True
+            self._take_a_turn(asyncio.get_running_loop())
+        while self._sealing and self._error is None:
+            await self._drained.wait()
+        if isinstance(self._error, SegmentSealedError):
+            assert self._segment.end is not None
+            return self._segment.end
+        assert self._error is not None
+        raise self._error
+
+    async def abandon(self) -> None:
+        self._die(StoreUnavailableError(f"the writer was abandoned: place={self.place}", outcome_unknown=True))
+
+    def _take_a_turn(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._turn_due:
+            self._turn_due = True
+            loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Confirm what was stored a turn ago, store what waits, or find that somebody else decided."""
+        self._turn_due = False
+        segment = self._segment
+        if self._error is not None:
+            return
+        if segment.fenced:
+            self._die(SegmentFencedError(f"a higher epoch took the segment over: place={self.place}"))
+            return
+        if self._to_confirm:
+            while self._to_confirm:
+                self._last_confirmed = EntryId(self._last_confirmed + 1)
+                future = self._to_confirm.popleft()
+                if not future.done():
+                    future.set_result(None)
+            segment.lac = self._last_confirmed
+            segment.tell()
+        while self._to_store:
+            payload, future = self._to_store.popleft()
+            segment.store(payload)
+            self._to_confirm.append(future)
+        if self._to_confirm:
+            self._take_a_turn(asyncio.get_running_loop())
+        elif self._sealing:
+            segment.end = self._last_confirmed
+            segment.tell()
+            self._die(SegmentSealedError(f"the segment is sealed: place={self.place}"))
+
+    def _die(self, error: StoreError) -> None:
+        if self._error is None:
+            self._error = error
+            for future in (*self._to_confirm, *(future for _, future in self._to_store)):
+                _fail(future, error)
+            self._to_confirm.clear()
+            self._to_store.clear()
+            self._drained.set()
+
+
+class MemoryReader:
+    """A SegmentReader; sees every move of the LAC at once."""
+
+    def __init__(self, state: MemoryStoreState, place: str, sealed_at: EntryId | None) -> None:
+        self._state = state
+        self._place = place
+        self._sealed_at = sealed_at
+
+    @property
+    def last_confirmed(self) -> EntryId:
+        return self._state.find(self._place).lac if self._sealed_at is None else self._sealed_at
+
+    @property
+    def end(self) -> EntryId | None:
+        return self._state.find(self._place).end if self._sealed_at is None else self._sealed_at
+
+    async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        segment = self._state.find(self._place)
+        lac = self.last_confirmed
+        assert 0 <= first <= lac, f"read above the LAC: first={first} lac={lac}"
+        found: list[bytes] = []
+        room = max_bytes
+        for entry in range(first, min(last, lac) + 1):
+            payload = segment.entries[entry]
+            if found and len(payload) > room:
+                break
+            if zlib.crc32(payload) != segment.sums[entry]:
+                if found:
+                    break
+                raise SegmentCorruptError(f"entry does not verify: place={self._place} entry={entry}")
+            found.append(payload)
+            room -= len(payload)
+        return found
+
+    async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.last_confirmed <= known and self.end is None:
+                    await self._state.find(self._place).moved.wait()
+        except TimeoutError:
+            pass
+        return self.last_confirmed
+
+    def learn_lac(self, lac: EntryId) -> None:
+        """Of no use: this reader sees the LAC itself."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _fail(future: asyncio.Future[None], error: StoreError) -> None:
+    """Tell a waiter; each gets its own copy, and one that nobody looks at is no news."""
+    if not future.done():
+        future.set_exception(type(error)(error.message, outcome_unknown=error.outcome_unknown))
+        future.exception()
