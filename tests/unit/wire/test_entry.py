@@ -1,0 +1,218 @@
+"""Entries, records and record sets: what is written reads back with its slots; bytes that lie are damaged."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import tracemalloc
+
+import lz4.block
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlog.errors import DamagedError, RecordTooLargeError
+from dlog.wire.entry import (
+    DECOMPRESSED_BYTES_MAX,
+    ENTRY_BYTES_MAX,
+    RECORD_BYTES_MAX,
+    SET_HEAD_BYTES,
+    SET_LENGTH_BYTES,
+    Buffer,
+    Codec,
+    Record,
+    RecordFlag,
+    build_record_set,
+    control_record,
+    decode_entry,
+    decode_records,
+    encode_records,
+    end_of_stream_record,
+    parse_record_set,
+    record_set_bytes,
+    record_set_count,
+)
+
+payloads = st.lists(st.binary(max_size=60), min_size=1, max_size=8)
+codecs = st.sampled_from(Codec)
+
+
+def entry(*records: Record, codec: Codec = Codec.NONE) -> bytes:
+    return b"".join(encode_records(records, codec))
+
+
+def set_record(position: int, txid: int, inner: list[bytes], codec: Codec = Codec.NONE) -> Record:
+    return Record(RecordFlag.RECORD_SET, position, txid, build_record_set(inner, codec))
+
+
+@settings(max_examples=80, deadline=None)
+@given(payloads, codecs)
+def test_a_record_set_reads_back(inner: list[bytes], codec: Codec) -> None:
+    packed = build_record_set(inner, codec)
+    assert parse_record_set(packed) == inner
+    assert record_set_count(packed) == len(inner)
+    if codec is Codec.NONE:
+        assert len(packed) == record_set_bytes(sum(map(len, inner)), len(inner))
+
+
+def test_a_record_longer_than_the_table_of_lengths_is_packed_alike() -> None:
+    inner = [b"a" * 4095, b"b" * 4096, b"", b"c" * 100_000]
+    assert parse_record_set(build_record_set(inner)) == inner
+
+
+plain = st.builds(lambda p: [p], st.binary(max_size=60))
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), payloads, codecs), max_size=5), codecs, st.integers(0, 2**62), st.booleans())
+def test_slots_and_positions_count_every_record_of_every_set(
+    groups: list[tuple[bool, list[bytes], Codec]], codec: Codec, txid: int, enveloped: bool
+) -> None:
+    records: list[Record] = []
+    wanted: list[Record] = []
+    position = 1
+    for as_set, inner, inner_codec in groups:
+        if as_set:
+            records.append(set_record(position, txid, inner, inner_codec))
+        else:
+            inner = inner[:1]
+            records.append(Record(0, position, txid, inner[0]))
+        wanted += [Record(0, position + i, txid, p, len(wanted) + i) for i, p in enumerate(inner)]
+        position += len(inner)
+    records.append(control_record(position - 1, txid))
+    wanted.append(Record(RecordFlag.CONTROL, position - 1, txid, b"control", len(wanted)))
+    data = entry(*records, codec=codec if enveloped else Codec.NONE)
+    data = data if enveloped else data[13:]
+    assert decode_entry(data, enveloped=enveloped) == wanted
+    stored = decode_records(data, enveloped=enveloped)
+    assert [r[:4] for r in stored] == [r[:4] for r in records]
+    assert sum(r.count for r in stored) == len(wanted)
+    assert all(r.slot == sum(s.count for s in stored[:i]) for i, r in enumerate(stored))
+
+
+def test_what_a_reader_is_to_see() -> None:
+    data = entry(Record(0, 1, 5, b"user"), end_of_stream_record(1), control_record(1, 2**63 - 1))
+    user, end, control = decode_entry(data)
+    assert (user.is_user, end.is_user, control.is_user) == (True, False, False)
+    assert end.is_end_of_stream and control.is_control and not user.is_set
+    assert (end.txid, bytes(end.payload), end.slot) == (2**63 - 1, b"endOfStream", 1)
+
+
+def test_payloads_are_not_copied_when_written() -> None:
+    bodies: list[Buffer] = [bytes(10), bytearray(20), memoryview(bytes(30))]
+    parts = encode_records([Record(0, i + 1, 9, body) for i, body in enumerate(bodies)])
+    assert all(any(part is body for part in parts) for body in bodies)
+
+
+def test_an_entry_without_records_is_an_entry() -> None:
+    assert decode_entry(entry()) == []
+
+
+# ---- limits ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_largest_record_set_is_one_record_and_one_more_byte_is_too_much() -> None:
+    room = RECORD_BYTES_MAX - SET_HEAD_BYTES - SET_LENGTH_BYTES
+    assert len(build_record_set([bytes(room)])) == RECORD_BYTES_MAX
+    with pytest.raises(RecordTooLargeError):
+        build_record_set([bytes(room + 1)])
+    with pytest.raises(RecordTooLargeError):
+        build_record_set([b""] * (RECORD_BYTES_MAX // SET_LENGTH_BYTES))
+
+
+def test_an_entry_has_a_largest_size() -> None:
+    entry(Record(0, 1, 1, bytes(ENTRY_BYTES_MAX - 20)))
+    with pytest.raises(RecordTooLargeError):
+        entry(Record(0, 1, 1, bytes(ENTRY_BYTES_MAX - 19)))
+
+
+# ---- bytes that lie -------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=120), st.sampled_from(["raw", "envelope", "record", "set"]))
+def test_hostile_bytes_end_in_records_or_damage(garbage: bytes, dress: str) -> None:
+    if dress == "set":
+        garbage = struct.pack(">qqi", 1 << 16 | 4, 9, len(garbage)) + garbage
+    if dress in ("set", "record"):
+        garbage = struct.pack(">biii", 1, 0, len(garbage), len(garbage)) + garbage
+    if dress == "envelope":
+        garbage = b"\1\0\0\0\1" + garbage
+    for read in (decode_entry, decode_records, parse_record_set):
+        with contextlib.suppress(DamagedError):
+            read(garbage)
+
+
+@settings(max_examples=150, deadline=None)
+@given(payloads, codecs, codecs, st.data())
+def test_a_changed_byte_ends_in_records_or_damage(
+    inner: list[bytes], codec: Codec, outer: Codec, data: st.DataObject
+) -> None:
+    packed = bytearray(entry(set_record(1, 9, inner, codec), control_record(len(inner), 9), codec=outer))
+    packed[data.draw(st.integers(0, len(packed) - 1))] ^= data.draw(st.integers(1, 255))
+    with contextlib.suppress(DamagedError):
+        decode_entry(packed)
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_no_prefix_of_an_entry_passes(codec: Codec) -> None:
+    whole = entry(set_record(1, 9, [b"one", b"two"]), control_record(2, 9), codec=codec)
+    for size in range(len(whole)):
+        with pytest.raises(DamagedError):
+            decode_entry(whole[:size])
+    with pytest.raises(DamagedError):
+        decode_entry(whole + b"\0")
+
+
+BODY = struct.pack(">i", 3) + b"abc"
+
+
+@pytest.mark.parametrize(
+    "head,body",
+    [
+        ((0x1000, 2, 7, 7), BODY),  # says two, holds one
+        ((0x1000, 0, 7, 7), BODY),
+        ((0x1000, -1, 7, 7), BODY),
+        ((0x1000, 1, 8, 7), BODY),
+        ((0x1000, 1, 7, 8), BODY),
+        ((0x1000, 1, 7, 6), BODY[:-1]),
+        ((0x1000, 1, 6, 6), BODY[:-1]),  # the record runs past the end
+        ((0x1000, 2, 9, 9), BODY + b"\0\0"),  # ends inside a length
+        ((0x1000, 1, 8, 8), struct.pack(">i", -1) + b"abcd"),
+        ((0x2000, 1, 7, 7), BODY),
+        ((0x1002, 1, 7, 7), BODY),
+        ((0x1001, 1, 7, 7), BODY),  # not LZ4
+        ((0x1001, 1, -7, 7), BODY),
+        ((0x1001, 2**29, 2**31 - 1, 7), BODY),
+    ],
+)
+def test_a_set_that_does_not_add_up_is_damaged(head: tuple[int, int, int, int], body: bytes) -> None:
+    with pytest.raises(DamagedError):
+        parse_record_set(struct.pack(">iiii", *head) + body)
+
+
+@pytest.mark.parametrize("declared", [2**31 - 1, DECOMPRESSED_BYTES_MAX + 1, DECOMPRESSED_BYTES_MAX, 300 * 255])
+def test_a_declared_size_is_judged_before_anything_is_decompressed(declared: int) -> None:
+    block = lz4.block.compress(b"a" * 64, store_size=False)
+    data = struct.pack(">biii", 1, 1, declared, len(block)) + block
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedError, match="impossible"):
+            decode_entry(data)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 20_000
+
+
+def test_a_block_of_another_size_than_declared_is_damaged() -> None:
+    block = lz4.block.compress(b"a" * 64, store_size=False)
+    for declared in (0, 63, 65, 200):
+        with pytest.raises(DamagedError):
+            decode_entry(struct.pack(">biii", 1, 1, declared, len(block)) + block)
+
+
+@pytest.mark.parametrize("head", [(0, 0), (2, 0), (1, 2), (1, 3)])
+def test_an_unknown_envelope_is_damaged(head: tuple[int, int]) -> None:
+    with pytest.raises(DamagedError):
+        decode_entry(struct.pack(">biii", *head, 0, 0))
