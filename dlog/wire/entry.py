@@ -31,9 +31,11 @@ Buffer = bytes | bytearray | memoryview
 RECORD_BYTES_MAX = 1_040_364  # of a record's payload, and of a record set that is to be one record
 ENTRY_BYTES_MAX = 1_044_480  # of the records of one entry together
 DECOMPRESSED_BYTES_MAX = 2 * 1024 * 1024  # of what we read: above it an entry or a set is damaged
-RECORD_HEAD_BYTES = 20
-SET_HEAD_BYTES = 16
-SET_LENGTH_BYTES = 4
+RECORD_OVERHEAD = 20
+SET_OVERHEAD = 16
+SET_RECORD_OVERHEAD = 4
+
+CONTROL, END_OF_STREAM, RECORD_SET = 0x1, 0x2, 0x4  # flags
 
 CONTROL_PAYLOAD = b"control"
 END_OF_STREAM_PAYLOAD = b"endOfStream"
@@ -56,17 +58,6 @@ class Codec(enum.IntEnum):
     LZ4 = 1
 
 
-class RecordFlag(enum.IntEnum):
-    """Bits of a record's flags."""
-
-    CONTROL = 0x1
-    END_OF_STREAM = 0x2
-    RECORD_SET = 0x4
-
-
-_CONTROL, _END_OF_STREAM, _RECORD_SET = map(int, RecordFlag)
-
-
 class Record(NamedTuple):
     """One record of an entry. `position` and `slot` are those of the first one where it is a record set."""
 
@@ -78,25 +69,25 @@ class Record(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        return bool(self.flags & _CONTROL)
+        return bool(self.flags & CONTROL)
 
     @property
     def is_end_of_stream(self) -> bool:
-        return bool(self.flags & _END_OF_STREAM)
+        return bool(self.flags & END_OF_STREAM)
 
     @property
     def is_set(self) -> bool:
-        return bool(self.flags & _RECORD_SET)
+        return bool(self.flags & RECORD_SET)
 
     @property
     def count(self) -> int:  # type: ignore[override]
         """How many slots it takes."""
-        return record_set_count(self.payload) if self.flags & _RECORD_SET else 1
+        return record_set_count(self.payload) if self.flags & RECORD_SET else 1
 
     @property
     def is_user(self) -> bool:
         """Whether a reader of the stream is to see it."""
-        return not self.flags & (_CONTROL | _END_OF_STREAM)
+        return not self.flags & (CONTROL | END_OF_STREAM)
 
 
 _as_record: Callable[[tuple[int, int, int, Buffer, int]], Record] = partial(tuple.__new__, Record)  # 3x as fast
@@ -107,28 +98,24 @@ _as_record: Callable[[tuple[int, int, int, Buffer, int]], Record] = partial(tupl
 
 def control_record(position: int, txid: int, payload: Buffer = CONTROL_PAYLOAD) -> Record:
     """A record that readers skip. position: user records in the segment so far. txid: the last user record's."""
-    return Record(_CONTROL, position, txid, payload)
+    return Record(CONTROL, position, txid, payload)
 
 
 def end_of_stream_record(position: int) -> Record:
     """The last record of a sealed stream. position: user records in the segment."""
-    return Record(_END_OF_STREAM, position, TXID_END_OF_STREAM, END_OF_STREAM_PAYLOAD)
+    return Record(END_OF_STREAM, position, TXID_END_OF_STREAM, END_OF_STREAM_PAYLOAD)
 
 
-def encode_records(
-    records: Sequence[tuple[int, int, int, Buffer] | Record], codec: Codec = Codec.NONE
-) -> tuple[Buffer, ...]:
+def encode_entry(records: Sequence[Record], codec: Codec = Codec.NONE) -> tuple[Buffer, ...]:
     """The payload of an entry, as parts: heads of ours and the records' payloads untouched (joined if compressed).
 
-    records: (flags, position, txid, payload, ...); slots are not stored. Raises RecordTooLargeError if the records
-    exceed ENTRY_BYTES_MAX together.
+    Slots are not stored. Raises RecordTooLargeError if the records exceed ENTRY_BYTES_MAX together.
     """
-    size = RECORD_HEAD_BYTES * len(records)
+    size = RECORD_OVERHEAD * len(records)
     parts: list[Buffer] = []
-    for record in records:
-        payload = record[3]
+    for flags, position, txid, payload, _ in records:
         size += len(payload)
-        parts.append(_RECORD.pack(record[1] << 16 | record[0], record[2], len(payload)))
+        parts.append(_RECORD.pack(position << 16 | flags, txid, len(payload)))
         parts.append(payload)
     if size > ENTRY_BYTES_MAX:
         raise RecordTooLargeError(f"an entry holds at most {ENTRY_BYTES_MAX} bytes: bytes={size}")
@@ -150,9 +137,9 @@ def build_record_set(payloads: Sequence[bytes], codec: Codec = Codec.NONE) -> by
     records = len(payloads)
     assert records > 0, "a record set holds at least one record"
     lengths = list(map(len, payloads))
-    size = sum(lengths) + SET_LENGTH_BYTES * records
-    if size > RECORD_BYTES_MAX - SET_HEAD_BYTES:
-        raise RecordTooLargeError(f"a batch holds at most {RECORD_BYTES_MAX} bytes: bytes={size + SET_HEAD_BYTES}")
+    size = sum(lengths) + SET_RECORD_OVERHEAD * records
+    if size > RECORD_BYTES_MAX - SET_OVERHEAD:
+        raise RecordTooLargeError(f"a batch holds at most {RECORD_BYTES_MAX} bytes: bytes={size + SET_OVERHEAD}")
     woven: list[bytes] = [b""] * (2 * records + 1)
     try:
         woven[1::2] = map(_SHORT.__getitem__, lengths)
@@ -168,42 +155,31 @@ def build_record_set(payloads: Sequence[bytes], codec: Codec = Codec.NONE) -> by
 
 def record_set_bytes(payload_bytes: int, count: int) -> int:
     """Size of an uncompressed set of `count` records that hold `payload_bytes` together."""
-    return SET_HEAD_BYTES + SET_LENGTH_BYTES * count + payload_bytes
+    return SET_OVERHEAD + SET_RECORD_OVERHEAD * count + payload_bytes
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 
-def decode_records(payload: Buffer, *, enveloped: bool = True) -> list[Record]:
-    """The records of an entry as stored, sets unopened, in order and with their slots.
+def decode_entry(payload: Buffer, *, expand: bool = True, enveloped: bool = True) -> list[Record]:
+    """The records of an entry, in order, with their slots. Payloads look into `payload` or its decompressed form.
 
-    Payloads look into `payload` or its decompressed form. enveloped: False for segments stored below version 4.
-    Raises DamagedError.
+    expand: each record set is replaced by its records, which share its txid and whose payloads are copies; otherwise
+    sets stay closed. Control records and the end of stream always appear. enveloped: False for segments stored below
+    version 4. Raises DamagedError.
     """
     records: list[Record] = []
     slot = 0
     for flags, position, txid, body in _raw_records(open_envelope(payload) if enveloped else memoryview(payload)):
-        records.append(Record(flags, position, txid, body, slot))
-        slot += record_set_count(body) if flags & _RECORD_SET else 1
+        if flags & RECORD_SET and expand:
+            inner = parse_record_set(body)
+            places = count(position), count(slot)
+            records += map(_as_record, zip(repeat(flags & ~RECORD_SET), places[0], repeat(txid), inner, places[1]))
+            slot += len(inner)
+        else:
+            records.append(Record(flags, position, txid, body, slot))
+            slot += record_set_count(body) if flags & RECORD_SET else 1
     return records
-
-
-def decode_entry(payload: Buffer, *, enveloped: bool = True) -> list[Record]:
-    """As decode_records, with each set replaced by its records, which share its txid and whose payloads are copies.
-
-    Control records and the end of stream appear too. Raises DamagedError.
-    """
-    records: list[Record] = []
-    for record in decode_records(payload, enveloped=enveloped):
-        records += expand(record) if record.flags & _RECORD_SET else (record,)
-    return records
-
-
-def expand(record: Record) -> Iterator[Record]:
-    """The records of a set, each with its own position and slot. Raises DamagedError."""
-    flags, position, txid, body, slot = record
-    inner = parse_record_set(body)
-    return map(_as_record, zip(repeat(flags & ~_RECORD_SET), count(position), repeat(txid), inner, count(slot)))
 
 
 def open_envelope(payload: Buffer) -> memoryview:
@@ -247,7 +223,7 @@ def record_set_count(payload: Buffer) -> int:
     meta, count, size, _ = _SET.unpack_from(payload)
     if meta & ~_CODEC_MASK != _SET_VERSION:
         raise DamagedError(f"record set version not known: meta={meta:#x}")
-    if count < 0 or size < 0 or count > size // SET_LENGTH_BYTES or size > DECOMPRESSED_BYTES_MAX:
+    if count < 0 or size < 0 or count > size // SET_RECORD_OVERHEAD or size > DECOMPRESSED_BYTES_MAX:
         raise DamagedError(f"record set count out of bounds: count={count} bytes={size}")
     return int(count)
 
@@ -255,10 +231,10 @@ def record_set_count(payload: Buffer) -> int:
 def _raw_records(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
     at, end = 0, len(view)
     while at < end:
-        if end - at < RECORD_HEAD_BYTES:
+        if end - at < RECORD_OVERHEAD:
             raise DamagedError(f"entry ends inside a record's head: at={at} bytes={end}")
         metadata, txid, length = _RECORD.unpack_from(view, at)
-        start = at + RECORD_HEAD_BYTES
+        start = at + RECORD_OVERHEAD
         at = start + length
         if length < 0 or at > end:
             raise DamagedError(f"record runs past its entry: at={start} length={length} bytes={end}")
@@ -283,3 +259,11 @@ def _unpacked(packed: memoryview, codec: int, size: int, packed_size: int) -> me
     if len(plain) != size:
         raise DamagedError(f"LZ4 block is of another size: declared={size} bytes={len(plain)}")
     return memoryview(plain)
+
+
+def decode_records(payload: Buffer) -> list[Record]:
+    """The records of an entry with sets closed."""
+    return decode_entry(payload, expand=False)
+
+
+encode_records = encode_entry

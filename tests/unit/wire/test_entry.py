@@ -13,20 +13,20 @@ from hypothesis import strategies as st
 
 from dlog.errors import DamagedError, RecordTooLargeError
 from dlog.wire.entry import (
+    CONTROL,
     DECOMPRESSED_BYTES_MAX,
     ENTRY_BYTES_MAX,
     RECORD_BYTES_MAX,
-    SET_HEAD_BYTES,
-    SET_LENGTH_BYTES,
+    RECORD_SET,
+    SET_OVERHEAD,
+    SET_RECORD_OVERHEAD,
     Buffer,
     Codec,
     Record,
-    RecordFlag,
     build_record_set,
     control_record,
     decode_entry,
-    decode_records,
-    encode_records,
+    encode_entry,
     end_of_stream_record,
     parse_record_set,
     record_set_bytes,
@@ -38,11 +38,15 @@ codecs = st.sampled_from(Codec)
 
 
 def entry(*records: Record, codec: Codec = Codec.NONE) -> bytes:
-    return b"".join(encode_records(records, codec))
+    return b"".join(encode_entry(records, codec))
+
+
+def stored(data: Buffer) -> list[Record]:
+    return decode_entry(data, expand=False)
 
 
 def set_record(position: int, txid: int, inner: list[bytes], codec: Codec = Codec.NONE) -> Record:
-    return Record(RecordFlag.RECORD_SET, position, txid, build_record_set(inner, codec))
+    return Record(RECORD_SET, position, txid, build_record_set(inner, codec))
 
 
 @settings(max_examples=80, deadline=None)
@@ -80,14 +84,14 @@ def test_slots_and_positions_count_every_record_of_every_set(
         wanted += [Record(0, position + i, txid, p, len(wanted) + i) for i, p in enumerate(inner)]
         position += len(inner)
     records.append(control_record(position - 1, txid))
-    wanted.append(Record(RecordFlag.CONTROL, position - 1, txid, b"control", len(wanted)))
+    wanted.append(Record(CONTROL, position - 1, txid, b"control", len(wanted)))
     data = entry(*records, codec=codec if enveloped else Codec.NONE)
     data = data if enveloped else data[13:]
     assert decode_entry(data, enveloped=enveloped) == wanted
-    stored = decode_records(data, enveloped=enveloped)
-    assert [r[:4] for r in stored] == [r[:4] for r in records]
-    assert sum(r.count for r in stored) == len(wanted)
-    assert all(r.slot == sum(s.count for s in stored[:i]) for i, r in enumerate(stored))
+    closed = decode_entry(data, expand=False, enveloped=enveloped)
+    assert [r[:4] for r in closed] == [r[:4] for r in records]
+    assert sum(r.count for r in closed) == len(wanted)
+    assert all(r.slot == sum(s.count for s in closed[:i]) for i, r in enumerate(closed))
 
 
 def test_what_a_reader_is_to_see() -> None:
@@ -100,7 +104,7 @@ def test_what_a_reader_is_to_see() -> None:
 
 def test_payloads_are_not_copied_when_written() -> None:
     bodies: list[Buffer] = [bytes(10), bytearray(20), memoryview(bytes(30))]
-    parts = encode_records([Record(0, i + 1, 9, body) for i, body in enumerate(bodies)])
+    parts = encode_entry([Record(0, i + 1, 9, body) for i, body in enumerate(bodies)])
     assert all(any(part is body for part in parts) for body in bodies)
 
 
@@ -112,12 +116,12 @@ def test_an_entry_without_records_is_an_entry() -> None:
 
 
 def test_the_largest_record_set_is_one_record_and_one_more_byte_is_too_much() -> None:
-    room = RECORD_BYTES_MAX - SET_HEAD_BYTES - SET_LENGTH_BYTES
+    room = RECORD_BYTES_MAX - SET_OVERHEAD - SET_RECORD_OVERHEAD
     assert len(build_record_set([bytes(room)])) == RECORD_BYTES_MAX
     with pytest.raises(RecordTooLargeError):
         build_record_set([bytes(room + 1)])
     with pytest.raises(RecordTooLargeError):
-        build_record_set([b""] * (RECORD_BYTES_MAX // SET_LENGTH_BYTES))
+        build_record_set([b""] * (RECORD_BYTES_MAX // SET_RECORD_OVERHEAD))
 
 
 def test_an_entry_has_a_largest_size() -> None:
@@ -138,7 +142,7 @@ def test_hostile_bytes_end_in_records_or_damage(garbage: bytes, dress: str) -> N
         garbage = struct.pack(">biii", 1, 0, len(garbage), len(garbage)) + garbage
     if dress == "envelope":
         garbage = b"\1\0\0\0\1" + garbage
-    for read in (decode_entry, decode_records, parse_record_set):
+    for read in (decode_entry, stored, parse_record_set):
         with contextlib.suppress(DamagedError):
             read(garbage)
 
