@@ -43,6 +43,25 @@ class LedgerClosed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerRecoveryStarted(Event):
+    """The ledger is marked in recovery; its last ensemble is being fenced."""
+
+    name: ClassVar[str] = "ledger.recovery_started"
+    ledger: int
+    ensemble: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRecoveryFenced(Event):
+    """No writer can reach an ack quorum any more; entries are sought from `entry` + 1 on."""
+
+    name: ClassVar[str] = "ledger.recovery_fenced"
+    ledger: int
+    entry: int
+    bookies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRecovered(Event):
     name: ClassVar[str] = "ledger.recovered"
     ledger: int
@@ -193,3 +212,48 @@ class ActorGivenUp(Event):
     actor: str
     error: str
     restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySuspected(Event):
+    """A write proxy does not answer: its streams may be claimed."""
+
+    name: ClassVar[str] = "proxy.suspected"
+    level: ClassVar[str] = "warning"
+    peer: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyTrusted(Event):
+    """A suspected write proxy answers again."""
+
+    name: ClassVar[str] = "proxy.trusted"
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyDraining(Event):
+    name: ClassVar[str] = "proxy.draining"
+    streams: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyDrained(Event):
+    """Everything owned was handed over, or the time for it was up (`left` streams are claimed by others then)."""
+
+    name: ClassVar[str] = "proxy.drained"
+    handed_over: int
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLeftBehind(Event):
+    """Its stream is deleted, its bytes could not be: nobody names them any more."""
+
+    name: ClassVar[str] = "segment.left_behind"
+    level: ClassVar[str] = "warning"
+    stream: str
+    segment: int
+    place: str
+    reason: str

@@ -1,0 +1,432 @@
+"""Adding to a ledger: ids, packets, quorums, ensemble changes, the end.
+
+The law of this file:
+- an entry is confirmed once Qa places of the ensemble *that metadata names for it* hold it and all before it are
+  confirmed. So while it is not certain what metadata names (a compare-and-set is out, or its outcome unknown), nothing
+  is confirmed; what is heard meanwhile is recorded and counts afterwards;
+- a failed member is replaced from entry LAC + 1 on, by compare-and-set from a value that is OPEN and still names it;
+  what metadata says after a conflict is adopted, not argued with;
+- an unknown outcome is settled by a later write that succeeds or by finding our value, never by one reading alone:
+  the write may still be under way;
+- as long as Qa members can be reached the ledger goes on with holes; metadata changes only when there is a replacement;
+- one FENCED ends the handle: whether pending entries are in the ledger is then unknown, and recovery decides.
+
+Source: BookKeeper protocol, "Writing to ledgers" (specs: docs/protocol.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from dlog.errors import (
+    ClosedError,
+    DLogError,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from dlog.events import BookieLost, EnsembleChanged, LedgerClosed, LedgerFenced
+from dlog.ledger.placement import Placement
+from dlog.ledger.window import Window
+from dlog.machine import (
+    Answer,
+    Asked,
+    CancelTimer,
+    CompareAndSet,
+    Conflict,
+    Effect,
+    Fact,
+    MetadataSeen,
+    Missing,
+    Outcome,
+    OutcomeUnknown,
+    PeerLost,
+    ReadMetadata,
+    Received,
+    SetTimer,
+    Tell,
+    Ticket,
+    TimerFired,
+    Versioned,
+)
+from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
+from dlog.options import option
+from dlog.wire.bookie import AddEntry, Code, EntryAdded
+from dlog.wire.digest import Buffer, Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Ask: add one entry of these payload parts. Answer: its EntryId, in order of asking, once confirmed."""
+
+    parts: tuple[Buffer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Ask: end the ledger at its LAC. Answer: Closed.
+
+    drain: confirm first what was asked before. Otherwise that fails at once, and a close that succeeds leaves it out.
+    """
+
+    drain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The ledger's last entry (NO_ENTRY: it is empty) and its payload bytes. Final."""
+
+    last_entry: EntryId
+    length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddingOptions:
+    """How stubborn a writer is before it gives its ledger up."""
+
+    ensemble_changes_max: int = option(100, sim=(4, 40))  # per ledger
+    lag_entries_max: int = option(5_000, sim=(8, 200))  # confirmed entries a member may not have answered for
+    replace_retry_s: float = option(0.25, sim=(0.01, 1.0))  # until replacement is tried again, the fallen readmitted
+    metadata_retry_s: float = option(0.1, sim=(0.01, 0.5))
+    give_up_s: float = option(15.0, sim=(0.5, 15.0))  # without an ack quorum in reach, or without metadata
+
+
+class LedgerAdder:
+    """The one writer of a ledger that was just created.
+
+    metadata: as created, with its version. digest: of the ledger (dlog/wire/digest.py).
+    lac, length: what is confirmed. error: why the handle is dead, None while it lives; `Closed` handles die as well.
+    """
+
+    def __init__(
+        self,
+        ledger: LedgerId,
+        metadata: Versioned,
+        digest: Digest,
+        placement: Placement,
+        options: AddingOptions = AddingOptions(),
+    ) -> None:
+        value: LedgerMetadata = metadata.value
+        assert value.state is LedgerState.OPEN and len(value.fragments) == 1, "a writer begins with a fresh ledger"
+        self.ledger = ledger
+        self.error: DLogError | None = None
+        self.ensemble_changes = 0
+        self._metadata = value
+        self._version = metadata.version
+        self._digest = digest
+        self._placement = placement
+        self._options = options
+        self._window = Window(value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max)
+        self._closing: Close | None = None
+        self._closers: list[Ticket] = []
+        self._question: tuple[str, int] | None = None  # token of the metadata question that is out
+        self._questions = 0
+        self._proposed: LedgerMetadata | None = None  # written, and not known whether in place
+        self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposal: (old, new)
+        self._mend_due = False  # something changed that makes a replacement worth trying
+        self._again = False  # this try is a retry: the quarantined may be chosen, the fallen readmitted
+        self._quarantine: set[BookieId] = set()
+        self._told_lost: set[BookieId] = set()
+        self._timers: set[str] = set()
+        self._effects: list[Effect] = []
+
+    @property
+    def lac(self) -> EntryId:
+        """Last confirmed entry, NO_ENTRY before the first."""
+        return self._window.lac
+
+    @property
+    def length(self) -> int:
+        """Payload bytes up to the LAC."""
+        return self._window.length
+
+    @property
+    def pending(self) -> int:
+        """How many entries are not confirmed."""
+        return len(self._window)
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As last known to be in place."""
+        return self._metadata
+
+    @property
+    def is_dead(self) -> bool:
+        return self.error is not None
+
+    # ---- the door ----------------------------------------------------------------------------------------------------
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        effects = self._effects
+        if isinstance(fact, Received):
+            if self.error is None and isinstance(fact.message, EntryAdded):
+                self._note_added(cast(BookieId, fact.peer), fact.message)
+        elif isinstance(fact, Asked):
+            self._note_asked(fact)
+        elif self.error is None:
+            match fact:
+                case PeerLost(peer, reason):
+                    self._window.disconnect(cast(BookieId, peer), reason or "connection lost")
+                case MetadataSeen(token, outcome):
+                    self._note_metadata(token, outcome)
+                case TimerFired(key):
+                    self._note_timer(key)
+        if self.error is None:
+            self._settle()
+        self._effects = []
+        return effects
+
+    def _note_asked(self, fact: Asked) -> None:
+        ticket, request = fact.ticket, fact.request
+        if isinstance(request, Add):
+            if self.error is not None or self._closing is not None:
+                self._effects.append(Answer(ticket, self._refusal()))
+                return
+            window = self._window
+            entry = EntryId(window.pushed + 1)
+            length = window.pushed_length + sum(map(len, request.parts))
+            parts = self._digest.pack(entry, window.lac, length, request.parts)
+            self._effects += window.push(AddEntry(self.ledger, entry, self._digest.master_key, parts), length, ticket)
+        elif isinstance(request, Close):
+            if self.error is not None:
+                self._effects.append(Answer(ticket, self._close_answer()))
+                return
+            self._closing = self._closing or request
+            self._closers.append(ticket)
+            if not request.drain:
+                self._closing = request
+                why = f"closed before the entry was confirmed: ledger={self.ledger}"
+                for pending in self._window.abandon():
+                    self._effects.append(Answer(pending.ticket, ClosedError(why, outcome_unknown=True)))
+        else:
+            raise AssertionError(f"not a request of a ledger writer: {request!r}")
+
+    def _note_added(self, bookie: BookieId, message: EntryAdded) -> None:
+        if message.ledger != self.ledger:
+            return
+        code = message.code
+        if code is Code.OK:
+            self._window.acknowledge(bookie, message.entry)
+        elif code is Code.FENCED:
+            self._effects.append(Tell(LedgerFenced(self.ledger, bookie)))
+            self._die(LedgerFencedError(f"another client took the ledger over: ledger={self.ledger} bookie={bookie}"))
+        elif code is Code.UNAUTHORIZED:
+            self._die(UnauthorizedError(f"the bookie refuses the ledger's key: ledger={self.ledger} bookie={bookie}"))
+        else:
+            self._window.refuse(bookie, code.name.lower())
+
+    def _note_timer(self, key: object) -> None:
+        if key not in self._timers:
+            return  # cancelled too late
+        self._timers.remove(str(key))
+        match key:
+            case "replace":
+                self._mend_due = self._again = True
+            case "metadata":
+                self._read_metadata()
+            case "give_up":
+                why = f"no ack quorum for {self._options.give_up_s} s: ledger={self.ledger} lac={self.lac}"
+                if self._is_uncertain:
+                    self._die(MetadataUnavailableError(f"metadata out of reach, {why}", outcome_unknown=True))
+                else:
+                    self._die(NotEnoughBookiesError(why, outcome_unknown=True))
+
+    def _note_metadata(self, token: object, outcome: Outcome) -> None:
+        if self._question is None or token != self._question:
+            return
+        kind, self._question = self._question[0], None
+        match outcome:
+            case Versioned(value, version) if kind == "write":
+                self._take_in(value, version)
+            case Versioned(value, version):
+                self._note_read(value, version)
+            case Conflict():
+                self._read_metadata()
+            case Missing():
+                self._die(LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}", outcome_unknown=True))
+            case OutcomeUnknown() if kind == "write":
+                self._read_metadata()
+            case OutcomeUnknown():
+                self._set_timer("metadata", self._options.metadata_retry_s)
+
+    def _note_read(self, value: LedgerMetadata, version: object) -> None:
+        """Metadata after a conflict or an unknown outcome: go by what it says."""
+        last = value.fragments[-1]
+        if value.state is LedgerState.CLOSED and self._closing is not None and self._is_our_end(value):
+            self._take_in(value, version)
+        elif value.state is not LedgerState.OPEN or last.first_entry > self.lac + 1:
+            self._effects.append(Tell(LedgerFenced(self.ledger, METADATA_PEER)))
+            state = value.state.name.lower()
+            self._die(LedgerFencedError(f"another client took the ledger over: ledger={self.ledger} state={state}"))
+        elif self._proposed is None or value == self._proposed:
+            self._take_in(value, version)
+        else:
+            # not in place, but perhaps under way: only a write from this version settles it
+            self._metadata, self._version = value, version
+            self._adopt(value)
+            self._write_metadata(self._next_value(settle=True))
+
+    def _is_our_end(self, value: LedgerMetadata) -> bool:
+        return value.last_entry == self.lac and value.length == self.length and not len(self._window)
+
+    def _take_in(self, value: LedgerMetadata, version: object) -> None:
+        """This value is in place, and no write of ours is under way."""
+        self._metadata, self._version, self._proposed = value, version, None
+        self._drop_timer("give_up")
+        if value.is_closed:
+            self._effects.append(Tell(LedgerClosed(self.ledger, value.last_entry, value.length)))
+            self._die(ClosedError(f"the ledger is closed: ledger={self.ledger}"))
+        else:
+            self._adopt(value)
+
+    def _adopt(self, value: LedgerMetadata) -> None:
+        """Use the ensemble that metadata names from LAC + 1 on."""
+        last = value.fragments[-1]
+        assert last.first_entry <= self.lac + 1, "nothing was confirmed while the change was out"
+        old = self._window.ensemble
+        if last.ensemble != old:
+            replaced = tuple((a, b) for a, b in zip(old, last.ensemble, strict=True) if a != b)
+            self.ensemble_changes += 1
+            self._quarantine.update(a for a, _ in replaced)
+            self._told_lost.difference_update(old)
+            self._effects += self._window.adopt(last.ensemble)
+            self._effects.append(Tell(EnsembleChanged(self.ledger, last.first_entry, replaced)))
+        self._mend_due = True
+
+    # ---- consequences ------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_uncertain(self) -> bool:
+        """Whether metadata may differ from what we go by; nothing is confirmed meanwhile."""
+        return self._question is not None or self._proposed is not None
+
+    def _settle(self) -> None:
+        """Derive every consequence of the facts so far; the only place that confirms."""
+        window = self._window
+        if self._is_uncertain:
+            self._set_timer("give_up", self._options.give_up_s)
+            return
+        effects = self._effects
+        for pending in window.confirm():
+            effects.append(Answer(pending.ticket, pending.entry))
+        if self._closing is not None and not len(window):
+            self._write_metadata(self._next_value(settle=False))
+        elif window.failed:
+            self._mend()
+        elif self._timers:
+            self._drop_timer("give_up")
+            self._drop_timer("replace")
+
+    def _mend(self) -> None:
+        """Members have failed: replace them if anybody can take their place, else go on as long as Qa remain."""
+        window = self._window
+        news = [bookie for bookie in window.failed if bookie not in self._told_lost]
+        for bookie in news:
+            self._told_lost.add(bookie)
+            self._effects.append(Tell(BookieLost(bookie, window.failed[bookie])))
+        if self._mend_due or news:
+            again, self._mend_due, self._again = self._again, False, False
+            value = self._replace(again)
+            if value is not None:
+                if self.ensemble_changes >= self._options.ensemble_changes_max:
+                    why = f"too many ensemble changes: ledger={self.ledger} max={self._options.ensemble_changes_max}"
+                    self._die(UnavailableError(why, outcome_unknown=True))
+                else:
+                    self._write_metadata(value)
+                return
+            if again:
+                self._readmit()
+        if window.failed:
+            self._set_timer("replace", self._options.replace_retry_s)
+        if window.can_progress():
+            self._drop_timer("give_up")
+        else:
+            self._set_timer("give_up", self._options.give_up_s)
+
+    def _replace(self, again: bool) -> LedgerMetadata | None:
+        """Metadata with replacements for the failed members, as many as there are; None if there are none."""
+        window = self._window
+        exclude = () if again else self._quarantine
+        found = self._placement.replace(window.quorum, window.ensemble, window.failed_places(), exclude)
+        if not found:
+            return None
+        ensemble = tuple(found.get(i, bookie) for i, bookie in enumerate(window.ensemble))
+        return self._metadata.with_ensemble(EntryId(self.lac + 1), ensemble)
+
+    def _readmit(self) -> None:
+        """Nobody can take the place of the failed members; those that are writable again may try once more."""
+        for bookie in list(self._window.failed):
+            if self._placement.is_writable(bookie):
+                self._told_lost.discard(bookie)
+                self._effects += self._window.readmit(bookie)
+
+    def _next_value(self, *, settle: bool) -> LedgerMetadata:
+        """What to write next: the end if we are closing and drained, else replacements, else the value as it is."""
+        if self._closing is not None and not len(self._window):
+            return self._metadata.closed_at(self.lac, self.length)
+        assert settle
+        value = self._replace(again=False) if self._window.failed else None
+        return value or self._metadata
+
+    # ---- metadata and timers -----------------------------------------------------------------------------------------
+
+    def _write_metadata(self, value: LedgerMetadata) -> None:
+        assert self._question is None, "one metadata question at a time"
+        self._proposed = value
+        self._questions += 1
+        self._question = ("write", self._questions)
+        self._effects.append(CompareAndSet(self._question, LedgerKey(self.ledger), value, self._version))
+
+    def _read_metadata(self) -> None:
+        assert self._question is None, "one metadata question at a time"
+        self._questions += 1
+        self._question = ("read", self._questions)
+        self._effects.append(ReadMetadata(self._question, LedgerKey(self.ledger)))
+
+    def _set_timer(self, key: str, after_s: float) -> None:
+        """Start a timer unless it runs."""
+        if key not in self._timers:
+            self._timers.add(key)
+            self._effects.append(SetTimer(key, after_s))
+
+    def _drop_timer(self, key: str) -> None:
+        if key in self._timers:
+            self._timers.remove(key)
+            self._effects.append(CancelTimer(key))
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def _die(self, error: DLogError) -> None:
+        """The handle is finished: answer everybody who waits, in order."""
+        if self.error is not None:
+            return
+        self.error = error
+        for pending in self._window.abandon():
+            unknown = type(error)(error.message, outcome_unknown=True)
+            self._effects.append(Answer(pending.ticket, unknown))
+        for ticket in self._closers:
+            self._effects.append(Answer(ticket, self._close_answer()))
+        self._closers.clear()
+        for key in sorted(self._timers):
+            self._effects.append(CancelTimer(key))
+        self._timers.clear()
+
+    def _close_answer(self) -> Closed | DLogError:
+        if self._metadata.is_closed:
+            return Closed(self.lac, self.length)
+        assert self.error is not None
+        return type(self.error)(self.error.message)
+
+    def _refusal(self) -> DLogError:
+        """For an add that comes too late: certainly not in the ledger."""
+        if self.error is None:
+            return ClosedError(f"the ledger is being closed: ledger={self.ledger}")
+        return type(self.error)(self.error.message, outcome_unknown=False)
+
+
+METADATA_PEER = "metadata"

@@ -1,0 +1,358 @@
+"""Reading entries at or below the LAC: any replica will do, the next one if the first is slow, damaged or silent.
+
+The law of this file: what is handed out has been verified. An entry at or below the LAC was confirmed, so a replica
+that denies it is behind or damaged, and its word is not believed: all replicas are asked before the answer is an
+error. EntryMissing (a person must look) if Qw - Qa + 1 of them deny it; else EntryUnreadable (try again later).
+Before either, metadata is read again: a repair may have moved the entry.
+
+When every bookie has every entry (Qw = E) one bookie is asked for a run of entries at once.
+Source: BookKeeper protocol, "Reading from ledgers".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import cast
+
+from dlog.errors import DLogError, EntryMissingError, EntryUnreadableError, LedgerNotFoundError
+from dlog.machine import (
+    Answer,
+    Asked,
+    CancelTimer,
+    Effect,
+    Fact,
+    MetadataSeen,
+    Missing,
+    Outcome,
+    PeerLost,
+    ReadMetadata,
+    Received,
+    Send,
+    SetTimer,
+    Ticket,
+    TimerFired,
+    Versioned,
+)
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.model.ledger import LedgerKey, LedgerMetadata
+from dlog.options import KiB, MiB, option
+from dlog.wire.bookie import BatchDone, BatchRead, Code, EntryRead, ReadEntry
+from dlog.wire.digest import Digest, DigestMismatch, Entry
+
+_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Ask: entries first..last, both at or below the LAC. Answer: ReadDone, at least the first of them."""
+
+    first: EntryId
+    last: EntryId
+    bytes_max: int = 1 * MiB  # of payload; the first entry comes whatever its size
+
+
+@dataclass(frozen=True, slots=True)
+class ReadDone:
+    """Consecutive verified entries; the last one says how far the read got."""
+
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UseMetadata:
+    """Ask: go by this metadata from now on (it was read elsewhere). Answer: None."""
+
+    metadata: LedgerMetadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingOptions:
+    """When a second replica is asked, and how much is asked for at once."""
+
+    speculate_s: float = option(0.5, sim=(0.001, 1.0))
+    parallel_entries_max: int = option(16, sim=(1, 4))  # single reads of one request under way
+    batch: bool = True  # use batch reads where every bookie has every entry
+    batch_bytes_min: int = 4 * KiB  # a smaller remainder is read entry by entry
+
+
+class _EntryRead:
+    """One entry being read: who is asked now, who has failed, who denied it."""
+
+    __slots__ = ("asked", "denied", "failed", "value")
+
+    def __init__(self) -> None:
+        self.value: Entry | None = None
+        self.asked: list[BookieId] = []
+        self.failed: set[BookieId] = set()
+        self.denied: set[BookieId] = set()
+
+
+class _Range:
+    """One request: entries from `first`, contiguous ones collected in `done`."""
+
+    def __init__(self, ticket: Ticket, request: Read) -> None:
+        self.ticket = ticket
+        self.request = request
+        self.next = request.first  # first entry not collected
+        self.asked_to = EntryId(request.first - 1)  # highest entry asked for
+        self.done: list[Entry] = []
+        self.bytes = 0
+        self.reads: dict[int, _EntryRead] = {}
+        self.batches: dict[int, BookieId] = {}  # request id -> bookie
+        self.refreshed = False  # metadata was read again for it
+        self.refreshing = False
+
+    @property
+    def is_finished(self) -> bool:
+        return self.next > self.request.last or (bool(self.done) and self.bytes >= self.request.bytes_max)
+
+
+class LedgerReader:
+    """Reads one ledger, many ranges at once.
+
+    metadata: as last seen; `UseMetadata` brings news. digest: of the ledger.
+    """
+
+    def __init__(
+        self,
+        ledger: LedgerId,
+        metadata: LedgerMetadata,
+        digest: Digest,
+        options: ReadingOptions = ReadingOptions(),
+    ) -> None:
+        self.ledger = ledger
+        self.metadata = metadata
+        self._digest = digest
+        self._options = options
+        self._ranges: dict[Ticket, _Range] = {}
+        self._batch_ids = 0
+        self._faults: dict[BookieId, int] = {}  # recent failures, so that the healthy are asked first
+        self._batched: dict[BookieId, bool] = {}  # whether batch reads work there, once known
+        self._effects: list[Effect] = []
+
+    # ---- the door ----------------------------------------------------------------------------------------------------
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        effects = self._effects
+        match fact:
+            case Received(peer, EntryRead() as answer) if answer.ledger == self.ledger and not answer.fence:
+                self._note_read(cast(BookieId, peer), answer)
+            case Received(peer, BatchDone() as answer) if answer.ledger == self.ledger:
+                self._note_batch(cast(BookieId, peer), answer)
+            case PeerLost(peer):
+                self._note_lost(cast(BookieId, peer))
+            case TimerFired(("speculate", int(ticket))):
+                self._note_slow(ticket)
+            case MetadataSeen(("refresh", int(ticket)), outcome):
+                self._note_metadata(ticket, outcome)
+            case Asked(ticket, Read() as request):
+                assert 0 <= request.first <= request.last, "a range has entries"
+                self._ranges[ticket] = _Range(ticket, request)
+                self._effects.append(SetTimer(("speculate", ticket), self._options.speculate_s))
+            case Asked(ticket, UseMetadata(metadata)):
+                self.metadata = metadata
+                self._effects.append(Answer(ticket, None))
+        self._settle()
+        self._effects = []
+        return effects
+
+    # ---- facts -------------------------------------------------------------------------------------------------------
+
+    def _note_read(self, bookie: BookieId, answer: EntryRead) -> None:
+        entry: Entry | None = None
+        if answer.code is Code.OK:
+            try:
+                entry = self._digest.verify(answer.packet, answer.entry)
+                self._faults.pop(bookie, None)
+            except DigestMismatch:
+                pass
+        for waiting in self._ranges.values():
+            read = waiting.reads.get(answer.entry)
+            if read is None or bookie not in read.asked:
+                continue
+            if entry is not None:
+                read.value = entry
+                continue
+            read.asked.remove(bookie)
+            read.failed.add(bookie)
+            if answer.code in _ABSENT:
+                read.denied.add(bookie)
+        if entry is None:
+            self._faults[bookie] = self._faults.get(bookie, 0) + 1
+
+    def _note_batch(self, bookie: BookieId, answer: BatchDone) -> None:
+        for waiting in self._ranges.values():
+            if waiting.batches.get(answer.request) != bookie:
+                continue
+            waiting.batches.clear()
+            entries = self._verified(answer)
+            if entries:
+                self._batched[bookie] = True
+                self._faults.pop(bookie, None)
+                for entry in entries:
+                    if entry.entry_id == waiting.next:
+                        self._collect(waiting, entry)
+            else:
+                # let the first entry be sought one by one, at the others first
+                self._faults[bookie] = self._faults.get(bookie, 0) + 1
+                self._ask_singly(waiting, waiting.next)
+            waiting.asked_to = max(waiting.asked_to, EntryId(waiting.next - 1))
+
+    def _verified(self, answer: BatchDone) -> list[Entry]:
+        """The packets of a batch up to the first that does not verify."""
+        entries: list[Entry] = []
+        if answer.code is Code.OK:
+            for entry_id, packet in enumerate(answer.packets, answer.start):
+                try:
+                    entries.append(self._digest.verify(packet, entry_id))
+                except DigestMismatch:
+                    break
+        return entries
+
+    def _note_lost(self, bookie: BookieId) -> None:
+        self._faults[bookie] = self._faults.get(bookie, 0) + 1
+        for waiting in self._ranges.values():
+            for read in waiting.reads.values():
+                if bookie in read.asked:
+                    read.asked.remove(bookie)
+                    read.failed.add(bookie)
+            if bookie in waiting.batches.values():
+                # a bookie that does not know batch reads closes the connection
+                self._batched.setdefault(bookie, False)
+                waiting.batches = {k: b for k, b in waiting.batches.items() if b != bookie}
+
+    def _note_slow(self, ticket: Ticket) -> None:
+        """Whoever was asked takes long: ask the next replica too."""
+        waiting = self._ranges.get(ticket)
+        if waiting is None:
+            return
+        self._effects.append(SetTimer(("speculate", ticket), self._options.speculate_s))
+        if waiting.batches:
+            for bookie in waiting.batches.values():
+                self._faults[bookie] = self._faults.get(bookie, 0) + 1
+            self._ask_batch(waiting)
+        for entry_id, read in waiting.reads.items():
+            if read.value is None:
+                self._ask_next(read, EntryId(entry_id))
+
+    def _note_metadata(self, ticket: Ticket, outcome: Outcome) -> None:
+        waiting = self._ranges.get(ticket)
+        if waiting is None or not waiting.refreshing:
+            return
+        waiting.refreshing, waiting.refreshed = False, True
+        match outcome:
+            case Missing():
+                self._answer(waiting, LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}"))
+            case Versioned(value):
+                moved = {
+                    entry
+                    for entry in waiting.reads
+                    if not set(value.bookies_of(entry)) <= set(self.metadata.bookies_of(entry))
+                }
+                self.metadata = value
+                for entry in moved:
+                    read = waiting.reads[entry]
+                    read.failed &= set(value.bookies_of(entry))
+                    read.denied &= read.failed
+
+    # ---- consequences ------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        for waiting in list(self._ranges.values()):
+            self._advance(waiting)
+
+    def _advance(self, waiting: _Range) -> None:
+        """Collect what has come, ask for what is next, answer when done."""
+        while not waiting.is_finished and (read := waiting.reads.get(waiting.next)) and read.value is not None:
+            del waiting.reads[waiting.next]
+            self._collect(waiting, read.value)
+        if waiting.is_finished:
+            self._answer(waiting, ReadDone(tuple(waiting.done)))
+            return
+        self._ask_more(waiting)
+        for entry_id, read in waiting.reads.items():
+            if read.value is None and not read.asked:
+                self._ask_next(read, EntryId(entry_id))
+        head = waiting.reads.get(waiting.next)
+        if head is not None and head.value is None and not head.asked and not waiting.refreshing:
+            self._give_up(waiting, head)
+
+    def _collect(self, waiting: _Range, entry: Entry) -> None:
+        if not waiting.is_finished:
+            waiting.done.append(entry)
+            waiting.bytes += len(entry.payload)
+            waiting.next = EntryId(waiting.next + 1)
+
+    def _give_up(self, waiting: _Range, head: _EntryRead) -> None:
+        """Every replica of the first entry still wanted has failed."""
+        if waiting.done:
+            self._answer(waiting, ReadDone(tuple(waiting.done)))  # the error comes when it is asked for first
+        elif not waiting.refreshed:
+            waiting.refreshing = True
+            self._effects.append(ReadMetadata(("refresh", waiting.ticket), LedgerKey(self.ledger)))
+        else:
+            where = f"ledger={self.ledger} entry={waiting.next} bookies={self.metadata.bookies_of(waiting.next)}"
+            error: DLogError
+            if len(head.denied) >= self.metadata.quorum.negatives_needed:
+                error = EntryMissingError(f"confirmed entry is missing: {where} denied={len(head.denied)}")
+            else:
+                error = EntryUnreadableError(f"no replica could be read: {where} denied={len(head.denied)}")
+            self._answer(waiting, error)
+
+    def _ask_more(self, waiting: _Range) -> None:
+        if waiting.batches:
+            return
+        if self._wants_batch(waiting):
+            self._ask_batch(waiting)
+        if not waiting.batches:
+            room = min(waiting.request.last, waiting.next + self._options.parallel_entries_max - 1)
+            for entry in range(max(waiting.next, waiting.asked_to + 1), room + 1):
+                self._ask_singly(waiting, EntryId(entry))
+
+    def _ask_singly(self, waiting: _Range, entry: EntryId) -> None:
+        waiting.reads[entry] = _EntryRead()
+        waiting.asked_to = max(waiting.asked_to, entry)
+
+    def _ask_next(self, read: _EntryRead, entry: EntryId) -> None:
+        """Ask the healthiest replica that has not been asked."""
+        for bookie in self._by_health(self.metadata.bookies_of(entry)):
+            if bookie not in read.asked and bookie not in read.failed:
+                read.asked.append(bookie)
+                self._effects.append(Send(bookie, ReadEntry(self.ledger, entry)))
+                return
+
+    def _wants_batch(self, waiting: _Range) -> bool:
+        quorum = self.metadata.quorum
+        return (
+            self._options.batch
+            and quorum.write == quorum.ensemble
+            and not waiting.reads
+            and self._batch_end(waiting) > waiting.next
+            and waiting.request.bytes_max - waiting.bytes >= self._options.batch_bytes_min
+        )
+
+    def _batch_end(self, waiting: _Range) -> int:
+        """Last entry of the request that lies in the same fragment as the next one."""
+        later = [f.first_entry - 1 for f in self.metadata.fragments if f.first_entry > waiting.next]
+        return min([waiting.request.last, *later])
+
+    def _ask_batch(self, waiting: _Range) -> None:
+        """Ask the healthiest bookie for the whole rest that fits."""
+        asked = waiting.batches.values()
+        for bookie in self._by_health(self.metadata.bookies_of(waiting.next)):
+            if bookie not in asked and self._batched.get(bookie, True):
+                self._batch_ids += 1
+                waiting.batches[self._batch_ids] = bookie
+                count = self._batch_end(waiting) - waiting.next + 1
+                room = waiting.request.bytes_max - waiting.bytes
+                self._effects.append(Send(bookie, BatchRead(self.ledger, waiting.next, self._batch_ids, count, room)))
+                return
+
+    def _by_health(self, bookies: Iterable[BookieId]) -> list[BookieId]:
+        return sorted(bookies, key=lambda bookie: self._faults.get(bookie, 0))
+
+    def _answer(self, waiting: _Range, result: ReadDone | DLogError) -> None:
+        del self._ranges[waiting.ticket]
+        self._effects.append(CancelTimer(("speculate", waiting.ticket)))
+        self._effects.append(Answer(waiting.ticket, result))

@@ -1,0 +1,537 @@
+"""Recovering a ledger: fence its writer, find its end, close it. Any number may do it at once; all get one answer.
+
+The law of this file, in order:
+1. metadata is IN_RECOVERY before anything is asked of a bookie;
+2. the last ensemble is fenced until every possible ack quorum has a fenced member (coverage); the search begins at the
+   highest LAC heard, and not before the last fragment;
+3. every read of the search fences too: a bookie first met here could still give a writer its ack quorum;
+4. an entry exists if one replica has it. It does not exist once Qw - Qa + 1 replicas say so: then no ack quorum ever
+   held it. Time-outs, damage and "cannot tell" count as neither, and an end is never concluded from a doubt;
+5. what exists is written again to its whole write set, to Qa members at least, in order and without gaps. Failed
+   members are replaced in a local copy of the metadata, from the entry after the last one written on; reads go by the
+   metadata as it was, for a replacement that has nothing proves nothing;
+6. entries written again carry the LAC that the search began from: before the ledger is closed nobody knows more, and a
+   second recovery that has seen less may close first;
+7. the end is written by compare-and-set. Whoever loses takes the winner's end.
+
+Source: BookKeeper, LedgerRecoveryOp with #2614 and #2654; 6 is stricter than BookKeeper.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import cast
+
+from dlog.errors import (
+    DLogError,
+    EntryUnreadableError,
+    LedgerNotFoundError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from dlog.events import EnsembleChanged, LedgerRecovered, LedgerRecoveryFenced, LedgerRecoveryStarted
+from dlog.ledger.placement import Placement
+from dlog.ledger.window import Window
+from dlog.machine import (
+    Answer,
+    Asked,
+    CancelTimer,
+    CompareAndSet,
+    Conflict,
+    Effect,
+    Fact,
+    MetadataSeen,
+    Missing,
+    Outcome,
+    OutcomeUnknown,
+    PeerLost,
+    ReadMetadata,
+    Received,
+    Send,
+    SetTimer,
+    Tell,
+    Ticket,
+    TimerFired,
+    Versioned,
+)
+from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+from dlog.options import option
+from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.digest import Digest, DigestMismatch, Entry
+
+_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
+
+
+@dataclass(frozen=True, slots=True)
+class Recover:
+    """Ask: fence and close the ledger. Answer: Recovered; repeatable, also after an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """The ledger's end, final. `readded`: entries this recovery wrote again."""
+
+    last_entry: EntryId
+    length: int
+    metadata: LedgerMetadata
+    readded: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryOptions:
+    """How eager a recovery is, and how often it asks again before it gives the caller an error."""
+
+    ahead_entries_max: int = option(16, sim=(1, 4))  # read and not yet written again
+    retry_s: float = option(0.25, sim=(0.01, 1.0))
+    attempts_max: int = option(8, sim=(1, 8))  # in a row without progress
+
+
+class _Stage(enum.Enum):
+    IDLE = "idle"
+    OPENING = "opening"  # reading metadata, or marking it
+    FENCING = "fencing"
+    SEARCHING = "searching"  # reading forward and writing again
+    MEASURING = "measuring"  # reading the length of the last entry
+    CLOSING = "closing"
+
+
+class _Search:
+    """What the write set of one entry said: the entry, or which places denied it, or could not tell."""
+
+    __slots__ = ("doubtful", "found", "negatives")
+
+    def __init__(self) -> None:
+        self.found: Entry | None = None
+        self.negatives: set[int] = set()
+        self.doubtful: set[int] = set()
+
+    def is_absent(self, quorum: Quorum) -> bool:
+        return self.found is None and len(self.negatives) >= quorum.negatives_needed
+
+    def is_stuck(self, quorum: Quorum) -> bool:
+        """All have answered and nothing follows."""
+        return self.found is None and not self.is_absent(quorum) and self._heard >= quorum.write
+
+    @property
+    def _heard(self) -> int:
+        return len(self.negatives) + len(self.doubtful)
+
+
+class LedgerRecoverer:
+    """Recovers one ledger; several may do so at once, here or elsewhere.
+
+    password: of the ledger; what metadata says if None.
+    """
+
+    def __init__(
+        self,
+        ledger: LedgerId,
+        placement: Placement,
+        options: RecoveryOptions = RecoveryOptions(),
+        password: bytes | None = None,
+    ) -> None:
+        self.ledger = ledger
+        self.result: Recovered | None = None
+        self._placement = placement
+        self._options = options
+        self._password = password
+        self._stage = _Stage.IDLE
+        self._tickets: list[Ticket] = []
+        self._question: tuple[str, int] | None = None
+        self._questions = 0
+        self._attempts = 0  # in a row without progress
+        self._waiting = False  # for the retry timer
+        self._effects: list[Effect] = []
+        self._quarantine: set[BookieId] = set()
+
+    # ---- the door ----------------------------------------------------------------------------------------------------
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        effects = self._effects
+        match fact:
+            case Received(peer, EntryRead() as answer) if answer.ledger == self.ledger:
+                self._note_read(cast(BookieId, peer), answer)
+            case Received(peer, EntryAdded() as answer) if answer.ledger == self.ledger:
+                self._note_added(cast(BookieId, peer), answer)
+            case PeerLost(peer, reason):
+                self._note_lost(cast(BookieId, peer), reason)
+            case MetadataSeen(token, outcome):
+                self._note_metadata(token, outcome)
+            case TimerFired("retry") if self._waiting:
+                self._waiting = False
+                self._retry()
+            case Asked(ticket, Recover()):
+                self._note_asked(ticket)
+        self._settle()
+        self._effects = []
+        return effects
+
+    def _note_asked(self, ticket: Ticket) -> None:
+        if self.result is not None:
+            self._effects.append(Answer(ticket, self.result))
+            return
+        self._tickets.append(ticket)
+        if self._stage is _Stage.IDLE:
+            self._attempts = 0
+            self._open()
+
+    def _open(self) -> None:
+        """Begin, or begin again, from metadata as it stands."""
+        self._stage = _Stage.OPENING
+        self._read_metadata()
+
+    # ---- metadata ----------------------------------------------------------------------------------------------------
+
+    def _note_metadata(self, token: object, outcome: Outcome) -> None:
+        if self._question is None or token != self._question:
+            return
+        kind, self._question = self._question[0], None
+        match outcome:
+            case Missing():
+                self._fail(LedgerNotFoundError(f"no such ledger: ledger={self.ledger}"))
+            case Versioned(value, version) if kind == "close":
+                self._finish(value)
+            case Versioned(value, version) if kind == "mark":
+                self._begin(value, version)
+            case Versioned(value, version):
+                self._note_value(value, version)
+            case Conflict():
+                self._read_metadata()
+            case OutcomeUnknown() if kind in ("mark", "close"):
+                self._read_metadata()
+            case OutcomeUnknown(reason):
+                self._wait(MetadataUnavailableError(f"metadata out of reach: ledger={self.ledger} reason={reason}"))
+
+    def _note_value(self, value: LedgerMetadata, version: object) -> None:
+        if value.is_closed:
+            self._finish(value)
+        elif self._stage is _Stage.CLOSING and self._is_unchanged(value):
+            self._version = version
+            self._write_end()
+        elif value.state is LedgerState.IN_RECOVERY:
+            self._begin(value, version)
+        else:
+            self._stage = _Stage.OPENING
+            self._compare_and_set("mark", value.in_recovery(), version)
+
+    def _is_unchanged(self, value: LedgerMetadata) -> bool:
+        """Whether what we searched is still what metadata names, so that our end stands."""
+        return value.state is LedgerState.IN_RECOVERY and value.fragments == self._metadata.fragments
+
+    # ---- fencing -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, value: LedgerMetadata, version: object) -> None:
+        """Metadata is marked: fence the last ensemble."""
+        last = value.fragments[-1]
+        password = value.password if self._password is None else self._password
+        self._metadata, self._version = value, version
+        self._local = value  # with the replacements of this recovery, published when closing
+        self._digest = Digest(self.ledger, value.digest, password)
+        self._ensemble = last.ensemble
+        self._places = {bookie: i for i, bookie in enumerate(last.ensemble)}
+        self._fenced: set[int] = set()
+        self._mute: set[int] = set()  # places that were asked and will not answer
+        self._lac = EntryId(last.first_entry - 1)
+        self._tail: dict[int, Entry] = {}  # last entries that bookies have, by id
+        self._stage = _Stage.FENCING
+        self._effects.append(Tell(LedgerRecoveryStarted(self.ledger, last.ensemble)))
+        for bookie in last.ensemble:
+            self._ask_entry(bookie, NO_ENTRY)
+
+    def _note_fenced(self, place: int, answer: EntryRead) -> None:
+        if answer.code is Code.OK:
+            try:
+                entry = self._digest.verify(answer.packet)
+            except DigestMismatch:
+                self._mute.add(place)
+                return
+            self._tail[entry.entry_id] = entry
+            self._lac = max(self._lac, entry.lac)
+        elif answer.code not in _ABSENT:
+            self._mute.add(place)
+            return
+        self._fenced.add(place)
+        self._mute.discard(place)
+
+    def _search(self) -> None:
+        """Every possible ack quorum has a fenced member: look for entries behind the LAC."""
+        assert self._metadata.quorum.covered(self._fenced), "no search before the fence covers"
+        assert self._lac >= self._metadata.fragments[-1].first_entry - 1, "the search stays in the last fragment"
+        fenced = tuple(self._ensemble[i] for i in sorted(self._fenced))
+        self._effects.append(Tell(LedgerRecoveryFenced(self.ledger, self._lac, fenced)))
+        self._stage = _Stage.SEARCHING
+        self._attempts = 0
+        self._searches: dict[int, _Search] = {}
+        self._asked = self._lac  # highest entry asked for
+        self._end: EntryId | None = None  # last entry of the ledger, once known
+        self._readded = 0
+        self._window: Window | None = None  # from the first entry found on
+
+    # ---- searching ---------------------------------------------------------------------------------------------------
+
+    def _note_read(self, bookie: BookieId, answer: EntryRead) -> None:
+        if answer.code is Code.UNAUTHORIZED and self._stage is not _Stage.IDLE:
+            why = f"the bookie refuses the ledger's key: ledger={self.ledger} bookie={bookie}"
+            self._fail(UnauthorizedError(why))
+        elif self._stage is _Stage.FENCING and answer.entry == NO_ENTRY and answer.fence:
+            if bookie in self._places:
+                self._note_fenced(self._places[bookie], answer)
+        elif self._stage is _Stage.SEARCHING and answer.fence:
+            search = self._searches.get(answer.entry)
+            if search is not None and bookie in self._places:
+                self._note_found(search, self._places[bookie], answer)
+        elif self._stage is _Stage.MEASURING and answer.entry == self._lac and not answer.fence:
+            self._note_length(bookie, answer)
+
+    def _note_found(self, search: _Search, place: int, answer: EntryRead) -> None:
+        if place not in self._metadata.quorum.write_set(answer.entry):
+            return
+        if answer.code is Code.OK:
+            try:
+                search.found = search.found or self._digest.verify(answer.packet, answer.entry)
+            except DigestMismatch:
+                search.doubtful.add(place)
+        elif answer.code in _ABSENT:
+            search.negatives.add(place)
+            search.doubtful.discard(place)
+        elif place not in search.negatives:
+            search.doubtful.add(place)
+
+    def _note_added(self, bookie: BookieId, answer: EntryAdded) -> None:
+        if self._stage is not _Stage.SEARCHING or self._window is None:
+            return
+        if answer.code is Code.OK:
+            self._window.acknowledge(bookie, answer.entry)
+        else:
+            self._window.refuse(bookie, answer.code.name.lower())
+
+    def _note_lost(self, bookie: BookieId, reason: str) -> None:
+        if self._stage is _Stage.FENCING and (place := self._places.get(bookie)) is not None:
+            if place not in self._fenced:
+                self._mute.add(place)
+        elif self._stage is _Stage.SEARCHING:
+            if (place := self._places.get(bookie)) is not None:
+                for entry, search in self._searches.items():
+                    if place in self._metadata.quorum.write_set(entry) and place not in search.negatives:
+                        search.doubtful.add(place)
+            if self._window is not None:
+                self._window.disconnect(bookie, reason or "connection lost")
+        elif self._stage is _Stage.MEASURING:
+            self._measured.add(bookie)
+
+    # ---- consequences ------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        if self._stage is _Stage.FENCING:
+            if self._metadata.quorum.covered(self._fenced):
+                self._search()
+            elif len(self._fenced) + len(self._mute) == len(self._ensemble) and not self._waiting:
+                self._wait(UnavailableError(f"too few bookies to fence the ledger: ledger={self.ledger}"))
+        if self._stage is _Stage.SEARCHING:
+            self._settle_search()
+        if self._stage is _Stage.MEASURING:
+            self._settle_length()
+
+    def _settle_search(self) -> None:
+        quorum = self._metadata.quorum
+        while self._end is None:
+            upcoming = EntryId(self._pushed + 1)
+            search = self._searches.get(upcoming)
+            if search is not None and search.found is not None:
+                self._readd(upcoming, search.found)
+                del self._searches[upcoming]
+            elif search is not None and search.is_absent(quorum):
+                assert len(search.negatives) >= quorum.write - quorum.ack + 1, "an end needs certainty"
+                self._end = EntryId(upcoming - 1)
+                self._searches.clear()
+            elif self._asked - self._confirmed < self._options.ahead_entries_max:
+                self._asked = EntryId(self._asked + 1)
+                self._searches[self._asked] = _Search()
+                for bookie in self._members(self._asked):
+                    self._ask_entry(bookie, self._asked)
+            else:
+                if search is not None and search.is_stuck(quorum) and not self._waiting:
+                    why = f"cannot tell whether an entry exists: ledger={self.ledger} entry={upcoming}"
+                    self._wait(EntryUnreadableError(why))
+                break
+        if self._window is not None and self._stage is _Stage.SEARCHING:
+            if self._window.confirm():
+                self._attempts = 0
+            if self._window.failed and len(self._window):
+                self._mend(self._window, again=False)
+        if self._stage is _Stage.SEARCHING and self._end is not None and self._confirmed == self._end:
+            self._measure()
+
+    @property
+    def _pushed(self) -> int:
+        """Last entry that is being written again."""
+        return self._lac if self._window is None else self._window.pushed
+
+    @property
+    def _confirmed(self) -> int:
+        """Last entry that is safe."""
+        return self._lac if self._window is None else self._window.lac
+
+    def _members(self, entry: EntryId) -> list[BookieId]:
+        return [self._ensemble[i] for i in self._metadata.quorum.write_set(entry)]
+
+    def _readd(self, entry_id: EntryId, entry: Entry) -> None:
+        """Write an entry again, to its whole write set."""
+        size = len(entry.payload)
+        if self._window is None:
+            before = entry.length - size
+            quorum = self._metadata.quorum
+            self._window = Window(quorum, self._ensemble, self._lac, before, lag_max=self._options.ahead_entries_max)
+        length = self._window.pushed_length + size
+        parts = self._digest.pack(entry_id, self._lac, length, (entry.payload,))
+        message = AddEntry(self.ledger, entry_id, self._digest.master_key, parts, recovery=True, high_priority=True)
+        self._effects += self._window.push(message, length)
+        self._readded += 1
+
+    def _mend(self, window: Window, *, again: bool) -> None:
+        """Replace failed members in the local copy of metadata, from the entry after the last safe one on."""
+        exclude = () if again else self._quarantine
+        found = self._placement.replace(window.quorum, window.ensemble, window.failed_places(), exclude)
+        if found:
+            old = window.ensemble
+            ensemble = tuple(found.get(i, bookie) for i, bookie in enumerate(old))
+            first = EntryId(window.lac + 1)
+            self._local = self._local.with_ensemble(first, ensemble)
+            self._quarantine.update(old[i] for i in found)
+            self._effects += window.adopt(ensemble)
+            replaced = tuple((str(old[i]), str(new)) for i, new in found.items())
+            self._effects.append(Tell(EnsembleChanged(self.ledger, first, replaced)))
+        elif again:
+            for bookie in list(window.failed):
+                if self._placement.is_writable(bookie):
+                    self._effects += window.readmit(bookie)
+        if not window.can_progress() and not self._waiting:
+            why = f"too few bookies to write entries again: ledger={self.ledger} entry={window.lac + 1}"
+            self._wait(NotEnoughBookiesError(why))
+
+    # ---- the length and the end --------------------------------------------------------------------------------------
+
+    def _measure(self) -> None:
+        """All that exists is safe; how many bytes is it?"""
+        last = self._end
+        assert last is not None and last >= self._lac
+        if self._window is not None:
+            self._length = self._window.length
+        elif last == NO_ENTRY:
+            self._length = 0
+        elif last in self._tail:
+            self._length = self._tail[last].length
+        elif last + 1 in self._tail:
+            self._length = self._tail[last + 1].length - len(self._tail[last + 1].payload)
+        else:
+            self._stage = _Stage.MEASURING
+            self._measured: set[BookieId] = set()
+            for bookie in self._metadata.bookies_of(last):
+                self._effects.append(Send(bookie, ReadEntry(self.ledger, last, high_priority=True)))
+            return
+        self._close()
+
+    def _note_length(self, bookie: BookieId, answer: EntryRead) -> None:
+        if answer.code is Code.OK:
+            try:
+                self._length = self._digest.verify(answer.packet, answer.entry).length
+                self._close()
+                return
+            except DigestMismatch:
+                pass
+        self._measured.add(bookie)
+
+    def _settle_length(self) -> None:
+        """The last entry cannot be read now: ask again; at last take the nearest length known, it is a statistic."""
+        if self._waiting or not self._measured.issuperset(self._metadata.bookies_of(self._lac)):
+            return
+        if self._attempts < self._options.attempts_max:
+            self._wait(EntryUnreadableError(f"cannot read the last entry: ledger={self.ledger} entry={self._lac}"))
+        else:
+            known = [e.length for e in self._tail.values() if e.entry_id <= self._lac]
+            self._length = max(known, default=0)
+            self._close()
+
+    def _close(self) -> None:
+        self._stage = _Stage.CLOSING
+        self._attempts = 0
+        self._write_end()
+
+    def _write_end(self) -> None:
+        assert self._end is not None
+        self._compare_and_set("close", self._local.closed_at(self._end, self._length), self._version)
+
+    def _finish(self, value: LedgerMetadata) -> None:
+        """The ledger is closed, by us or by somebody else."""
+        readded = self._readded if self._stage is _Stage.CLOSING else 0
+        self.result = Recovered(value.last_entry, value.length, value, readded)
+        self._stage = _Stage.IDLE
+        self._effects.append(Tell(LedgerRecovered(self.ledger, value.last_entry, readded)))
+        self._effects += [Answer(ticket, self.result) for ticket in self._tickets]
+        self._tickets.clear()
+        self._stop_waiting()
+
+    def _fail(self, error: DLogError) -> None:
+        """Give up for now; whoever asks again starts from the beginning."""
+        self._stage = _Stage.IDLE
+        self._question = None
+        self._effects += [Answer(ticket, type(error)(error.message)) for ticket in self._tickets]
+        self._tickets.clear()
+        self._stop_waiting()
+
+    # ---- asking and asking again -------------------------------------------------------------------------------------
+
+    def _wait(self, error: DLogError) -> None:
+        """No progress: ask again later, or fail with `error` if that was tried often enough."""
+        self._attempts += 1
+        if self._attempts >= self._options.attempts_max and self._stage is not _Stage.MEASURING:
+            self._fail(error)
+        else:
+            self._waiting = True
+            self._effects.append(SetTimer("retry", self._options.retry_s))
+
+    def _stop_waiting(self) -> None:
+        if self._waiting:
+            self._waiting = False
+            self._effects.append(CancelTimer("retry"))
+
+    def _retry(self) -> None:
+        match self._stage:
+            case _Stage.OPENING | _Stage.CLOSING:
+                self._read_metadata()
+            case _Stage.FENCING:
+                for place in sorted(self._mute):
+                    self._ask_entry(self._ensemble[place], NO_ENTRY)
+                self._mute.clear()
+            case _Stage.SEARCHING:
+                for entry, search in self._searches.items():
+                    for place in sorted(search.doubtful):
+                        self._ask_entry(self._ensemble[place], EntryId(entry))
+                    search.doubtful.clear()
+                if self._window is not None and self._window.failed:
+                    self._mend(self._window, again=True)
+            case _Stage.MEASURING:
+                self._measured.clear()
+                for bookie in self._metadata.bookies_of(self._lac):
+                    self._effects.append(Send(bookie, ReadEntry(self.ledger, self._lac, high_priority=True)))
+
+    def _ask_entry(self, bookie: BookieId, entry: EntryId) -> None:
+        """Every read of a recovery fences."""
+        key = self._digest.master_key
+        message = ReadEntry(self.ledger, entry, fence=True, master_key=key, high_priority=True)
+        self._effects.append(Send(bookie, message))
+
+    def _read_metadata(self) -> None:
+        self._questions += 1
+        self._question = ("read", self._questions)
+        self._effects.append(ReadMetadata(self._question, LedgerKey(self.ledger)))
+
+    def _compare_and_set(self, kind: str, value: LedgerMetadata, version: object) -> None:
+        self._questions += 1
+        self._question = (kind, self._questions)
+        self._effects.append(CompareAndSet(self._question, LedgerKey(self.ledger), value, version))

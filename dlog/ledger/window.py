@@ -1,0 +1,178 @@
+"""The window of entries that were sent and are not confirmed, and which bookies have acknowledged each.
+
+The law of this file: an acknowledgement counts for the *place in the ensemble* its sender holds now; when a place gets
+another bookie, what that place had acknowledged is forgotten and the entries are sent there again, byte for byte. An
+entry is confirmed once Qa places hold it and every entry before it is confirmed. Who may change the ensemble, and
+when confirming must wait, is the business of adding.py and recovery.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dlog.machine import Send
+from dlog.model.ids import BookieId, EntryId
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie import AddEntry
+
+
+class Pending:
+    """One entry on its way. `length` is cumulative; `places` has a bit for each place that acknowledged."""
+
+    __slots__ = ("entry", "length", "message", "places", "ticket")
+
+    def __init__(self, entry: EntryId, length: int, message: AddEntry, ticket: int) -> None:
+        self.entry = entry
+        self.length = length
+        self.message = message
+        self.ticket = ticket
+        self.places = 0
+
+
+class Window:
+    """Entries sent to one ensemble.
+
+    lac, length: of the last confirmed entry, and the ledger's payload bytes up to it.
+    failed: members that will not acknowledge what was sent to them, with why; nothing is sent to them.
+    """
+
+    def __init__(self, quorum: Quorum, ensemble: tuple[BookieId, ...], lac: EntryId, length: int, lag_max: int) -> None:
+        self.quorum = quorum
+        self.ensemble = ensemble
+        self.lac = lac
+        self.length = length
+        self.pushed = lac  # last entry that was sent
+        self.pushed_length = length
+        self.failed: dict[BookieId, str] = {}
+        self._lag_max = lag_max
+        self._pending: deque[Pending] = deque()
+        self._by_entry: dict[int, Pending] = {}
+        self._unanswered: dict[BookieId, int] = {}
+        self._aim()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def push(self, message: AddEntry, length: int, ticket: int = 0) -> list[Send]:
+        """Take the next entry and send it to its write set, except to members that have failed."""
+        entry = message.entry
+        assert entry == self.pushed + 1, "entries are pushed densely"
+        pending = Pending(entry, length, message, ticket)
+        self.pushed, self.pushed_length = entry, length
+        self._pending.append(pending)
+        self._by_entry[entry] = pending
+        limit = len(self._pending) + self._lag_max
+        unanswered = self._unanswered
+        sends: list[Send] = []
+        for bookie in self._targets[entry % self.quorum.ensemble]:
+            if self.failed and bookie in self.failed:
+                continue
+            waiting = unanswered[bookie] + 1
+            unanswered[bookie] = waiting
+            if waiting > limit:
+                self.lose(bookie, f"{waiting - len(self._pending)} entries behind the others")
+                continue
+            sends.append(Send(bookie, message))
+        return sends
+
+    def acknowledge(self, bookie: BookieId, entry: EntryId) -> None:
+        """The bookie holds the entry. Of no account if it is not a member (any more), or not of the write set."""
+        place = self._place.get(bookie)
+        if place is None:
+            return
+        self._answered(bookie)
+        pending = self._by_entry.get(entry)
+        if pending is not None:
+            pending.places |= place & self._write_masks[entry % self.quorum.ensemble]
+
+    def refuse(self, bookie: BookieId, reason: str) -> None:
+        """The bookie answered, and will not store what was sent to it."""
+        if bookie in self._place:
+            self._answered(bookie)
+            self.lose(bookie, reason)
+
+    def disconnect(self, bookie: BookieId, reason: str) -> None:
+        """Nothing outstanding there will be answered; a member of which nothing was outstanding is not lost."""
+        if self._unanswered.get(bookie, 0) > 0:
+            self._unanswered[bookie] = 0
+            self.lose(bookie, reason)
+
+    def lose(self, bookie: BookieId, reason: str) -> None:
+        """Count a member as failed."""
+        if bookie in self._place:
+            self.failed.setdefault(bookie, reason)
+
+    def readmit(self, bookie: BookieId) -> list[Send]:
+        """A failed member is back: send it what is pending and not acknowledged, and everything from now on."""
+        self.failed.pop(bookie, None)
+        self._unanswered[bookie] = 0
+        return self._send_again(self.ensemble.index(bookie))
+
+    def failed_places(self) -> list[int]:
+        return [i for i, bookie in enumerate(self.ensemble) if bookie in self.failed]
+
+    def confirm(self) -> list[Pending]:
+        """Take entries from the head while it has its ack quorum."""
+        waiting, needed = self._pending, self.quorum.ack
+        confirmed: list[Pending] = []
+        while waiting and (head := waiting[0]).places.bit_count() >= needed:
+            assert head.entry == self.lac + 1, "confirmed in order, without gaps"
+            waiting.popleft()
+            del self._by_entry[head.entry]
+            self.lac, self.length = head.entry, head.length
+            confirmed.append(head)
+        return confirmed
+
+    def can_progress(self) -> bool:
+        """Whether the head can still reach its ack quorum without any change of the ensemble."""
+        if not self.failed or not self._pending:
+            return True
+        head = self._pending[0]
+        places = head.places | (self._write_masks[head.entry % self.quorum.ensemble] & ~self._mask_of(self.failed))
+        return places.bit_count() >= self.quorum.ack
+
+    def adopt(self, ensemble: tuple[BookieId, ...]) -> list[Send]:
+        """From lac + 1 on the ensemble is another: forget what replaced places acknowledged and send there again."""
+        assert len(ensemble) == len(self.ensemble) == len(set(ensemble)), "an ensemble holds each bookie once"
+        changed = [i for i, (old, new) in enumerate(zip(self.ensemble, ensemble, strict=True)) if old != new]
+        self.ensemble = ensemble
+        self._aim()
+        keep = ~sum(1 << i for i in changed)
+        for pending in self._pending:
+            pending.places &= keep
+        return [send for place in changed for send in self._send_again(place)]
+
+    def abandon(self) -> list[Pending]:
+        """Give up all pending entries, in order."""
+        abandoned = list(self._pending)
+        self._pending.clear()
+        self._by_entry.clear()
+        return abandoned
+
+    def _send_again(self, place: int) -> list[Send]:
+        bookie, bit, size = self.ensemble[place], 1 << place, self.quorum.ensemble
+        sends = [
+            Send(bookie, pending.message)
+            for pending in self._pending
+            if bit & self._write_masks[pending.entry % size] & ~pending.places
+        ]
+        self._unanswered[bookie] += len(sends)
+        return sends
+
+    def _answered(self, bookie: BookieId) -> None:
+        waiting = self._unanswered[bookie]
+        if waiting:
+            self._unanswered[bookie] = waiting - 1
+
+    def _mask_of(self, bookies: dict[BookieId, str]) -> int:
+        return sum(self._place[bookie] for bookie in bookies)
+
+    def _aim(self) -> None:
+        """Derive from the ensemble who stores which entry, by entry id modulo ensemble size."""
+        size = self.quorum.ensemble
+        self._place = {bookie: 1 << i for i, bookie in enumerate(self.ensemble)}
+        sets = [self.quorum.write_set(e) for e in range(size)]
+        self._targets = [tuple(self.ensemble[i] for i in ws) for ws in sets]
+        self._write_masks = [sum(1 << i for i in ws) for ws in sets]
+        self._unanswered = {bookie: self._unanswered.get(bookie, 0) for bookie in self.ensemble}
+        self.failed = {bookie: why for bookie, why in self.failed.items() if bookie in self._place}
