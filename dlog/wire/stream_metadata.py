@@ -1,0 +1,314 @@
+"""What DistributedLog keeps of a stream in ZooKeeper, as bytes; and the two znodes of ours beside it.
+
+A segment is one znode, `inprogress_<number>` or `logrecs_<number>` (18 digits), whose data are decimal fields joined by
+semicolons. The first packs: bits 0-7 format version, 8-15 truncation, 28-31 region, 32-63 record count (completed).
+
+    in progress  f0;ledger;first txid;number                                          2: up to here
+                 ;min entry;min slot                                                  3, 4
+                 ;start sequence id                                                   5
+    completed    f0;ledger;first txid;last txid;completed ms;number;last entry;last slot     and the same tails
+
+A segment that does not lie in a ledger has -1 for it, and two fields more: `;store;place` (percent-encoded). Java
+refuses such a string, as it must. The znodes `owner` and `settings` are JSON objects; unknown keys are left alone.
+Every fault is a DamagedError, a newer format an UnsupportedVersionError.
+Source: DistributedLog, LogSegmentMetadata, BKDLConfig, DLMetadata.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote
+
+from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
+from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
+from dlog.model.quorum import Quorum
+from dlog.model.segment import Owner, Segment, StreamSettings, Truncation
+
+Buffer = bytes | bytearray | memoryview
+
+VERSION = 5
+VERSION_ENVELOPED = 4  # below it the entries of a segment have no envelope
+#: data of R/version
+LOG_VERSION = b"\xff\xff\xff\xff"
+
+_VERSIONS = range(2, VERSION + 1)
+_INTEGER = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
+_NAME = re.compile(r"(inprogress|logrecs)_([0-9]{18})\Z", re.ASCII)
+_TAIL = {2: 0, 3: 2, 4: 2, 5: 3}
+_LEDGER = "ledger"
+
+
+# ---- segments -------------------------------------------------------------------------------------------------------
+
+
+def segment_name(segment: Segment) -> str:
+    """Name of the segment's znode under R/ledgers."""
+    return f"{'logrecs' if segment.completed else 'inprogress'}_{segment.number:018d}"
+
+
+def parse_segment_name(name: str) -> tuple[bool, SegmentNumber] | None:
+    """(completed, number), or None for a name that is not a segment's."""
+    match = _NAME.match(name)
+    return (match[1] == "logrecs", SegmentNumber(int(match[2]))) if match else None
+
+
+def encode_segment(segment: Segment) -> bytes:
+    """Data of the segment's znode, in the segment's own format version (5 for new ones)."""
+    version = segment.version
+    assert version in _VERSIONS, "segments are read from and written to versions 2 to 5"
+    f0 = version | segment.truncation << 8 | segment.region << 28
+    ledger = segment.place if segment.store == _LEDGER else "-1"
+    if segment.completed:
+        f0 |= segment.record_count << 32
+        fields: list[object] = [f0, ledger, segment.first_txid, segment.last_txid, segment.completed_unix_ms]
+        fields += [segment.number, segment.last_entry, segment.last_slot]
+    else:
+        fields = [f0, ledger, segment.first_txid, segment.number]
+    fields += [segment.min_entry, segment.min_slot, segment.start_sequence_id][: _TAIL[version]]
+    if segment.store != _LEDGER:
+        fields += [quote(segment.store, safe=""), quote(segment.place, safe="")]
+    return ";".join(map(str, fields)).encode()
+
+
+def decode_segment(name: str, data: Buffer) -> Segment:
+    """The segment that lies in the znode `name`. Raises DamagedError, UnsupportedVersionError."""
+    named = parse_segment_name(name)
+    if named is None:
+        raise DamagedError(f"not the name of a segment: name={name[:60]!r}")
+    completed, number = named
+    parts = _text(data).split(";")
+    f0 = _integer(parts[0], name)
+    version = f0 & 0xFF
+    if version not in _VERSIONS:
+        raise UnsupportedVersionError(f"segment of a format we do not read: name={name} version={version}")
+    head = 8 if completed else 4
+    store, place = _LEDGER, ""
+    if len(parts) == head + _TAIL[version] + 2:
+        store, place = unquote(parts[-2]), unquote(parts[-1])
+        del parts[-2:]
+    if len(parts) != head + _TAIL[version] or f0 >> 8 & 0x3 > Truncation.TRUNCATED:
+        raise DamagedError(f"segment does not parse: name={name} version={version} fields={len(parts)}")
+    fields = [_integer(part, name) for part in parts]
+    tail = [*fields[head:], *(0, 0, -1)[len(fields) - head :]]
+    if fields[5 if completed else 3] != number:
+        raise DamagedError(f"segment has another number inside: name={name} found={fields[5 if completed else 3]}")
+    return Segment(
+        number=number,
+        place=place if store != _LEDGER else str(fields[1]),
+        store=store,
+        first_txid=Txid(fields[2]),
+        completed=completed,
+        last_txid=Txid(fields[3]) if completed else NO_TXID,
+        last_entry=EntryId(fields[6]) if completed else NO_ENTRY,
+        last_slot=fields[7] if completed else -1,
+        record_count=f0 >> 32 & 0xFFFF_FFFF if completed else 0,
+        completed_unix_ms=fields[4] if completed else 0,
+        truncation=Truncation(f0 >> 8 & 0x3),
+        min_entry=EntryId(tail[0]),
+        min_slot=tail[1],
+        start_sequence_id=tail[2],
+        region=f0 >> 28 & 0xF,
+        version=version,
+    )
+
+
+def encode_number(value: int) -> bytes:
+    """Data of R/maxtxid, R/ledgers and of an allocation."""
+    return str(value).encode()
+
+
+def decode_number(data: Buffer, where: str) -> int:
+    """A decimal number; `where` names the znode in the error. Raises DamagedError."""
+    return _integer(_text(data), where)
+
+
+# ---- the namespace's binding ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """What ties a namespace to a BookKeeper cluster. None: the field is not set."""
+
+    bookkeeper_zookeeper: str
+    ledgers_path: str
+    sanity_check_txid: bool | None = None
+    encode_region: bool | None = None
+    bookkeeper_zookeeper_readers: str | None = None
+    zookeeper: str
+    zookeeper_readers: str | None = None
+    acl_root: str | None = None
+    first_segment: int | None = None
+    federated: bool | None = None
+
+
+_BINDING_HEAD = "1\nBKDL\n"
+#: Thrift field id -> (name, type tag of TJSON)
+_BINDING = {
+    1: ("bookkeeper_zookeeper", "str"),
+    2: ("ledgers_path", "str"),
+    3: ("sanity_check_txid", "tf"),
+    4: ("encode_region", "tf"),
+    5: ("bookkeeper_zookeeper_readers", "str"),
+    6: ("zookeeper", "str"),
+    7: ("zookeeper_readers", "str"),
+    8: ("acl_root", "str"),
+    9: ("first_segment", "i64"),
+    10: ("federated", "tf"),
+}
+
+
+def encode_binding(binding: Binding) -> bytes:
+    """Data of the namespace's znode."""
+    fields = {}
+    for number, (name, tag) in _BINDING.items():
+        value = getattr(binding, name)
+        if value is not None:
+            fields[str(number)] = {tag: int(value) if tag == "tf" else value}
+    return (_BINDING_HEAD + json.dumps(fields, separators=(",", ":"), ensure_ascii=False)).encode()
+
+
+def decode_binding(data: Buffer) -> Binding:
+    """Unknown fields are skipped. Raises DamagedError, or UnsupportedVersionError for another kind of binding."""
+    text = _text(data)
+    if not text.startswith(_BINDING_HEAD):
+        raise UnsupportedVersionError(f"not a binding we know: begins with {text[:20]!r}")
+    fields = _object(text[len(_BINDING_HEAD) :], "binding")
+    found: dict[str, Any] = {}
+    for number, (name, tag) in _BINDING.items():
+        holder = fields.get(str(number))
+        if holder is None:
+            continue
+        value = holder.get(tag) if isinstance(holder, dict) else None
+        if type(value) is not (str if tag == "str" else int):
+            raise DamagedError(f"binding has a field of another type: field={number}")
+        found[name] = bool(value) if tag == "tf" else value
+    missing = [name for name in ("bookkeeper_zookeeper", "ledgers_path", "zookeeper") if name not in found]
+    if missing:
+        raise DamagedError(f"binding lacks fields: {missing}")
+    return Binding(**found)
+
+
+# ---- ours: owner and settings ---------------------------------------------------------------------------------------
+
+
+def encode_owner(owner: Owner) -> bytes:
+    """Data of R/owner."""
+    return _json(
+        {
+            "epoch": owner.epoch,
+            "proxy": owner.proxy,
+            "address": owner.address,
+            "claim": owner.claim,
+            "released": owner.released,
+        }
+    )
+
+
+def decode_owner(data: Buffer) -> Owner:
+    """Empty data is no owner yet. Raises DamagedError."""
+    if not data:
+        return Owner()
+    found = _object(_text(data), "owner")
+    return Owner(
+        epoch=Epoch(_typed(found, "epoch", int, 0)),
+        proxy=ProxyId(_typed(found, "proxy", str, "")),
+        address=_typed(found, "address", str, ""),
+        claim=_typed(found, "claim", str, ""),
+        released=_typed(found, "released", bool, False),
+    )
+
+
+def settings_to_map(settings: StreamSettings) -> dict[str, Any]:
+    """Settings under the names that requests, znodes and people use."""
+    return {
+        "store": settings.store,
+        "ensemble": settings.quorum.ensemble,
+        "write_quorum": settings.quorum.write,
+        "ack_quorum": settings.quorum.ack,
+        "segment_bytes": settings.segment_bytes,
+        "segment_age_s": settings.segment_age_s,
+        "retention_s": settings.retention_s,
+    }
+
+
+def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
+    """Settings as asked for; what is not named is taken from `base`, or its default.
+
+    Raises InvalidRequestError for an unknown name, another type, a value that is not positive, or quorums that do not
+    fit each other.
+    """
+    known = settings_to_map(base or StreamSettings())
+    for name, value in values.items():
+        if name not in known:
+            raise InvalidRequestError(f"unknown stream setting, known are {sorted(known)}: setting={name[:60]}")
+        wanted = type(known[name])
+        if wanted is float and type(value) is int:
+            value = float(value)
+        if type(value) is not wanted:
+            raise InvalidRequestError(f"stream setting is a {wanted.__name__}: setting={name} value={str(value)[:60]}")
+        if wanted is not str and not 0 < value < 2**53:
+            raise InvalidRequestError(f"stream setting is positive: setting={name} value={str(value)[:60]}")
+        known[name] = value
+    if not known["store"]:
+        raise InvalidRequestError("the name of a store is not empty: setting=store")
+    return StreamSettings(
+        store=known["store"],
+        quorum=Quorum(ensemble=known["ensemble"], write=known["write_quorum"], ack=known["ack_quorum"]),
+        segment_bytes=known["segment_bytes"],
+        segment_age_s=known["segment_age_s"],
+        retention_s=known["retention_s"],
+    )
+
+
+def encode_settings(settings: StreamSettings) -> bytes:
+    """Data of R/settings."""
+    return _json(settings_to_map(settings))
+
+
+def decode_settings(data: Buffer) -> StreamSettings:
+    """Unknown keys, of a later version, are ignored; empty data are the defaults. Raises DamagedError."""
+    if not data:
+        return StreamSettings()
+    known = settings_to_map(StreamSettings())
+    found = _object(_text(data), "settings")
+    try:
+        return settings_from_map({name: value for name, value in found.items() if name in known})
+    except InvalidRequestError as error:
+        raise DamagedError(f"settings of a stream: {error.message}") from None
+
+
+def _text(data: Buffer) -> str:
+    try:
+        return bytes(data).decode()
+    except UnicodeDecodeError:
+        raise DamagedError(f"not text: begins with {bytes(data[:20])!r}") from None
+
+
+def _integer(text: str, where: str) -> int:
+    if not _INTEGER.match(text) or not -(2**63) <= int(text) < 2**63:
+        raise DamagedError(f"not a number of 64 bits: where={where} text={text[:40]!r}")
+    return int(text)
+
+
+def _json(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _object(text: str, where: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DamagedError(f"not JSON: where={where} text={text[:40]!r}") from None
+    if not isinstance(found, dict):
+        raise DamagedError(f"not a JSON object: where={where} text={text[:40]!r}")
+    return found
+
+
+def _typed(found: dict[str, Any], key: str, wanted: type[Any], default: Any) -> Any:
+    value = found.get(key, default)
+    if type(value) is not wanted:
+        raise DamagedError(f"owner has a field of another type: field={key} value={str(value)[:40]}")
+    return value
