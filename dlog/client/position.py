@@ -29,7 +29,7 @@ TAIL = Position(Start.TAIL)
 def at_dlsn(dlsn: DLSN | str) -> Position:
     """From this place on; if it holds no record, from the next that does. Raises InvalidRequestError."""
     place = parse(dlsn) if isinstance(dlsn, str) else dlsn
-    return Position(Start.DLSN, list(place))
+    return Position(Start.DLSN, tuple(place))
 
 
 def at_txid(txid: int) -> Position:

@@ -115,6 +115,7 @@ class Producer:
         self._batch_bytes_max = options.batch_bytes_max
         self._buffered = 0
         self._waiting_for_room: deque[asyncio.Future[None]] = deque()
+        self._granted = False  # somebody's turn has come, and it has not appended yet
         self._first_alone = True  # nothing goes out behind the first batch until it is answered, see `_pump`
         self._settling = False  # a batch was refused: send nothing until all under way is answered
         self._new_producer_due = False  # the refused batch left a gap: the rest needs a new id
@@ -134,25 +135,31 @@ class Producer:
 
     @property
     def has_room(self) -> bool:
-        """Whether an append would be taken at once."""
+        """Whether an append would be taken at once: there is room, and nobody waits for it."""
+        return self._is_below_bound and not self._waiting_for_room and not self._granted
+
+    @property
+    def _is_below_bound(self) -> bool:
         return self._buffered < self._options.buffer_bytes_max
 
     async def wait_room(self) -> None:
-        """Wait until `has_room`; waiters go in the order they came."""
-        while not self.has_room or self._waiting_for_room:
-            turn: asyncio.Future[None] = self._loop.create_future()
-            self._waiting_for_room.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn in self._waiting_for_room:
-                    self._waiting_for_room.remove(turn)
-                else:
-                    self._let_in()  # our turn had come; it is the next one's now
-                raise
-            if self.has_room:
+        """Wait until an append may be taken, in the order of the calls. Append at once after the return."""
+        if self.has_room:
+            return
+        turn: asyncio.Future[None] = self._loop.create_future()
+        self._waiting_for_room.append(turn)
+        self._let_in()
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn in self._waiting_for_room:
+                self._waiting_for_room.remove(turn)
+            else:
+                self._granted = False  # our turn had come; it is the next one's now
                 self._let_in()
-                return
+            raise
+        self._granted = False
+        self._loop.call_soon(self._let_in)  # once the caller has appended
 
     def add(self, payload: bytes, txid: int | None) -> asyncio.Future[DLSN]:
         """Take one record; the future is its place. Cancelling the future forgets the waiter only.
@@ -366,8 +373,7 @@ class Producer:
             self._ready.popleft()
         if self._settling and not self._flight and self._connection is not None:
             self._settled(self._connection)
-        if self.has_room:
-            self._let_in()
+        self._let_in()
         if self._open is None and not self._flight and not self._ready:
             self._tell_idle()
         elif not self._pump_due:
@@ -558,12 +564,12 @@ class Producer:
             raise self._closed
 
     def _let_in(self) -> None:
-        """Wake the first who waits for room; it wakes the next."""
-        while self._waiting_for_room:
+        """Give the first who waits for room its turn; when it has appended, the next has it."""
+        while self._waiting_for_room and not self._granted and (self._is_below_bound or self._closed is not None):
             turn = self._waiting_for_room.popleft()
             if not turn.done():
+                self._granted = True
                 turn.set_result(None)
-                return
 
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []

@@ -1,0 +1,30 @@
+import pytest
+
+from dlog.client.address import parse_target, split_address
+from dlog.errors import InvalidRequestError
+
+
+@pytest.mark.parametrize(
+    ("text", "addresses"),
+    [
+        ("dlog://a:1", ("a:1",)),
+        ("a:1", ("a:1",)),
+        ("dlog://a:1,b:2,a:1/", ("a:1", "b:2")),
+        ("DLOG://[::1]:7400", ("[::1]:7400",)),
+        (" dlog://a:1 , b:2 ", ("a:1", "b:2")),
+    ],
+)
+def test_targets(text: str, addresses: tuple[str, ...]) -> None:
+    assert parse_target(text) == addresses
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "http://a:1", "::1:80", "a:1,,b:2", "a:²"]
+)
+def test_what_is_no_target_says_how_one_is_written(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match=r"dlog://|brackets"):
+        parse_target(text)
+
+
+def test_split() -> None:
+    assert split_address("[::1]:80") == ("::1", 80)

@@ -1,0 +1,432 @@
+"""What becomes of appends: gathered, sent in order, answered once, whatever the proxy does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+import dlog
+from dlog.client.client import Client
+from dlog.client.producer import Producer
+from dlog.errors import (
+    ClosedError,
+    InvalidRequestError,
+    ProducerUnknownError,
+    RecordTooLargeError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    TxidOutOfOrderError,
+)
+from dlog.model.dlsn import DLSN_INVALID, of
+from dlog.wire import proxy
+from tests.unit.client.proxy_double import Double, Log, Peer, Script
+
+Append = Callable[[Client], "asyncio.Task[dlog.DLSN]"]
+
+
+class Holding:
+    """A script that keeps writes back until told."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Peer, proxy.Write]] = []
+        self.on = True
+
+    def __call__(self, peer: Peer, message: proxy.Message) -> bool:
+        if self.on and isinstance(message, proxy.Write):
+            self.held.append((peer, message))
+            return True
+        return False
+
+    def let_go(self) -> None:
+        self.on = False
+        held, self.held = self.held, []
+        for peer, message in held:
+            peer.double.answer(peer, message)
+
+
+def failing(times: int, code: int, **extra: object) -> Script:
+    """Refuse the first writes with an error."""
+    left = [times]
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write) and left[0]:
+            left[0] -= 1
+            peer.send(proxy.Failed(message.request, code, "refused by the script", **extra))  # type: ignore[arg-type]
+            return True
+        return False
+
+    return script
+
+
+async def appended(client: Client, *payloads: bytes, txid: int | None = None) -> list[dlog.DLSN]:
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(client.append("s", p, txid=txid)) for p in payloads]
+    return [task.result() for task in tasks]
+
+
+async def test_appends_of_one_turn_travel_together() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        places = await appended(client, b"a", b"b", b"c")
+    assert places == [of(1, 0, 0), of(1, 0, 1), of(1, 0, 2)]
+    assert [w.count for w in double.writes] == [3]
+    assert double.log.payloads == [b"a", b"b", b"c"]
+
+
+async def test_a_batch_grows_while_the_pipe_is_busy_and_goes_when_there_is_room() -> None:
+    holding = Holding()
+    async with Double(script=holding) as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
+        group.create_task(client.append("s", b"first"))
+        await double.wait(lambda: len(double.writes) == 1)
+        for n in range(50):
+            group.create_task(client.append("s", b"%d" % n))
+        await asyncio.sleep(0)
+        holding.let_go()
+    assert [w.count for w in double.writes] == [1, 50]
+
+
+async def test_a_full_batch_does_not_wait() -> None:
+    holding = Holding()
+    async with Double() as double, dlog.connect(double.target, batch_bytes_max=100) as client:
+        await client.append("s", b"the owner is found")
+        double.script = holding
+        async with asyncio.TaskGroup() as group:
+            for n in range(10):
+                group.create_task(client.append("s", b"x" * 40 + b"%d" % n))
+            await double.wait(lambda: len(double.writes) == 5)  # the fifth is not known to be full, and waits
+            holding.let_go()
+    assert [w.count for w in double.writes[1:]] == [2] * 5
+
+
+async def test_records_with_another_txid_travel_apart() -> None:
+    async with Double() as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
+        for txid in (7, 7, 8):
+            group.create_task(client.append("s", b"x", txid=txid))
+    assert [(w.count, w.txid) for w in double.writes] == [(2, 7), (1, 8)]
+
+
+async def test_sequences_count_records() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        for size in (2, 3, 1):
+            await client.append_batch("s", [b"x"] * size)
+    assert [w.sequence for w in double.writes] == [0, 2, 5]
+    assert len({w.producer for w in double.writes}) == 1
+
+
+async def test_what_was_sent_to_a_killed_owner_is_sent_again_elsewhere_under_the_same_sequence() -> None:
+    log, holding = Log(), Holding()
+    async with (
+        Double(log, script=holding) as first,
+        Double(log) as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+    ):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(client.append_batch("s", [b"a", b"b"]))
+            await first.wait(lambda: len(first.writes) == 1)
+            first.stop()
+        assert task.result().first == of(1, 0, 0)
+    [before], [after] = first.writes, second.writes
+    assert (before.producer, before.sequence, before.retry) == (after.producer, after.sequence, False)
+    assert after.retry
+    [owner] = second.of(proxy.GetOwner)
+    assert owner.suspect == first.address  # type: ignore[union-attr]
+
+
+async def test_a_batch_whose_answer_was_lost_is_written_once() -> None:
+    log = Log()
+
+    def write_and_die(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write):
+            log.write(message)
+            peer.double.stop()
+            return True
+        return False
+
+    async with (
+        Double(log, script=write_and_die) as first,
+        Double(log) as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+    ):
+        result = await client.append_batch("s", [b"a", b"b"])
+    assert log.payloads == [b"a", b"b"]
+    assert result.duplicate
+    assert (result.first, result.last) == (of(1, 0, 0), of(1, 0, 1))
+
+
+async def test_a_repetition_whose_place_is_forgotten_is_a_success_without_a_place() -> None:
+    log = Log()
+
+    def write_and_die(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write):
+            log.write(message)
+            log.places.clear()
+            peer.double.stop()
+            return True
+        return False
+
+    async with (
+        Double(log, script=write_and_die) as first,
+        Double(log) as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+    ):
+        assert await client.append("s", b"a") == DLSN_INVALID
+    assert log.payloads == [b"a"]
+
+
+async def test_a_redirect_is_followed_and_remembered() -> None:
+    log = Log()
+    async with (
+        Double(log) as owner,
+        Double(log, script=failing(99, 302, location=owner.address)) as stranger,
+        dlog.connect(stranger.target) as client,
+    ):
+        await client.append("s", b"a")
+        await client.append("s", b"b")
+    assert len(stranger.writes) == 1
+    assert [w.retry for w in owner.writes] == [False, False]
+    assert log.payloads == [b"a", b"b"]
+
+
+async def test_an_overloaded_owner_is_asked_again() -> None:
+    async with Double(script=failing(3, 517)) as double, dlog.connect(double.target) as client:
+        await client.append("s", b"a")
+    assert [w.sequence for w in double.writes] == [0, 0, 0, 0]
+    assert not any(w.retry for w in double.writes), "a refused batch was certainly not written"
+    assert double.log.payloads == [b"a"]
+
+
+async def test_the_first_batch_for_an_owner_goes_alone() -> None:
+    """Else a refusal of the first and an acceptance of the second would change their order."""
+    async with Double(script=failing(1, 517)) as double, dlog.connect(double.target, batch_bytes_max=10) as client:
+        await appended(client, *(b"%08d" % n for n in range(9)))
+    assert double.log.payloads == [b"%08d" % n for n in range(9)]
+
+
+async def test_a_refused_batch_fails_alone_and_those_behind_it_go_on_under_a_new_producer() -> None:
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write) and message.txid == 3:
+            peer.send(proxy.Failed(message.request, 513, "txid out of order"))
+            return True
+        return False
+
+    async with Double() as double, dlog.connect(double.target) as client:
+        await client.append("s", b"0")
+        double.script = script
+        tasks = [asyncio.ensure_future(client.append("s", b"%d" % n, txid=n)) for n in (5, 3, 6, 7)]  # noqa: TID251
+        await asyncio.wait(tasks)
+    assert [type(t.exception()) for t in tasks] == [type(None), TxidOutOfOrderError, type(None), type(None)]
+    assert double.log.payloads == [b"0", b"5", b"6", b"7"]
+    assert len({w.producer for w in double.writes}) == 2
+
+
+async def test_a_forgotten_producer_goes_on_under_a_new_id_when_nothing_is_in_doubt() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        await client.append("s", b"a")
+        double.script = failing(1, 535)
+        await client.append("s", b"b")
+    assert double.log.payloads == [b"a", b"b"]
+    assert double.writes[0].producer != double.writes[-1].producer
+
+
+async def test_a_forgotten_producer_whose_batch_is_in_doubt_says_so() -> None:
+    log, holding = Log(), Holding()
+    async with (
+        Double(log, script=holding) as first,
+        Double(log, script=failing(1, 535)) as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+    ):
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(_caught(client.append("s", b"a")))
+            await first.wait(lambda: len(first.writes) == 1)
+            first.stop()
+        error = task.result()
+        assert isinstance(error, ProducerUnknownError)
+        assert error.outcome_unknown
+        await client.append("s", b"b")
+    assert log.payloads == [b"b"]
+
+
+async def test_silence_ends_in_an_unknown_outcome() -> None:
+    holding = Holding()
+    async with Double(script=holding) as double, dlog.connect(double.target, append_deadline_s=0.1) as client:
+        with pytest.raises(RequestTimeoutError) as caught:
+            await client.append("s", b"a")
+        assert caught.value.outcome_unknown
+        holding.on = False
+        await client.append("s", b"b")  # the stream is usable still, under a new producer
+    assert double.log.payloads == [b"b"]
+    assert double.writes[0].producer != double.writes[-1].producer
+
+
+async def test_what_was_never_sent_fails_as_not_written() -> None:
+    async with Double() as double:
+        pass  # stopped: nobody listens there any more
+    async with dlog.connect(double.target, append_deadline_s=0.1) as client:
+        with pytest.raises(RequestTimeoutError, match=r"not written.*nobody listens") as caught:
+            await client.append("s", b"a")
+        assert not caught.value.outcome_unknown
+
+
+async def test_a_silent_connection_is_given_up_and_the_proxy_suspected() -> None:
+    log = Log()
+
+    def frozen(peer: Peer, message: proxy.Message) -> bool:
+        return isinstance(message, proxy.Write | proxy.Ping)
+
+    async with Double(log, script=frozen) as first, Double(log) as second:
+        target = f"dlog://{first.address},{second.address}"
+        async with dlog.connect(target, ping_after_s=0.02, lost_after_s=0.05) as client:
+            await client.append("s", b"a")
+    assert first.of(proxy.Ping)
+    assert log.payloads == [b"a"]
+    assert [m.suspect for m in second.of(proxy.GetOwner)] == [first.address]  # type: ignore[union-attr]
+
+
+async def test_a_cancelled_append_forgets_the_waiter_only() -> None:
+    holding = Holding()
+    async with Double(script=holding) as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
+        stays = group.create_task(client.append("s", b"a"))
+        leaves = group.create_task(client.append("s", b"b"))
+        await double.wait(lambda: len(double.writes) == 1)
+        leaves.cancel()
+        await asyncio.wait((leaves,))
+        assert leaves.cancelled()
+        assert not stays.done()
+        holding.let_go()
+    assert stays.result() == of(1, 0, 0)
+    assert double.log.payloads == [b"a", b"b"]
+
+
+async def test_an_append_waits_for_room_and_records_stay_in_order() -> None:
+    holding = Holding()
+    async with (
+        Double(script=holding) as double,
+        dlog.connect(double.target, buffer_bytes_max=40, batch_bytes_max=20) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for n in range(20):
+            group.create_task(client.append("s", b"%010d" % n))
+        await double.wait(lambda: len(double.writes) == 1)
+        taken = client._producers["s"]._buffered
+        holding.let_go()
+    assert taken <= 40 + 14
+    assert double.log.payloads == [b"%010d" % n for n in range(20)]
+
+
+async def test_a_waiter_for_room_that_leaves_passes_its_turn_on() -> None:
+    holding = Holding()
+    async with (
+        Double(script=holding) as double,
+        dlog.connect(double.target, buffer_bytes_max=1) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(client.append("s", b"first"))
+        await double.wait(lambda: len(double.writes) == 1)
+        leaves = group.create_task(client.append("s", b"second"))
+        group.create_task(client.append("s", b"third"))
+        await asyncio.sleep(0)
+        leaves.cancel()
+        holding.let_go()
+    assert double.log.payloads == [b"first", b"third"]
+
+
+async def test_a_draining_owner_answers_what_it_has_and_the_next_batch_goes_elsewhere() -> None:
+    log, holding = Log(), Holding()
+    async with (
+        Double(log, script=holding) as first,
+        Double(log) as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        group.create_task(client.append("s", b"a"))
+        await first.wait(lambda: len(first.writes) == 1)
+        peer, write = holding.held[0]
+        peer.send(proxy.GoAway(0, "drain", second.address))
+        second.owner = second.address
+        first.owner = second.address
+        group.create_task(client.append("s", b"b"))
+        peer.send(log.write(write))
+    assert log.payloads == [b"a", b"b"]
+    assert [w.retry for w in second.writes] == [False]
+
+
+async def test_misuse_is_told_at_once() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        with pytest.raises(RecordTooLargeError):
+            await client.append("s", b"x" * 1_040_345)
+        with pytest.raises(RecordTooLargeError, match="split it"):
+            await client.append_batch("s", [b"x" * 600_000] * 2)
+        with pytest.raises(InvalidRequestError, match="at least one record"):
+            await client.append_batch("s", [])
+        with pytest.raises(InvalidRequestError, match="encode it first"):
+            await client.append("s", "text")  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequestError, match="transaction id"):
+            await client.append("s", b"x", txid=-1)
+        with pytest.raises(InvalidRequestError, match="stream name"):
+            await client.append("a/b", b"x")
+        assert await client.append("s", b"x" * 1_040_344) == of(1, 0, 0)
+    assert len(double.writes) == 1
+    with pytest.raises(ClosedError):
+        await client.append("s", b"x")
+
+
+async def test_a_stream_that_is_not_there_fails_every_append() -> None:
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.GetOwner):
+            peer.send(proxy.Failed(message.request, 510, "no such stream"))
+            return True
+        return False
+
+    async with Double(script=script) as double, dlog.connect(double.target) as client:
+        with pytest.raises(StreamNotFoundError):
+            await client.append("s", b"x")
+
+
+async def test_closing_says_of_each_append_what_is_known() -> None:
+    holding = Holding()
+    async with Double(script=holding) as double, dlog.connect(double.target, batch_bytes_max=10) as client:
+        tasks = [asyncio.ensure_future(client.append("s", b"12345678")) for _ in range(2)]  # noqa: TID251
+        await double.wait(lambda: len(double.writes) == 1)
+        await client.close(orderly=False)
+        await asyncio.wait(tasks)
+    errors = [t.exception() for t in tasks]
+    assert [isinstance(e, ClosedError) and e.outcome_unknown for e in errors] == [True, False]
+
+
+async def test_append_many_tells_where_everything_lies() -> None:
+    told: list[int] = []
+    async with Double() as double, dlog.connect(double.target, batch_bytes_max=100) as client:
+        summary = await client.append_many(
+            "s", (b"%04d" % n for n in range(100)), on_written=lambda batch: told.append(batch.count)
+        )
+        nothing = await client.append_many("s", [])
+    assert double.log.payloads == [b"%04d" % n for n in range(100)]
+    assert (summary.count, sum(told)) == (100, 100)
+    assert summary.dlsns()[:13] == [of(1, 0, n) for n in range(12)] + [of(1, 1, 0)]
+    assert (nothing.count, nothing.first, nothing.last) == (0, None, None)
+
+
+async def test_append_many_stops_at_the_first_failure() -> None:
+    async with Double() as double, dlog.connect(double.target, batch_bytes_max=20) as client:
+        double.script = failing(99, 413)
+        with pytest.raises(RecordTooLargeError):
+            await client.append_many("s", [b"x" * 10] * 1000)
+
+
+def test_a_producer_id_is_16_bytes_of_chance() -> None:
+    from dlog.client.producer import PRODUCER_ID_BYTES
+
+    assert PRODUCER_ID_BYTES == 16
+    assert Producer.__init__.__defaults__ is not None
+    draw = Producer.__init__.__defaults__[-1]
+    assert len(draw()) == 16
+    assert draw() != draw()
+
+
+async def _caught(work: object) -> BaseException | None:
+    try:
+        await work  # type: ignore[misc]
+    except dlog.DLogError as error:
+        return error
+    return None

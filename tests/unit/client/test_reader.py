@@ -1,0 +1,248 @@
+"""What a read delivers: each record once, in order, through everything that happens to proxies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+import dlog
+from dlog.errors import DamagedError, RequestTimeoutError, StreamNotFoundError, TruncatedError
+from dlog.model.dlsn import of
+from dlog.wire import proxy
+from dlog.wire.entry import build_record_set
+from dlog.wire.proxy import ReaderEventKind
+from tests.unit.client.proxy_double import Double, Log, Peer, Script, entry_of
+
+
+def log_of(*payloads: bytes) -> Log:
+    log = Log()
+    log.fill(*payloads)
+    return log
+
+
+def telling(kind: ReaderEventKind, detail: dict[str, object] | None = None) -> Script:
+    """Answer a read with one event."""
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read):
+            peer.send(proxy.ReaderEvent(message.request, kind, detail or {}))
+            return True
+        return False
+
+    return script
+
+
+def dying_after(entries: int) -> Script:
+    """Serve that many entries of the first read, then cut the connection."""
+    left = [1]
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read) and left[0]:
+            left[0] -= 1
+            for n, payload in enumerate(peer.double.log.entries[:entries]):
+                peer.send(proxy.Entries(message.request, 1, n, (len(payload),), 0, payload))
+            loop = asyncio.get_running_loop()
+            loop.call_later(0.01, peer.cut)
+            return True
+        return False
+
+    return script
+
+
+async def test_records_come_with_their_places_txid_and_time() -> None:
+    async with Double(log_of(b"a", b"b"), role="read") as double, dlog.connect(double.target) as client:
+        records = [r async for r in client.read("s")]
+    assert records == [dlog.Record(of(1, 0, 0), 1, b"a", 1000), dlog.Record(of(1, 1, 0), 1, b"b", 1000)]
+
+
+async def test_every_way_to_say_where_to_begin() -> None:
+    async with Double(log_of(b"a"), role="read") as double, dlog.connect(double.target) as client:
+        starts = (None, "tail", "1:0", of(1, 0, 0), dlog.at_txid(5), dlog.at_time(2.5), dlog.START, dlog.TAIL)
+        for start in starts:
+            async for _ in client.read("s", start):
+                pass
+    kind = proxy.Start
+    reads = [m for m in double.heard if isinstance(m, proxy.Read)]
+    assert [(m.start, m.value) for m in reads] == [
+        (kind.START, None),
+        (kind.TAIL, None),
+        (kind.DLSN, (1, 0, 0)),
+        (kind.DLSN, (1, 0, 0)),
+        (kind.TXID, 5),
+        (kind.TIME, 2500),
+        (kind.START, None),
+        (kind.TAIL, None),
+    ]
+
+
+async def test_a_lost_connection_is_not_seen_by_the_reader() -> None:
+    log = log_of(*(b"%d" % n for n in range(10)))
+    async with (
+        Double(log, role="read", script=dying_after(4)) as first,
+        Double(log, role="read") as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+    ):
+        payloads = [r.payload async for r in client.read("s")]
+    assert payloads == log.payloads
+    [again] = second.of(proxy.Read)
+    assert again.value == (1, 3, 1), "the place after the last record delivered"  # type: ignore[union-attr]
+
+
+async def test_a_server_that_repeats_itself_is_not_believed() -> None:
+    """A resumed read may be answered from the beginning of the entry: what was delivered is left out."""
+    log = Log()
+    log.entries.append(entry_of([(b"p" * 16, build_record_set([b"0", b"1", b"2"]), 0)]))
+    partial = [True]
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if not isinstance(message, proxy.Read):
+            return False
+        payload = log.entries[0]
+        peer.send(proxy.Entries(message.request, 1, 0, (len(payload),), 0, payload))
+        if partial[0]:
+            partial[0] = False
+            asyncio.get_running_loop().call_later(0.01, peer.cut)
+        else:
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.CAUGHT_UP))
+        return True
+
+    async with Double(log, role="read", script=script) as double, dlog.connect(double.target) as client:
+        assert [r.payload async for r in client.read("s")] == [b"0", b"1", b"2"]
+    assert len(double.of(proxy.Read)) == 2
+
+
+async def test_a_tail_read_that_is_moved_before_its_first_record_begins_where_it_began() -> None:
+    log = log_of(b"old")
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read):
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.STARTED, {"dlsn": [1, 1, 0]}))
+            log.fill(b"new")
+            peer.cut()
+            return True
+        return False
+
+    async with (
+        Double(log, role="read", script=script) as first,
+        Double(log, role="read") as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+    ):
+        assert [r.payload async for r in client.read("s", dlog.TAIL, follow=False)] == [b"new"]
+
+
+@pytest.mark.parametrize("how", ["redirect", "event"])
+async def test_a_moved_read_goes_where_it_is_sent(how: str) -> None:
+    log = log_of(b"a", b"b")
+    async with Double(log, role="read") as ours:
+
+        def script(peer: Peer, message: proxy.Message) -> bool:
+            if isinstance(message, proxy.Read) and how == "redirect":
+                peer.send(proxy.Failed(message.request, 302, "elsewhere", ours.address))
+            elif isinstance(message, proxy.Read):
+                detail = {"location": ours.address}
+                peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.MOVED, detail))
+            return isinstance(message, proxy.Read)
+
+        async with Double(log, role="read", script=script) as other, dlog.connect(other.target) as client:
+            assert [r.payload async for r in client.read("s")] == [b"a", b"b"]
+    [read] = ours.of(proxy.Read)
+    assert read.forwarded  # type: ignore[union-attr]
+
+
+async def test_a_follower_waits_at_the_tail_and_ends_with_the_stream() -> None:
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if not isinstance(message, proxy.Read):
+            return False
+        for n, payload in enumerate(log.entries):
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.CAUGHT_UP))
+            peer.send(proxy.Entries(message.request, 1, n, (len(payload),), 0, payload))
+        peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.END_OF_STREAM))
+        return True
+
+    log = log_of(b"a", b"b")
+    async with Double(log, role="read", script=script) as double, dlog.connect(double.target) as client:
+        assert [r.payload async for r in client.read("s", follow=True)] == [b"a", b"b"]
+
+
+async def test_credit_is_given_back_as_records_are_taken() -> None:
+    log = log_of(*(b"x" * 1000 for _ in range(20)))
+    async with Double(log, role="read") as double, dlog.connect(double.target, read_credit_bytes=4000) as client:
+        assert len([r async for r in client.read("s")]) == 20
+        await double.wait(lambda: len(double.of(proxy.Credit)) >= 9)
+    given = sum(m.bytes for m in double.heard if isinstance(m, proxy.Credit))
+    assert 20 * 1000 - 4000 <= given <= sum(map(len, log.entries))
+
+
+@pytest.mark.parametrize(
+    ("kind", "detail", "error", "says"),
+    [
+        (ReaderEventKind.TRUNCATED, {"first": [7, 0, 0]}, TruncatedError, "7:0:0"),
+        (ReaderEventKind.DAMAGED, {"dlsn": [1, 2, 0], "message": "digest"}, DamagedError, "digest.*1:2:0"),
+        (ReaderEventKind.DELETED, {}, StreamNotFoundError, "deleted"),
+    ],
+)
+async def test_what_is_final_is_told(
+    kind: ReaderEventKind, detail: dict[str, object], error: type[Exception], says: str
+) -> None:
+    async with Double(role="read", script=telling(kind, detail)) as double, dlog.connect(double.target) as client:
+        with pytest.raises(error, match=says):
+            async for _ in client.read("s", follow=True):
+                pass
+
+
+async def test_bytes_that_do_not_match_the_producers_checksum_are_not_delivered() -> None:
+    log = log_of(b"payload")
+    log.entries[0] = log.entries[0].replace(b"payload", b"pAyload")
+    async with Double(log, role="read") as double, dlog.connect(double.target) as client:
+        with pytest.raises(DamagedError, match="segment=1 entry=0"):
+            async for _ in client.read("s"):
+                pass
+
+
+async def test_a_limit_ends_the_read_at_the_server_too() -> None:
+    log = Log()
+    log.entries.append(entry_of([(b"p" * 16, build_record_set([b"0", b"1", b"2"]), 0)]))
+    async with Double(log, role="read") as double, dlog.connect(double.target) as client:
+        assert [r.payload async for r in client.read("s", follow=True, limit=2)] == [b"0", b"1"]
+        await double.wait(lambda: len(double.of(proxy.Cancel)) == 1)
+        assert [r async for r in client.read("s", limit=0)] == []
+        with pytest.raises(dlog.InvalidRequestError):
+            assert [r async for r in client.read("s", limit=-1)] == []
+
+
+async def test_a_read_that_nobody_serves_ends_with_the_reason() -> None:
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read):
+            peer.send(proxy.Failed(message.request, 503, "no metadata"))
+            return True
+        return False
+
+    async with (
+        Double(role="read", script=script) as double,
+        dlog.connect(double.target, read_deadline_s=0.05) as client,
+    ):
+        with pytest.raises(RequestTimeoutError, match="no metadata"):
+            async for _ in client.read("s"):
+                pass
+
+
+def read_sync(client: dlog.SyncClient) -> Iterator[bytes]:
+    for record in client.read("s"):
+        yield record.payload
+
+
+async def test_the_synchronous_face_reads_and_writes() -> None:
+    def work(target: str) -> tuple[dlog.DLSN, list[bytes], list[str]]:
+        with dlog.connect_sync(target) as client:
+            place = client.append("s", b"a")
+            client.append_batch("s", [b"b", b"c"])
+            client.append_many("s", [b"d"])
+            return place, list(read_sync(client)), list(client.streams())
+
+    async with Double(role="write") as double:
+        place, payloads, streams = await asyncio.to_thread(work, double.target)
+    assert place == of(1, 0, 0)
+    assert payloads == [b"a", b"b", b"c", b"d"]
+    assert streams == ["s"]
