@@ -257,3 +257,14 @@ class SegmentLeftBehind(Event):
     segment: int
     place: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHandleFailed(Event):
+    """A machine of the ledger client broke an invariant: its handle is dead, its story is in `error`."""
+
+    name: ClassVar[str] = "ledger.handle_failed"
+    level: ClassVar[str] = "error"
+    ledger: int
+    handle: str
+    error: str

@@ -91,6 +91,7 @@ class Driver:
         self._questions: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._ended = False
+        self._over = asyncio.Event()
         self._story = Story()
         self._perform: dict[type[Any], Callable[[Any], None]] = {
             Send: self._perform_send,
@@ -161,6 +162,15 @@ class Driver:
         self._stopping = True
         self._wake.set()
 
+    def dispose(self) -> None:
+        """End a driver whose `run` was cancelled before its first step, so that nobody waits for it; else nothing."""
+        if not self._ended:
+            self._end(ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True))
+
+    async def wait_ended(self) -> None:
+        """Until `run` is over, however it ended."""
+        await self._over.wait()
+
     # ---- the life ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -169,7 +179,9 @@ class Driver:
         However it ends: timers and open metadata questions are cancelled, and requests without an answer get an
         error whose outcome is unknown.
         """
-        assert not self._ended and self._tasks is None, "a driver lives once"
+        assert self._tasks is None, "a driver lives once"
+        if self._ended:
+            return
         farewell: DLogError = ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True)
         try:
             async with asyncio.TaskGroup() as self._tasks:
@@ -215,6 +227,7 @@ class Driver:
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink(farewell)
+        self._over.set()
 
     # ---- effects, each as the machine ordered it --------------------------------------------------------------------
 

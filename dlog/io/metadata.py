@@ -1,6 +1,6 @@
 """The metadata port: what the service asks of ZooKeeper, in the words of the domain.
 
-Three implementations keep it: dlog/io/zookeeper_metadata.py (the real one), `MemoryMetadata` below for tests of one
+Three implementations keep it: dlog/io/zookeeper_metadata.py (the real one), dlog/io/memory_metadata.py for tests of one
 process, and the model in tests/simulation. Every decision write is a compare-and-set; watches are hints.
 """
 

@@ -23,9 +23,9 @@ LOOP_STALLS = Histogram(
     buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
 )
 MINOR_FAULTS = Gauge("dlog_minor_faults", "Minor page faults of the process since its start")
-ENTRIES_ADDED = Counter("dlog_ledger_entries_added", "Entries confirmed by ledger writers of this process")
-BYTES_ADDED = Counter("dlog_ledger_bytes_added", "Payload bytes confirmed by ledger writers of this process")
-ENTRIES_READ = Counter("dlog_ledger_entries_read", "Entries read by ledger readers of this process")
+ENTRIES_SENT = Counter("dlog_ledger_entries_sent", "Entries given to ledger writers of this process")
+BYTES_SENT = Counter("dlog_ledger_bytes_sent", "Payload bytes given to ledger writers of this process")
+ENTRIES_READ = Counter("dlog_ledger_entries_read", "Entries read and verified by ledger readers of this process")
 BOOKIE_CONNECTIONS_LOST = Counter("dlog_bookie_connections_lost", "Connections to bookies that ended by themselves")
 BOOKIE_TIMEOUTS = Counter("dlog_bookie_timeouts", "Connections to bookies closed because an answer did not come")
 BOOKIE_LAGGING = Counter("dlog_bookie_lagging", "Connections to bookies closed because too many bytes were in flight")

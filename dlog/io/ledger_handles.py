@@ -1,0 +1,276 @@
+"""Open ledgers: what `Ledgers` hands out. Each is a face of one or two machines and their drivers.
+
+The law of this file: nothing is decided here. A handle turns calls into requests of its machine and results into
+returns; order, quorums, ends and errors are the machine's (dlog/ledger). A handle whose machine broke is dead, and
+says so to whoever asks; it takes nobody else along.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from dlog.errors import ClosedError, DLogError
+from dlog.io import metrics
+from dlog.io.driver import Driver, Sink
+from dlog.ledger.adding import Add, Close, Closed, LedgerAdder
+from dlog.ledger.reading import LedgerReader as ReadingMachine
+from dlog.ledger.reading import Read, ReadDone, UseMetadata
+from dlog.ledger.tailing import LacSeen, LearnLac, LearnMetadata, LedgerTailer, WaitLac
+from dlog.machine import Machine
+from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
+from dlog.model.ledger import LedgerMetadata
+from dlog.wire.digest import Buffer, Digest
+
+_count_sent = metrics.ENTRIES_SENT.inc
+_count_sent_bytes = metrics.BYTES_SENT.inc
+_count_read = metrics.ENTRIES_READ.inc
+
+
+class Start(Protocol):
+    """Gives a machine a driver with a life."""
+
+    def __call__(self, machine: Machine, ledger: LedgerId, kind: str) -> Driver: ...
+
+
+class LedgerWriter:
+    """The one writer of a ledger, from its creation to its end. Close or abandon it.
+
+    Source: BookKeeper, LedgerHandle of `createLedger`.
+    """
+
+    def __init__(self, machine: LedgerAdder, driver: Driver, on_end: Callable[[], None]) -> None:
+        self._machine = machine
+        self._driver = driver
+        self._on_end = on_end
+        self._closed: Closed | None = None
+
+    @property
+    def ledger_id(self) -> LedgerId:
+        return self._machine.ledger
+
+    @property
+    def lac(self) -> EntryId:
+        """Last entry confirmed, NO_ENTRY before the first."""
+        return self._machine.lac
+
+    @property
+    def length(self) -> int:
+        """Payload bytes up to the LAC."""
+        return self._machine.length
+
+    @property
+    def pending(self) -> int:
+        """Entries sent and not confirmed."""
+        return self._machine.pending
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As last known to be in place."""
+        return self._machine.metadata
+
+    def append(self, parts: tuple[Buffer, ...]) -> asyncio.Future[EntryId]:
+        """Add the entry made of these parts joined; the future has its id once Qa bookies hold it, in order.
+
+        Parts must not change until then. Raises OverCapacityError or ClosedError at once (not added). The future
+        raises LedgerFencedError, NotEnoughBookiesError, UnauthorizedError and others, with `outcome_unknown` set where
+        the entry may be in the ledger all the same. Cancelling stops the wait only: the entry keeps its place.
+        """
+        future: asyncio.Future[EntryId] = asyncio.get_running_loop().create_future()
+        self.submit(parts, partial(_settle, future))
+        return future
+
+    def submit(self, parts: tuple[Buffer, ...], sink: Sink) -> None:
+        """`append` without a future: `sink` hears the EntryId or the DLogError, in order, and must not raise."""
+        self._driver.submit(Add(parts), sink)
+        _count_sent()
+        _count_sent_bytes(sum(map(len, parts)))
+
+    async def close(self, *, drain: bool = True) -> EntryId:
+        """End the ledger behind everything appended; returns its last entry (NO_ENTRY: empty). Idempotent.
+
+        drain: confirm first what was appended; otherwise that fails at once. Raises LedgerFencedError if another client
+        took over and ended it elsewhere, MetadataUnavailableError (outcome unknown; call again).
+        """
+        if self._closed is None:
+            closed = await self._driver.ask(Close(drain))
+            self._closed = closed
+            self._leave()
+        assert self._closed is not None
+        return self._closed.last_entry
+
+    async def abandon(self) -> None:
+        """Let go without closing: what is pending fails with its outcome unknown, and a recovery finds the end."""
+        self._leave()
+        await self._driver.wait_ended()
+
+    def _leave(self) -> None:
+        self._driver.stop()
+        self._on_end()
+
+
+class LedgerReader:
+    """Reads one ledger without disturbing its writer: entries up to the LAC, which it follows. Close it.
+
+    Source: BookKeeper, ReadOnlyLedgerHandle of `openLedgerNoRecovery`.
+    """
+
+    def __init__(
+        self,
+        ledger: LedgerId,
+        metadata: LedgerMetadata,
+        digest: Digest,
+        start: Start,
+        last_entry: EntryId | None,
+        on_close: Callable[[], None],
+    ) -> None:
+        self.ledger_id = ledger
+        self._start = start
+        self._on_close = on_close
+        self._digest = digest
+        self._metadata = metadata
+        self._end = metadata.last_entry if metadata.is_closed else last_entry
+        self._lac = NO_ENTRY if self._end is None else self._end
+        self._reading = start(ReadingMachine(ledger, metadata, digest), ledger, "reader")
+        self._tailing: Driver | None = None
+        self._following = False  # a WaitLac is with the tailer
+        self._waiters = 0
+        self._moved = asyncio.Event()  # replaced each time it is set
+        self._error: DLogError | None = None
+        self._open = True
+
+    @property
+    def lac(self) -> EntryId:
+        """Last entry known to be confirmed; entries above may be confirmed already."""
+        return self._lac
+
+    @property
+    def end(self) -> EntryId | None:
+        """Last entry of a closed ledger (NO_ENTRY: empty); None while more may come."""
+        return self._end
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        """As last seen."""
+        return self._metadata
+
+    async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        """Payloads of entries first..min(last, LAC), at least one, contiguous, of about max_bytes at most.
+
+        Raises EntryMissingError (a person is needed), EntryUnreadableError (try again), LedgerNotFoundError.
+        """
+        assert 0 <= first <= self._lac, f"read above the LAC: first={first} lac={self._lac}"
+        done: ReadDone = await self._reading.ask(Read(first, EntryId(min(last, self._lac)), max_bytes))
+        _count_read(len(done.entries))
+        return [bytes(entry.payload) for entry in done.entries]
+
+    async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
+        """The LAC once it is above `known` or the ledger is closed; after timeout_s the LAC as it stands.
+
+        Asks bookies (plain reads, in turn) and metadata. Raises LedgerNotFoundError, ClosedError.
+        """
+        self._waiters += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._lac <= known and self._end is None and self._error is None:
+                    self._follow()
+                    await self._moved.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters -= 1
+        if self._error is not None:
+            raise type(self._error)(self._error.message)
+        return self._lac
+
+    def learn_lac(self, lac: EntryId) -> None:
+        """Somebody who knows says that everything up to `lac` is confirmed."""
+        if lac > self._lac and self._end is None:
+            self._lac = lac
+            if self._tailing is not None:
+                self._tailing.submit(LearnLac(lac), _ignore)
+            self._tell()
+
+    def learn_metadata(self, metadata: LedgerMetadata) -> None:
+        """Metadata as read after a watch fired."""
+        if not self._open:
+            return
+        self._metadata = metadata
+        self._reading.submit(UseMetadata(metadata), _ignore)
+        if self._tailing is not None and self._end is None:
+            self._tailing.submit(LearnMetadata(metadata), _ignore)
+        if metadata.is_closed and self._end is None:
+            self._note_end(metadata.last_entry)
+
+    def learn_deleted(self, error: DLogError) -> None:
+        """The ledger is gone: waiting makes no sense any more."""
+        if self._end is None:
+            self._error = error
+            self._tell()
+
+    async def close(self) -> None:
+        """Let go; waiters get ClosedError. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        if self._end is None and self._error is None:
+            self._error = ClosedError(f"the reader was closed: ledger={self.ledger_id}")
+        self._tell()
+        self._on_close()
+        self._reading.stop()
+        if self._tailing is not None:
+            self._tailing.stop()
+
+    # ---- following the LAC ------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        """Have the tailer ask, unless it does already."""
+        if self._following or not self._open:
+            return
+        if self._tailing is None:
+            machine = LedgerTailer(self.ledger_id, self._metadata, self._digest)
+            self._tailing = self._start(machine, self.ledger_id, "tailer")
+        self._following = True
+        self._tailing.submit(WaitLac(self._lac), self._note_lac)
+
+    def _note_lac(self, result: LacSeen | DLogError) -> None:
+        self._following = False
+        if not self._open:
+            return
+        if isinstance(result, DLogError):
+            self._error = self._error or result
+            self._tell()
+        elif result.closed:
+            self._note_end(result.lac)
+        elif result.lac > self._lac:
+            self._lac = result.lac
+            self._tell()
+        elif self._waiters:
+            self._follow()  # learnt meanwhile by another way
+
+    def _note_end(self, end: EntryId) -> None:
+        if self._end is None:
+            assert end >= self._lac, f"what was confirmed is in the closed ledger: end={end} lac={self._lac}"
+            self._end = self._lac = end
+            self._tell()
+
+    def _tell(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+
+def _settle(future: asyncio.Future[EntryId], result: Any) -> None:
+    """Hand a result to a waiter; one that nobody looks at is no news."""
+    if future.done():
+        return
+    if isinstance(result, DLogError):
+        future.set_exception(result)
+        future.exception()
+    else:
+        future.set_result(result)
+
+
+def _ignore(_: Any) -> None:
+    """The machine was told; nobody waits."""

@@ -1,0 +1,310 @@
+"""Segments in ledgers: one ledger a segment, its place the ledger id in decimal.
+
+The law of this file: ids map one to one (entry e of the segment is entry e of the ledger); fencing, ends and
+replication are the ledger room's; here errors get their store names and nothing else is decided. An entry that can be
+read on a bookie may still vanish, so what is visible is not final and the log writes control records.
+
+`Ledgers` is the port to the ledger client (dlog/io/ledgers.py keeps it).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from dlog.errors import (
+    ClosedError,
+    DamagedError,
+    DLogError,
+    FencedError,
+    InvalidRequestError,
+    LedgerNotFoundError,
+    RecordTooLargeError,
+    UnauthorizedError,
+)
+from dlog.model.ids import EntryId, Epoch, LedgerId, SegmentNumber, StreamName
+from dlog.model.quorum import Quorum
+from dlog.options import MiB
+from dlog.stores.contract import (
+    Buffer,
+    Capabilities,
+    EntryTooLargeError,
+    MisconfiguredError,
+    SegmentCorruptError,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentSealedError,
+    StoreError,
+    StoreUnavailableError,
+    Verification,
+)
+
+ENTRY_BYTES_MAX = 4 * MiB  # a bookie's frame holds 5 MiB
+
+_STREAM, _NUMBER, _EPOCH = "dlog.stream", "dlog.segment", "dlog.epoch"  # custom metadata of the ledger, for tools
+
+
+class LedgerWriting(Protocol):
+    """The one writer of a ledger."""
+
+    @property
+    def ledger_id(self) -> LedgerId: ...
+
+    @property
+    def lac(self) -> EntryId: ...
+
+    def submit(self, parts: tuple[Buffer, ...], sink: Callable[[Any], None]) -> None:
+        """Add an entry; `sink` hears its EntryId or a DLogError, in order. Raises like the sink would hear."""
+        ...
+
+    async def close(self) -> EntryId:
+        """End the ledger behind everything submitted; returns its last entry. Idempotent."""
+        ...
+
+    async def abandon(self) -> None: ...
+
+
+class LedgerReading(Protocol):
+    """A reader of one ledger that does not disturb its writer."""
+
+    @property
+    def lac(self) -> EntryId: ...
+
+    @property
+    def end(self) -> EntryId | None: ...
+
+    async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]: ...
+
+    async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId: ...
+
+    def learn_lac(self, lac: EntryId) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+class LedgerEnd(Protocol):
+    """What a recovery concluded."""
+
+    @property
+    def last_entry(self) -> EntryId: ...
+
+
+class LedgerVerification(Protocol):
+    """Entries checked, and the damaged ones with why."""
+
+    @property
+    def entries(self) -> int: ...
+
+    @property
+    def damaged(self) -> tuple[tuple[EntryId, str], ...]: ...
+
+
+class Ledgers(Protocol):
+    """What this store asks of a ledger client; raises errors of dlog/errors.py."""
+
+    async def create(self, quorum: Quorum, *, custom: tuple[tuple[str, bytes], ...] = ()) -> LedgerWriting: ...
+
+    async def open(self, ledger: LedgerId, *, last_entry: EntryId | None = None) -> LedgerReading:
+        """Without recovery. last_entry: the end of a closed ledger, where it is known."""
+        ...
+
+    async def recover(self, ledger: LedgerId) -> LedgerEnd:
+        """Fence and close."""
+        ...
+
+    async def last_confirmed(self, ledger: LedgerId) -> EntryId: ...
+
+    async def delete(self, ledger: LedgerId) -> None: ...
+
+    def list(self) -> AsyncIterator[LedgerId]: ...
+
+    async def verify(self, ledger: LedgerId) -> LedgerVerification: ...
+
+
+class LedgerStore:
+    """A SegmentStore on ledgers. It does not own the ledger client: whoever opened that closes it."""
+
+    name = "ledger"
+
+    def __init__(self, ledgers: Ledgers, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
+        self.capabilities = Capabilities(visible_is_final=False, entry_bytes_max=entry_bytes_max)
+        self._ledgers = ledgers
+        self._writers: set[LedgerSegmentWriter] = set()
+
+    async def create(
+        self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
+    ) -> LedgerSegmentWriter:
+        custom = ((_STREAM, stream.encode()), (_NUMBER, b"%d" % number), (_EPOCH, b"%d" % epoch))
+        with _store_errors():
+            ledger = await self._ledgers.create(quorum, custom=custom)
+        writer = LedgerSegmentWriter(ledger, self.capabilities.entry_bytes_max, self._writers.discard)
+        self._writers.add(writer)
+        return writer
+
+    async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
+        """See SegmentStore.recover. A ledger is fenced whatever the epoch: who may recover is decided by the claim on
+        the stream's metadata, before."""
+        with _store_errors():
+            return (await self._ledgers.recover(_ledger_of(ref))).last_entry
+
+    async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> LedgerSegmentReader:
+        with _store_errors():
+            return LedgerSegmentReader(await self._ledgers.open(_ledger_of(ref), last_entry=sealed_at))
+
+    async def last_confirmed(self, ref: SegmentRef) -> EntryId:
+        with _store_errors():
+            return await self._ledgers.last_confirmed(_ledger_of(ref))
+
+    async def delete(self, ref: SegmentRef) -> None:
+        """Metadata goes; bookies find out by themselves and free the bytes."""
+        with _store_errors():
+            await self._ledgers.delete(_ledger_of(ref))
+
+    async def list(self) -> AsyncIterator[str]:
+        with _store_errors():
+            async for ledger in self._ledgers.list():
+                yield str(ledger)
+
+    async def verify(self, ref: SegmentRef) -> Verification:
+        with _store_errors():
+            verified = await self._ledgers.verify(_ledger_of(ref))
+        return Verification(verified.entries, verified.damaged)
+
+    async def close(self) -> None:
+        """Abandon every open writer."""
+        for writer in list(self._writers):
+            await writer.abandon()
+
+
+class LedgerSegmentWriter:
+    """A SegmentWriter on a LedgerWriter. An entry that is too large is refused at the door: nothing is taken."""
+
+    def __init__(
+        self, ledger: LedgerWriting, entry_bytes_max: int, on_end: Callable[[LedgerSegmentWriter], None]
+    ) -> None:
+        self.place = str(ledger.ledger_id)
+        self._ledger = ledger
+        self._entry_bytes_max = entry_bytes_max
+        self._on_end = on_end
+        self._submitted = 0
+        self._abandoned = False
+
+    @property
+    def last_confirmed(self) -> EntryId:
+        return self._ledger.lac
+
+    def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        size = sum(map(len, payload))
+        if size > self._entry_bytes_max:
+            _fail(future, EntryTooLargeError(f"entry too large: bytes={size} max={self._entry_bytes_max}"))
+            return future
+        if self._abandoned:
+            _fail(future, StoreUnavailableError(f"the writer was abandoned: place={self.place}"))
+            return future
+
+        def settle(result: Any) -> None:
+            if isinstance(result, DLogError):
+                _fail(future, store_error(result))
+                return
+            assert result == entry_id, f"the ledger numbers as we do: expected={entry_id} got={result}"
+            if not future.done():
+                future.set_result(None)
+
+        try:
+            self._ledger.submit(tuple(payload), settle)
+        except DLogError as error:
+            _fail(future, store_error(error))
+        else:
+            assert entry_id == self._submitted, f"entry ids are dense: expected={self._submitted} got={entry_id}"
+            self._submitted += 1
+        return future
+
+    def flush(self) -> None:
+        """Nothing is batched here."""
+
+    async def seal(self) -> EntryId:
+        """Close the ledger behind everything appended."""
+        with _store_errors():
+            end = await self._ledger.close()
+        self._on_end(self)
+        return end
+
+    async def abandon(self) -> None:
+        self._abandoned = True
+        await self._ledger.abandon()
+        self._on_end(self)
+
+
+class LedgerSegmentReader:
+    """A SegmentReader on a LedgerReader."""
+
+    def __init__(self, ledger: LedgerReading) -> None:
+        self._ledger = ledger
+
+    @property
+    def last_confirmed(self) -> EntryId:
+        return self._ledger.lac
+
+    @property
+    def end(self) -> EntryId | None:
+        return self._ledger.end
+
+    async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        with _store_errors():
+            return await self._ledger.read(first, last, max_bytes)
+
+    async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
+        with _store_errors():
+            return await self._ledger.wait_lac(known, timeout_s)
+
+    def learn_lac(self, lac: EntryId) -> None:
+        self._ledger.learn_lac(lac)
+
+    async def close(self) -> None:
+        await self._ledger.close()
+
+
+def store_error(error: DLogError) -> StoreError:
+    """The store's name for what went wrong in a ledger; the message and whether the outcome is unknown stay."""
+    cls: type[StoreError] = StoreUnavailableError
+    match error:
+        case StoreError():
+            return error
+        case FencedError():
+            cls = SegmentFencedError
+        case LedgerNotFoundError():
+            cls = SegmentNotFoundError
+        case ClosedError() if not error.outcome_unknown:
+            cls = SegmentSealedError
+        case DamagedError():
+            cls = SegmentCorruptError
+        case RecordTooLargeError():
+            cls = EntryTooLargeError
+        case UnauthorizedError() | InvalidRequestError():
+            cls = MisconfiguredError
+    return cls(error.message, outcome_unknown=error.outcome_unknown)
+
+
+def _ledger_of(ref: SegmentRef) -> LedgerId:
+    if not ref.place.isdigit():
+        raise SegmentNotFoundError(f"a ledger store's place is a ledger id: place={ref.place}")
+    return LedgerId(int(ref.place))
+
+
+def _fail(future: asyncio.Future[None], error: StoreError) -> None:
+    """Tell a waiter; one that nobody looks at is no news."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()
+
+
+@contextmanager
+def _store_errors() -> Iterator[None]:
+    try:
+        yield
+    except DLogError as error:
+        raise store_error(error) from error

@@ -1,0 +1,321 @@
+"""The ledger client over real sockets on bookies in memory: whole walks, and what a handle owes its caller."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from dlog.errors import (
+    ClosedError,
+    LedgerFencedError,
+    LedgerNotFoundError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    OverCapacityError,
+    UnavailableError,
+)
+from dlog.events import Event, LedgerHandleFailed
+from dlog.io.bookie_client import BookieClient, BookieClientOptions
+from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.io.metadata import BookieInfo
+from dlog.ledger.recovery import RecoveryOptions
+from dlog.model.ids import NO_ENTRY, BookieId, EntryId
+from dlog.model.ledger import DigestType, LedgerKey, LedgerState
+from dlog.model.quorum import Quorum
+from tests.integration.ledgers.model_bookie import ModelBookie
+
+E332 = Quorum(ensemble=3, write=3, ack=2)
+
+
+class Cluster:
+    """Bookies in memory, metadata in memory, and clients of them."""
+
+    def __init__(self, bookies: dict[BookieId, ModelBookie], metadata: MemoryMetadata, stack: AsyncExitStack) -> None:
+        self.bookies = bookies
+        self.metadata = metadata
+        self.told: list[Event] = []
+        self._stack = stack
+
+    async def client(self, options: LedgersOptions | None = None) -> Ledgers:
+        transport = BookieClient(
+            resolver(self.metadata),
+            rng=random.Random(1),
+            options=BookieClientOptions(request_timeout_s=30.0, backoff_min_s=0.0, backoff_max_s=0.0),
+        )
+        await self._stack.enter_async_context(transport)
+        return await self._stack.enter_async_context(
+            Ledgers(self.metadata, transport, rng=random.Random(2), options=options, on_event=self.told.append)
+        )
+
+    async def register(self, name: str, bookie: ModelBookie) -> None:
+        self.bookies[BookieId(name)] = bookie
+        await self.metadata.register_bookie(BookieInfo(BookieId(name), *bookie.address))
+
+
+@asynccontextmanager
+async def cluster(count: int = 3) -> AsyncIterator[Cluster]:
+    async with asyncio.timeout(30), AsyncExitStack() as stack:
+        made = Cluster({}, MemoryMetadata(), stack)
+        for number in range(count):
+            await made.register(f"bookie-{number}", await stack.enter_async_context(ModelBookie()))
+        yield made
+
+
+async def read_all(ledgers: Ledgers, ledger: Any) -> list[bytes]:
+    reader = await ledgers.open(ledger)
+    try:
+        assert reader.end is not None
+        found: list[bytes] = []
+        while len(found) <= reader.end:
+            found += await reader.read(EntryId(len(found)), reader.end, 1 << 20)
+        return found
+    finally:
+        await reader.close()
+
+
+@pytest.mark.parametrize("digest", list(DigestType))
+async def test_what_is_appended_in_order_is_read_in_order(digest: DigestType) -> None:
+    async with cluster() as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332, digest=digest, password=b"secret", custom=(("who", b"me"),))
+        futures = [writer.append((b"entry ", b"%d" % number)) for number in range(100)]
+        assert [await future for future in futures] == list(range(100))
+        assert writer.lac == 99
+        assert await writer.close() == 99
+        assert await writer.close() == 99
+        metadata = await ledgers.metadata_of(writer.ledger_id)
+        assert metadata.state is LedgerState.CLOSED and metadata.length == sum(len(b"entry %d" % n) for n in range(100))
+        assert metadata.custom == (("who", b"me"),)
+        assert await read_all(ledgers, writer.ledger_id) == [b"entry %d" % number for number in range(100)]
+        assert [found async for found in ledgers.list()] == [writer.ledger_id]
+
+
+async def test_an_empty_ledger_closes_and_opens() -> None:
+    async with cluster() as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        assert await writer.close() == NO_ENTRY
+        reader = await ledgers.open(writer.ledger_id)
+        assert (reader.end, reader.lac) == (NO_ENTRY, NO_ENTRY)
+        assert await reader.wait_lac(NO_ENTRY, 30.0) == NO_ENTRY
+        with pytest.raises(ClosedError):
+            writer.append((b"late",))
+
+
+async def test_recovery_fences_the_writer_and_keeps_what_was_acknowledged() -> None:
+    async with cluster() as made:
+        old, new = await made.client(), await made.client()
+        writer = await old.create(E332)
+        for number in range(10):
+            await writer.append((b"%d" % number,))
+        recovered = await new.recover(writer.ledger_id)
+        assert recovered.last_entry == 9
+        with pytest.raises(LedgerFencedError) as fenced:
+            await writer.append((b"zombie",))
+        assert fenced.value.outcome_unknown
+        with pytest.raises(LedgerFencedError):
+            writer_future = writer.append((b"zombie again",))
+            await writer_future
+        assert (await old.recover(writer.ledger_id)).last_entry == 9
+        assert len(await read_all(new, writer.ledger_id)) == 10
+
+
+async def test_a_reader_follows_the_writer_to_the_end() -> None:
+    async with cluster() as made:
+        ledgers, others = await made.client(), await made.client()
+        writer = await ledgers.create(E332)
+        reader = await others.open(writer.ledger_id)
+        assert (reader.lac, reader.end) == (NO_ENTRY, None)
+        await writer.append((b"zero",))
+        assert await reader.wait_lac(NO_ENTRY, 0.0) == NO_ENTRY  # its LAC travels with the next entry
+        await writer.append((b"one",))
+        assert await reader.wait_lac(NO_ENTRY, 30.0) == 0
+        assert await reader.read(EntryId(0), EntryId(5), 1 << 20) == [b"zero"]
+        reader.learn_lac(EntryId(1))
+        assert reader.lac == 1
+        assert await reader.read(EntryId(0), EntryId(5), 1) == [b"zero"]
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(reader.wait_lac(EntryId(1), 30.0), name="waits for the end")
+            await asyncio.sleep(0)
+            await writer.close()
+        assert (waiting.result(), reader.end) == (1, 1)
+        await reader.close()
+
+
+async def test_waiters_of_one_reader_share_its_question() -> None:
+    async with cluster() as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        reader = await ledgers.open(writer.ledger_id)
+        async with asyncio.TaskGroup() as group:
+            waits = [group.create_task(reader.wait_lac(NO_ENTRY, 30.0), name=f"wait {n}") for n in range(50)]
+            await asyncio.sleep(0)
+            assert await reader.wait_lac(NO_ENTRY, 0.0) == NO_ENTRY
+            await writer.append((b"zero",))
+            await writer.append((b"one",))
+        assert {wait.result() for wait in waits} == {0}
+
+
+async def test_a_dead_bookie_is_replaced_and_nothing_is_lost() -> None:
+    async with cluster(4) as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        for number in range(5):
+            await writer.append((b"%d" % number,))
+        victim = writer.metadata.fragments[0].ensemble[1]
+        await made.metadata.unregister_bookie(victim)
+        await made.bookies[victim].stop()
+        for number in range(5, 50):
+            await writer.append((b"%d" % number,))
+        await writer.close()
+        assert len(writer.metadata.fragments) == 2
+        assert await read_all(ledgers, writer.ledger_id) == [b"%d" % number for number in range(50)]
+        await made.bookies[victim].start()
+
+
+async def test_verify_finds_the_damaged_and_the_thin() -> None:
+    async with cluster() as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        for number in range(40):
+            await writer.append((b"%d" % number,))
+        await writer.close()
+        for bookie in made.bookies.values():
+            while bookie.requests and (writer.ledger_id, 39) not in bookie.entries:
+                bookie.heard.clear()
+                await bookie.heard.wait()
+        sound = await ledgers.verify(writer.ledger_id)
+        assert (sound.entries, sound.damaged, sound.thin) == (40, (), ())
+        one, two, three = made.bookies.values()
+        one.entries[writer.ledger_id, 7] = one.entries[writer.ledger_id, 7][:-1] + b"?"
+        del two.entries[writer.ledger_id, 8]
+        del two.entries[writer.ledger_id, 9], three.entries[writer.ledger_id, 9]
+        found = await ledgers.verify(writer.ledger_id)
+        assert [entry for entry, _ in found.damaged] == [7, 9]
+        assert [entry for entry, _ in found.thin] == [8]
+
+
+async def test_a_lost_reply_of_the_creation_is_resolved_by_the_token() -> None:
+    async with cluster() as made:
+        ledgers = await made.client()
+        made.metadata.drop_replies = 1
+        writer = await ledgers.create(E332)
+        await writer.append((b"x",))
+        assert await writer.close() == 0
+
+
+async def test_too_few_bookies_are_said_so() -> None:
+    async with cluster(2) as made:
+        ledgers = await made.client()
+        with pytest.raises(NotEnoughBookiesError):
+            await ledgers.create(E332)
+
+
+async def test_a_ledger_that_is_not_there() -> None:
+    async with cluster() as made:
+        ledgers = await made.client(LedgersOptions(recovery=RecoveryOptions(retry_s=0.0)))
+        writer = await ledgers.create(E332)
+        await writer.append((b"x",))
+        reader = await ledgers.open(writer.ledger_id)
+        async with asyncio.TaskGroup() as group:
+            waiting = group.create_task(_outcome(reader.wait_lac(NO_ENTRY, 30.0)), name="waits")
+            await asyncio.sleep(0)
+            await ledgers.delete(writer.ledger_id)
+        assert isinstance(waiting.result(), LedgerNotFoundError)
+        await ledgers.delete(writer.ledger_id)
+        for call in (ledgers.open, ledgers.recover, ledgers.last_confirmed, ledgers.verify):
+            with pytest.raises(LedgerNotFoundError):
+                await call(writer.ledger_id)
+
+
+async def _outcome(awaitable: Any) -> Any:
+    try:
+        return await awaitable
+    except UnavailableError as error:
+        return error
+    except LedgerNotFoundError as error:
+        return error
+
+
+async def test_metadata_out_of_reach_is_not_a_missing_ledger() -> None:
+    class Unreachable(MemoryMetadata):
+        async def read(self, key: Any) -> Any:
+            from dlog.machine import OutcomeUnknown
+
+            return OutcomeUnknown("suspended")
+
+    async with AsyncExitStack() as stack:
+        made = Cluster({}, Unreachable(), stack)
+        ledgers = await made.client()
+        with pytest.raises(MetadataUnavailableError):
+            await ledgers.open(1)  # type: ignore[arg-type]
+
+
+async def test_appends_are_bounded_and_abandoned_ones_are_in_doubt() -> None:
+    async with cluster() as made:
+        for bookie in made.bookies.values():
+            bookie.hold = True
+        ledgers = await made.client(LedgersOptions(pending_entries_max=3))
+        writer = await ledgers.create(E332)
+        futures = [writer.append((b"x",)) for _ in range(3)]
+        with pytest.raises(OverCapacityError):
+            writer.append((b"x",))
+        futures[0].cancel()
+        await writer.abandon()
+        for future in futures[1:]:
+            with pytest.raises(ClosedError) as caught:
+                await future
+            assert caught.value.outcome_unknown
+
+
+async def test_certain_lac_is_what_the_next_entry_carries() -> None:
+    async with cluster() as made:
+        ledgers, others = await made.client(), await made.client()
+        writer = await ledgers.create(E332)
+        assert await others.last_confirmed(writer.ledger_id) == NO_ENTRY
+        for _ in range(5):
+            await writer.append((b"x",))
+        assert await others.last_confirmed(writer.ledger_id) >= 3
+        await writer.append((b"still writable: nobody was fenced",))
+        await writer.close()
+        assert await others.last_confirmed(writer.ledger_id) == 5
+
+
+async def test_a_machine_that_breaks_takes_its_handle_down_and_nothing_else() -> None:
+    async with cluster() as made:
+        ledgers = await made.client()
+        broken, sound = await ledgers.create(E332), await ledgers.create(E332)
+
+        heard: list[Any] = []
+        pending = broken.append((b"x",))
+        broken._driver.submit("not a request of a writer", heard.append)
+        with pytest.raises(UnavailableError) as caught:
+            await pending
+        assert caught.value.outcome_unknown
+        assert [type(error) for error in heard] == [UnavailableError]
+        [failed] = [event for event in made.told if isinstance(event, LedgerHandleFailed)]
+        assert "story of ledger" in failed.error and "not a request" in failed.error
+        assert await sound.append((b"y",)) == 0
+
+
+async def test_leaving_the_scope_ends_every_life() -> None:
+    before = asyncio.all_tasks()
+    async with cluster() as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        reader = await ledgers.open(writer.ledger_id)
+        await writer.append((b"x",))
+        await reader.wait_lac(NO_ENTRY, 0.0)
+    assert asyncio.all_tasks() == before
+    with pytest.raises(ClosedError):
+        writer.append((b"y",))
+    with pytest.raises(ClosedError):
+        await ledgers.create(E332)
+    found = await made.metadata.read(LedgerKey(writer.ledger_id))
+    assert found.value.state is LedgerState.OPEN  # type: ignore[union-attr]
