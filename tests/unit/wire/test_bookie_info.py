@@ -1,0 +1,97 @@
+"""Registrations and cookies of bookies."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlog.errors import CookieError, DamagedError
+from dlog.model.ids import BookieId
+from dlog.wire.bookie_info import (
+    BookieServiceInfo,
+    Cookie,
+    Endpoint,
+    address_of,
+    decode_cookie,
+    decode_service_info,
+    encode_address,
+    encode_cookie,
+    encode_service_info,
+)
+
+BOOKIE = BookieId("127.0.0.1:3181")
+TEXT = st.text(max_size=20)
+endpoints = st.builds(Endpoint, TEXT, TEXT, st.integers(-(2**31), 2**31), TEXT, st.lists(TEXT, max_size=2).map(tuple))
+infos = st.builds(
+    BookieServiceInfo,
+    st.lists(endpoints, max_size=3).map(tuple),
+    st.lists(st.tuples(TEXT, TEXT), max_size=2).map(tuple),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(infos)
+def test_a_registration_reads_back(info: BookieServiceInfo) -> None:
+    assert decode_service_info(encode_service_info(info)) == info
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=80))
+def test_hostile_registrations_end_in_one_or_damage(garbage: bytes) -> None:
+    with contextlib.suppress(DamagedError):
+        decode_service_info(garbage)
+    with contextlib.suppress(DamagedError):
+        address_of(BOOKIE, garbage)
+
+
+def test_the_address_is_that_of_the_bookie_protocol() -> None:
+    http = Endpoint("httpserver", "10.0.0.1", 8080, "http")
+    rpc = Endpoint("bookie", "10.0.0.2", 3181, "bookie-rpc")
+    assert address_of(BOOKIE, encode_service_info(BookieServiceInfo((http, rpc)))) == ("10.0.0.2", 3181)
+    assert address_of(BOOKIE, encode_address("::1", 3182)) == ("::1", 3182)
+    with pytest.raises(DamagedError, match="endpoint"):
+        address_of(BOOKIE, encode_service_info(BookieServiceInfo((http,))))
+
+
+def test_without_data_the_id_is_the_address() -> None:
+    assert address_of(BOOKIE, b"") == ("127.0.0.1", 3181)
+    for odd in ("bookie-1", "host:", ":3181", "host:0", "host:65536", "host:٣"):
+        with pytest.raises(DamagedError, match="address"):
+            address_of(BookieId(odd), b"")
+
+
+COOKIE = Cookie(BOOKIE, ("/j1", "/j2"), ("/a", "/b"), "0e0e-1")
+
+
+def test_a_cookie_is_the_text_java_writes() -> None:
+    assert encode_cookie(COOKIE) == (
+        '5\nbookieHost: "127.0.0.1:3181"\njournalDir: "/j1,/j2"\nledgerDirs: "2\\t/a\\t/b"\ninstanceId: "0e0e-1"\n'
+    )
+
+
+@pytest.mark.parametrize("cookie", [COOKIE, Cookie(BOOKIE, ("/j",), ('/a b"\\\n\u00e9',), "", ("/i", "/k"))])
+def test_a_cookie_reads_back(cookie: Cookie) -> None:
+    assert decode_cookie(encode_cookie(cookie)) == cookie
+    assert decode_cookie(encode_cookie(cookie).encode()) == cookie
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "5", "6\n", "x\n", "5\nbookieHost: 1", '5\nbookieHost: "b"\n', "5\n}",
+     '5\nbookieHost: "b" journalDir: "/j" ledgerDirs: "2\t/a"', '5\nbookieHost: "b" journalDir: "/j" ledgerDirs: "/a"'],
+)  # fmt: skip
+def test_what_is_no_cookie_is_told(text: str) -> None:
+    with pytest.raises(CookieError):
+        decode_cookie(text)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_a_broken_cookie_ends_in_a_cookie_or_a_typed_error(data: st.DataObject) -> None:
+    text = bytearray(encode_cookie(COOKIE).encode())
+    text[data.draw(st.integers(0, len(text) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(CookieError):
+        decode_cookie(bytes(text))

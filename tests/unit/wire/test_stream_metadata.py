@@ -1,0 +1,211 @@
+"""Stream metadata: segments of every version, the binding, and the owner and settings that are ours."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionError
+from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
+from dlog.model.quorum import Quorum
+from dlog.model.segment import Owner, Segment, StreamSettings, Truncation
+from dlog.wire.stream_metadata import (
+    Binding,
+    decode_binding,
+    decode_number,
+    decode_owner,
+    decode_segment,
+    decode_settings,
+    encode_binding,
+    encode_number,
+    encode_owner,
+    encode_segment,
+    encode_settings,
+    parse_segment_name,
+    segment_name,
+    settings_from_map,
+    settings_to_map,
+)
+
+I63 = st.integers(0, 2**63 - 1)
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> Segment:
+    version = draw(st.integers(2, 5))
+    completed = draw(st.booleans())
+    store = draw(st.sampled_from(["ledger", "s3", "a;b"]))
+    return Segment(
+        number=SegmentNumber(draw(st.integers(0, 10**18 - 1))),
+        place=str(draw(I63)) if store == "ledger" else draw(st.text(max_size=12)),
+        store=store,
+        first_txid=Txid(draw(I63)),
+        completed=completed,
+        last_txid=Txid(draw(I63)) if completed else NO_TXID,
+        last_entry=EntryId(draw(st.integers(-1, 2**62))) if completed else NO_ENTRY,
+        last_slot=draw(st.integers(-1, 2**31)) if completed else -1,
+        record_count=draw(st.integers(0, 2**31 - 1)) if completed else 0,
+        completed_unix_ms=draw(I63) if completed else 0,
+        truncation=draw(st.sampled_from(Truncation)),
+        min_entry=EntryId(draw(I63)) if version > 2 else EntryId(0),
+        min_slot=draw(I63) if version > 2 else 0,
+        start_sequence_id=draw(st.integers(-1, 2**62)) if version > 4 else -1,
+        region=draw(st.integers(0, 15)),
+        version=version,
+    )
+
+
+@settings(max_examples=120, deadline=None)
+@given(segments())
+def test_segments_read_back(segment: Segment) -> None:
+    assert decode_segment(segment_name(segment), encode_segment(segment)) == segment
+
+
+@settings(max_examples=120, deadline=None)
+@given(segments(), st.data())
+def test_a_changed_byte_ends_in_a_segment_or_a_typed_error(segment: Segment, data: st.DataObject) -> None:
+    packed = bytearray(encode_segment(segment))
+    packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(DamagedError, UnsupportedVersionError):
+        decode_segment(segment_name(segment), packed)
+
+
+@pytest.mark.parametrize(
+    "name,data",
+    [
+        ("inprogress_000000000000000001", "2;9;1000;1"),
+        ("inprogress_000000000000000001", "3;9;1000;1;0;0"),
+        ("inprogress_000000000000000001", "4;9;1000;1;5;2"),
+        ("logrecs_000000000000000001", "12884901890;9;1000;2000;77;1;8;0"),
+        ("logrecs_000000000000000001", "12884901892;9;1000;2000;77;1;8;0;5;2"),
+    ],
+)
+def test_older_versions_are_read_and_rewritten_in_their_own_form(name: str, data: str) -> None:
+    assert encode_segment(decode_segment(name, data.encode())) == data.encode()
+
+
+@pytest.mark.parametrize("f0", [0, 1, 6, 255])
+def test_other_versions_are_unsupported(f0: int) -> None:
+    with pytest.raises(UnsupportedVersionError):
+        decode_segment("inprogress_000000000000000001", f"{f0};9;1000;1;0;0;-1".encode())
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["", "x", "5", "5;9;1000;1;0;0", "5;9;1000;1;0;0;-1;1", "5;9;1000;2;0;0;-1", "5;9;1 0;1;0;0;-1", "5;9;;1;0;0;-1",
+     "5;9;99999999999999999999;1;0;0;-1", "773;9;1000;1;0;0;-1", "5;9;٣;1;0;0;-1", "5;9;1;2;3;1;0;0;0;0;0"],
+)  # fmt: skip
+def test_what_is_no_segment_is_damaged(data: str) -> None:
+    with pytest.raises(DamagedError):
+        decode_segment("inprogress_000000000000000001", data.encode())
+
+
+@pytest.mark.parametrize(
+    "name", ["", "lock", "inprogress_1", "logrecs_00000000000000000x", "inprogress_ff", "logrecs_000000000000000001_2"]
+)
+def test_what_is_no_segment_name_is_not_parsed(name: str) -> None:
+    assert parse_segment_name(name) is None
+    with pytest.raises(DamagedError):
+        decode_segment(name, b"5;9;1000;1;0;0;-1")
+
+
+def test_numbers() -> None:
+    for number in (0, 1, -1, 2**63 - 1):
+        assert decode_number(encode_number(number), "maxtxid") == number
+    for data in (b"", b"x", b"1 ", b"1\n", b"\xff", b"9" * 20):
+        with pytest.raises(DamagedError, match="maxtxid|not text"):
+            decode_number(data, "maxtxid")
+
+
+# ---- binding --------------------------------------------------------------------------------------------------------
+
+BINDING = Binding(bookkeeper_zookeeper="h:1", ledgers_path="/ledgers", zookeeper="h:2")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.builds(
+        Binding,
+        bookkeeper_zookeeper=st.text(),
+        ledgers_path=st.text(),
+        zookeeper=st.text(),
+        sanity_check_txid=st.none() | st.booleans(),
+        acl_root=st.none() | st.text(),
+        first_segment=st.none() | I63,
+        federated=st.none() | st.booleans(),
+    )
+)
+def test_a_binding_reads_back(binding: Binding) -> None:
+    assert decode_binding(encode_binding(binding)) == binding
+
+
+def test_a_binding_tolerates_order_and_unknown_fields() -> None:
+    data = b'1\nBKDL\n{"99":{"str":"x"},"6":{"str":"h:2"},"2":{"str":"/ledgers"},"1":{"str":"h:1"}}'
+    assert decode_binding(data) == BINDING
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"1\nBKDL\n", b"1\nBKDL\n[]", b"1\nBKDL\n{}", b'1\nBKDL\n{"1":{"i64":1}}', b'1\nBKDL\n{"1":"x"}', b"\xff",
+     b"1\nBKDL\n" + b"[" * 100_000],
+)  # fmt: skip
+def test_a_broken_binding_is_damaged(data: bytes) -> None:
+    with pytest.raises(DamagedError):
+        decode_binding(data)
+
+
+@pytest.mark.parametrize("data", [b"", b"2\nBKDL\n{}", b"1\nOTHER\n{}"])
+def test_another_kind_of_binding_is_unsupported(data: bytes) -> None:
+    with pytest.raises(UnsupportedVersionError):
+        decode_binding(data)
+
+
+# ---- owner and settings ---------------------------------------------------------------------------------------------
+
+OWNER = Owner(epoch=Epoch(7), proxy=ProxyId("p1"), address="h:9", claim="abc", released=True)
+
+
+def test_an_owner_reads_back_whatever_else_is_there() -> None:
+    assert decode_owner(encode_owner(OWNER)) == OWNER
+    assert decode_owner(json.dumps(json.loads(encode_owner(OWNER)) | {"later": [1]}).encode()) == OWNER
+    assert decode_owner(b"") == decode_owner(b"{}") == Owner()
+
+
+@pytest.mark.parametrize("data", [b"x", b"[]", b'{"epoch":"7"}', b'{"epoch":true}', b'{"proxy":1}', b'{"released":0}'])
+def test_a_broken_owner_is_damaged(data: bytes) -> None:
+    with pytest.raises(DamagedError):
+        decode_owner(data)
+
+
+SETTINGS = StreamSettings(store="s3", quorum=Quorum(ensemble=5, write=3, ack=2), segment_bytes=1, segment_age_s=0.5)
+
+
+def test_settings_read_back_whatever_else_is_there() -> None:
+    assert decode_settings(encode_settings(SETTINGS)) == SETTINGS
+    assert decode_settings(json.dumps(settings_to_map(SETTINGS) | {"later": 1}).encode()) == SETTINGS
+    assert decode_settings(b"") == decode_settings(b"{}") == StreamSettings()
+
+
+@pytest.mark.parametrize("data", [b"x", b"[]", b'{"ensemble":1}', b'{"store":1}', b'{"segment_age_s":NaN}'])
+def test_broken_settings_are_damaged(data: bytes) -> None:
+    with pytest.raises(DamagedError):
+        decode_settings(data)
+
+
+def test_settings_asked_for_start_from_a_base() -> None:
+    found = settings_from_map({"retention_s": 60, "ack_quorum": 3}, SETTINGS)
+    assert (found.retention_s, found.quorum.ack, found.store) == (60.0, 3, "s3")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"replicas": 3}, {"ensemble": "3"}, {"ensemble": True}, {"ensemble": 2.0}, {"ensemble": 0}, {"ack_quorum": 4},
+     {"segment_bytes": -1}, {"segment_bytes": 2**60}, {"retention_s": "72h"}, {"retention_s": float("nan")}, {"store": ""}],
+)  # fmt: skip
+def test_settings_asked_for_in_vain_say_why(values: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequestError):
+        settings_from_map(values)
