@@ -8,8 +8,8 @@ The source is a peer like any other: behind it stand the stream's metadata, a ca
 - it may push `LacSeen` unasked, whenever it learns that the LAC of a segment moved or that a segment ended;
 - `lac` is what is confirmed for good: an entry above it may still vanish and is never asked for.
 
-The other peer, READER, is whom we read for: it sends dlog.wire.proxy.Read, then Credit and Cancel, and hears Entries and
-ReaderEvent, all of them the wire values themselves.
+The other peer, READER, is whom we read for: it sends dlog.wire.proxy.Read, then Credit and Cancel, and hears Entries
+and ReaderEvent, all of them the wire values themselves.
 """
 
 from __future__ import annotations

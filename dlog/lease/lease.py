@@ -1,0 +1,175 @@
+"""The claim on a stream: who should write.
+
+The law of this room: a claim is one compare-and-set that adds one to the epoch and carries a nonce nobody else uses.
+
+    Idle -> Claiming(question) -> Held(epoch) -> Lost(reason)
+
+No clock decides anything here. That two proxies believe to own a stream is possible and harmless: a stale owner is
+stopped by the fence on its segment and by the version that every change of the segment list names. A lost reply is
+resolved by reading again and looking for our nonce. An answer to any question but the newest is dropped.
+
+Source: architecture notes 3.2; docs/decisions.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, replace
+
+from dlog.errors import DLogError, OwnedElsewhereError, StreamNotFoundError
+from dlog.machine import (
+    CancelTimer,
+    CompareAndSet,
+    Conflict,
+    Effect,
+    MetadataSeen,
+    Missing,
+    Outcome,
+    OutcomeUnknown,
+    ReadMetadata,
+    SetTimer,
+    TimerFired,
+    Versioned,
+)
+from dlog.model.ids import Epoch, ProxyId
+from dlog.model.segment import Owner, StreamKey, StreamMetadata
+from dlog.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseOptions:
+    """How long an unanswered metadata question is waited for, and how long after a failed one to ask again."""
+
+    answer_timeout_s: float = option(5.0, sim=(0.02, 2.0))
+    retry_after_s: float = option(0.1, sim=(0.001, 0.2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claimant:
+    """Who claims. nonce: never used for another claim, by this or any other process."""
+
+    proxy: ProxyId
+    address: str
+    nonce: str
+
+
+class LeaseState(enum.Enum):
+    IDLE = "idle"
+    CLAIMING = "claiming"
+    HELD = "held"
+    LOST = "lost"
+
+
+class Lease:
+    """One claim, from wish to loss. A new claim is a new Lease (and a new nonce)."""
+
+    def __init__(self, key: StreamKey, claimant: Claimant, options: LeaseOptions) -> None:
+        self.key = key
+        self.claimant = claimant
+        self.state = LeaseState.IDLE
+        self.epoch = Epoch(0)  # of the claim, once held
+        self.previous = Owner()  # whom it took the stream from
+        self.newest = Owner()  # the newest claim seen, ours or not
+        self.seen: Versioned | None = None  # the stream as our claim left it
+        self.error: DLogError | None = None  # why it is lost
+        self._options = options
+        self._base: Epoch | None = None  # the epoch we may replace
+        self._question = 0  # the only one whose answer counts
+
+    def claim(self, if_epoch: Epoch | None) -> list[Effect]:
+        """Begin. if_epoch: replace only this claim; None: the one found at the first read."""
+        assert self.state is LeaseState.IDLE, "a lease is claimed once"
+        self.state = LeaseState.CLAIMING
+        self._base = if_epoch
+        return self._read()
+
+    def handle(self, fact: MetadataSeen | TimerFired) -> list[Effect]:
+        """Hear an answer, or that it is overdue. Facts that name another question change nothing."""
+        if self.state is not LeaseState.CLAIMING:
+            return []
+        if isinstance(fact, TimerFired):
+            return self._read() if fact.key == self._token() else []
+        if not self._answers_our_question(fact):
+            return []
+        return self._heard(fact.outcome)
+
+    def observe(self, value: StreamMetadata) -> bool:
+        """Whether the stream, as just read, is still ours; if not, the lease is lost for good."""
+        self.newest = value.owner
+        if self._is_ours(value):
+            return True
+        self._lose(
+            OwnedElsewhereError(
+                f"claimed by another: epoch={value.owner.epoch} proxy={value.owner.proxy}",
+                location=value.owner.address or None,
+            )
+        )
+        return False
+
+    def lose(self, error: DLogError) -> None:
+        """Give the lease up for a reason found elsewhere."""
+        self._lose(error)
+
+    def _answers_our_question(self, fact: MetadataSeen) -> bool:
+        return fact.token == self._token()
+
+    def _is_ours(self, value: StreamMetadata) -> bool:
+        return value.owner.claim == self.claimant.nonce
+
+    def _heard(self, outcome: Outcome) -> list[Effect]:
+        match outcome:
+            case Versioned(value, _):
+                assert isinstance(value, StreamMetadata)
+                self.seen = outcome
+                return self._saw(value)
+            case Missing():
+                self._lose(StreamNotFoundError(f"no such stream: stream={self.key.stream}"))
+                return [CancelTimer(self._token())]
+            case Conflict():
+                return self._read()  # somebody changed the stream: it may have been us, with the reply lost
+            case OutcomeUnknown():
+                cancel = CancelTimer(self._token())
+                self._question += 1
+                return [cancel, SetTimer(self._token(), self._options.retry_after_s)]
+
+    def _saw(self, value: StreamMetadata) -> list[Effect]:
+        self.newest = value.owner
+        cancel = CancelTimer(self._token())
+        if self._is_ours(value):
+            self.state = LeaseState.HELD
+            self.epoch = value.owner.epoch
+            return [cancel]
+        if self._base is None:
+            self._base = value.owner.epoch
+        if value.owner.epoch != self._base:
+            self.observe(value)
+            return [cancel]
+        return [cancel, *self._write(value)]
+
+    def _read(self) -> list[Effect]:
+        cancel = CancelTimer(self._token())
+        self._question += 1
+        return [cancel, ReadMetadata(self._token(), self.key), self._overdue()]
+
+    def _write(self, value: StreamMetadata) -> list[Effect]:
+        assert self.seen is not None
+        self.previous = value.owner
+        self._question += 1
+        claim = Owner(
+            epoch=Epoch(value.owner.epoch + 1),
+            proxy=self.claimant.proxy,
+            address=self.claimant.address,
+            claim=self.claimant.nonce,
+        )
+        claimed = replace(value, owner=claim)
+        return [CompareAndSet(self._token(), self.key, claimed, self.seen.version), self._overdue()]
+
+    def _lose(self, error: DLogError) -> None:
+        self.state = LeaseState.LOST
+        self.error = error
+
+    def _token(self) -> tuple[str, int]:
+        return ("lease", self._question)
+
+    def _overdue(self) -> SetTimer:
+        return SetTimer(self._token(), self._options.answer_timeout_s)

@@ -1,0 +1,119 @@
+"""The next segment, created ahead of need.
+
+The law of this room: a place is put into the segment list only by the owner that created it, and until then metadata
+remembers it in `allocated`, so that whoever comes next can delete it. One creation is asked at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.log.changes import Allocate, Change, Deallocate, allocated_name
+from dlog.log.disposal import Doomed
+from dlog.log.messages import STORE, CreateSegment
+from dlog.log.options import OwnerOptions
+from dlog.machine import Effect, Send, SetTimer
+from dlog.model.ids import Epoch, SegmentNumber
+from dlog.model.segment import StreamSettings
+
+TIMER = ("allocation",)
+
+
+@dataclass(slots=True)
+class Ahead:
+    """A created segment that is not in the list. recorded: `allocated` names it."""
+
+    number: int
+    store: str
+    place: str
+    recording: bool = False
+    recorded: bool = False
+
+    @property
+    def name(self) -> str:
+        return allocated_name(self.store, self.place)
+
+
+class Allocation:
+    """is_due: the next segment should be created now."""
+
+    def __init__(self, options: OwnerOptions) -> None:
+        self.is_due = False
+        self._options = options
+        self._asked: CreateSegment | None = None
+        self._wanted = 0
+        self._ahead: Ahead | None = None
+        self._garbage: list[Doomed] = []
+        self._waiting = False  # for the retry timer
+        self._retry_after_s = options.retry_after_s
+
+    def want(self, number: int, epoch: Epoch, settings: StreamSettings) -> list[Effect]:
+        """Have segment `number` created, if it is not and nothing is under way."""
+        self._wanted = number
+        if self._asked is not None or self._waiting or self._ahead is not None:
+            return []  # what is there of another number is discarded first, see `discard_other`
+        self._asked = CreateSegment(SegmentNumber(number), epoch, settings.store, settings.quorum)
+        return [Send(STORE, self._asked)]
+
+    def created(self, number: int, place: str) -> Doomed | None:
+        """The store has created it; returns it if nobody needs it any more."""
+        asked, self._asked = self._asked, None
+        self._retry_after_s = self._options.retry_after_s
+        if asked is None:
+            return None
+        if number != self._wanted or self._ahead is not None:
+            return Doomed(asked.store, place, number, None)
+        self._ahead = Ahead(number, asked.store, place)
+        return None
+
+    def failed(self) -> list[Effect]:
+        self._asked = None
+        self._waiting = True
+        delay, self._retry_after_s = self._retry_after_s, min(self._retry_after_s * 2, self._options.retry_after_max_s)
+        return [SetTimer(TIMER, delay)]
+
+    def retry(self) -> None:
+        self._waiting = False
+
+    def lost(self) -> Doomed | None:
+        """The store is gone, and with it the writer of what was created; returns what must be deleted."""
+        self._asked = None
+        return self._discard()
+
+    def discard_other(self, number: int) -> Doomed | None:
+        """Give up what was created, if it is not segment `number`; returns what must be deleted."""
+        return self._discard() if self._ahead is not None and self._ahead.number != number else None
+
+    def _discard(self) -> Doomed | None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return None
+        then = Deallocate(ahead.name) if ahead.recording or ahead.recorded else None
+        return Doomed(ahead.store, ahead.place, ahead.number, then)
+
+    def take(self, number: int) -> Ahead | None:
+        """Hand out the created segment, recorded or not."""
+        ahead = self._ahead
+        if ahead is None or ahead.number != number:
+            return None
+        self._ahead = None
+        return ahead
+
+    def take_recorded(self, number: int, allocated: str) -> Ahead | None:
+        """Hand it out once `allocated` names it, or if that slot is taken by a place not yet deleted."""
+        ahead = self._ahead
+        if ahead is None or not (ahead.recorded or allocated not in ("", ahead.name)):
+            return None
+        return self.take(number)
+
+    def to_record(self, allocated: str) -> Change | None:
+        """The change that records what was created, once, when the slot is free."""
+        ahead = self._ahead
+        if ahead is None or ahead.recording or allocated:
+            return None
+        ahead.recording = True
+        return Allocate(ahead.name)
+
+    def recorded(self, change: Change) -> None:
+        if self._ahead is not None and change == Allocate(self._ahead.name):
+            self._ahead.recorded = True

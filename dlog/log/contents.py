@@ -1,0 +1,66 @@
+"""What an entry holds, as far as a new owner and a seeking reader must know. Bodies of batches are not looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.errors import DamagedError
+from dlog.log.note import Note, decode_note, is_note
+from dlog.model.ids import NO_TXID, TXID_END_OF_STREAM
+from dlog.wire.entry import decode_entry, record_set_count
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Of one entry.
+
+    first_slots, txids, counts: of its user records (a record set is one), in order. position: records in the segment as
+    of this entry. last_txid: of its last record of any kind. last_slot: of the same, in the entry.
+    """
+
+    first_slots: tuple[int, ...]
+    txids: tuple[int, ...]
+    counts: tuple[int, ...]
+    position: int
+    last_txid: int
+    last_slot: int
+    end_of_stream: bool
+    note: Note | None
+
+    @property
+    def is_control_only(self) -> bool:
+        return not self.txids and not self.end_of_stream
+
+    def slot_of_txid(self, txid: int) -> int | None:
+        """Slot of the first user record whose txid is at least `txid`, if the entry has one."""
+        for slot, own in zip(self.first_slots, self.txids, strict=True):
+            if own >= txid:
+                return slot
+        return None
+
+
+def read_contents(payload: Buffer, *, enveloped: bool = True) -> Contents:
+    """Read an entry's payload; enveloped: False for segments stored below version 4. Raises DamagedError."""
+    slots: list[int] = []
+    txids: list[int] = []
+    counts: list[int] = []
+    position, last_txid, next_slot = 0, int(NO_TXID), 0
+    note: Note | None = None
+    for record in decode_entry(payload, expand=False, enveloped=enveloped):
+        count = record_set_count(record.payload) if record.is_set else 1
+        last_txid, next_slot = record.txid, record.slot + count
+        if record.is_user:
+            slots.append(record.slot)
+            txids.append(record.txid)
+            counts.append(count)
+            position = record.position + count - 1
+            continue
+        position = max(position, record.position)
+        if record.is_control and is_note(record.payload):
+            note = decode_note(record.payload)
+    if next_slot == 0:
+        raise DamagedError("an entry holds at least one record")
+    end_of_stream = last_txid == TXID_END_OF_STREAM  # of the record itself, or of the control record that follows it
+    return Contents(tuple(slots), tuple(txids), tuple(counts), position, last_txid, next_slot - 1, end_of_stream, note)

@@ -1,0 +1,199 @@
+"""The producer table: tells a repeated batch from a new one.
+
+The law of this room: a batch is new only if it is certain that it was never written; when that cannot be known any more
+the producer hears so (ProducerUnknownError) and nothing is written. The table lives in the log (dlog/log/note.py), so
+a new owner knows what the old one knew.
+
+Each producer numbers its records; a batch names the sequence of its first. Per producer the table keeps `next` (what is
+expected), `floor` (below it nothing is known) and the places of the last few batches. It is bounded: the least recently
+used producer without a batch on its way is forgotten first, and from then on `complete` is False: a producer that is
+not in the table may have written before.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dlog.errors import DLogError, InvalidRequestError, ProducerUnknownError, SequenceGapError
+from dlog.log.messages import BatchWritten, WriteBatch
+from dlog.log.note import NotedBatch, NotedPlace, NotedProducer, Snapshot
+from dlog.machine import Ticket
+from dlog.model.dlsn import DLSN_INVALID, of
+from dlog.model.ids import NO_TXID, Txid
+
+
+class Batch:
+    """An accepted batch on its way into the log. segment, entry, slot: its place, once cut into an entry (else -1)."""
+
+    __slots__ = ("entry", "producer", "request", "segment", "slot", "tickets", "txid")
+
+    def __init__(self, ticket: Ticket, request: WriteBatch, producer: Producer, txid: int) -> None:
+        self.tickets = [ticket]  # the first is the original's, the others repeated it meanwhile
+        self.request = request
+        self.producer = producer
+        self.txid = txid
+        self.segment = -1
+        self.entry = -1
+        self.slot = -1
+
+
+class Producer:
+    """What is known of one producer. logged: `next` as of the last batch cut into an entry."""
+
+    __slots__ = ("floor", "id", "logged", "next", "pending", "places")
+
+    def __init__(self, id: bytes, floor: int, places_max: int) -> None:
+        self.id = id
+        self.floor = floor
+        self.next = floor
+        self.logged = floor
+        self.places: deque[NotedPlace] = deque(maxlen=places_max)
+        self.pending: deque[Batch] = deque()
+
+
+class ProducerTable:
+    """Producers of one stream, least recently used first. complete: none that ever wrote is missing."""
+
+    def __init__(self, producers_max: int, places_max: int, *, complete: bool) -> None:
+        self.complete = complete
+        self._producers: dict[bytes, Producer] = {}
+        self._producers_max = producers_max
+        self._places_max = places_max
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    # ---- admission --------------------------------------------------------------------------------------------------
+
+    def judge(self, request: WriteBatch) -> Producer | Batch | BatchWritten | DLogError:
+        """A producer: the batch is new and next in order (see `accept`). A Batch: it is on its way already.
+        BatchWritten: it is in the log already. An error: refuse it."""
+        producer = self._producers.get(request.producer)
+        sequence = request.sequence
+        if producer is None:
+            if request.retry and (sequence > 0 or not self.complete):
+                return ProducerUnknownError(
+                    f"this producer's state is gone, whether the batch was written is unknown: sequence={sequence}"
+                )
+            return self._add(request.producer, sequence)
+        if sequence == producer.next:
+            return producer
+        if sequence > producer.next:
+            return SequenceGapError(
+                f"a batch before this one is missing: sequence={sequence} expected={producer.next}",
+                expected=producer.next,
+            )
+        return self._repeated(producer, request)
+
+    def accept(self, batch: Batch) -> None:
+        """Take a batch that `judge` found new; it is pending until `confirm`."""
+        producer = batch.producer
+        producer.next += batch.request.count
+        producer.pending.append(batch)
+        del self._producers[producer.id]
+        self._producers[producer.id] = producer  # most recently used
+
+    def _repeated(self, producer: Producer, request: WriteBatch) -> Batch | BatchWritten | DLogError:
+        sequence, after = request.sequence, request.sequence + request.count
+        if sequence < producer.floor:
+            return ProducerUnknownError(
+                f"whether the batch was written is unknown: sequence={sequence} floor={producer.floor}"
+            )
+        if after > producer.next:
+            return InvalidRequestError(
+                f"a repeated batch reaches beyond what was sent: sequence={sequence} count={request.count} "
+                f"expected={producer.next}"
+            )
+        for batch in producer.pending:
+            if batch.request.sequence <= sequence < batch.request.sequence + batch.request.count:
+                if batch.request.sequence == sequence and batch.request.count == request.count:
+                    return batch
+                return InvalidRequestError(f"a repeated batch was cut in another way: sequence={sequence}")
+        for place in producer.places:
+            if place.sequence <= sequence and after <= place.sequence + place.records:
+                dlsn = of(place.segment, place.entry, place.slot + sequence - place.sequence)
+                return BatchWritten(dlsn, request.count, Txid(place.txid), True)
+        return BatchWritten(DLSN_INVALID, request.count, NO_TXID, True)
+
+    # ---- a batch's way ----------------------------------------------------------------------------------------------
+
+    def cut(self, batch: Batch, segment: int, entry: int, slot: int) -> None:
+        """The batch goes into this entry; snapshots of later entries include it."""
+        batch.segment, batch.entry, batch.slot = segment, entry, slot
+        batch.producer.logged = batch.request.sequence + batch.request.count
+
+    def uncut(self, batch: Batch) -> None:
+        """Its entry did not survive; it will be cut again. Call in reverse order of cutting."""
+        batch.segment = batch.entry = batch.slot = -1
+        batch.producer.logged = batch.request.sequence
+
+    def confirm(self, batch: Batch) -> None:
+        """The batch is durable where it was cut."""
+        producer, request = batch.producer, batch.request
+        first = producer.pending.popleft()
+        assert first is batch, "batches of one producer are confirmed in order"
+        producer.places.append(
+            NotedPlace(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
+        )
+
+    # ---- in and out of the log --------------------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """The table as the log has it before the next entry: with what is cut, without what waits."""
+        return Snapshot(
+            self.complete,
+            tuple(
+                NotedProducer(p.id, p.floor, p.logged, self._places_in_log(p))
+                for p in self._producers.values()
+                if p.logged > p.floor
+            ),
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become what a snapshot says."""
+        self.complete = snapshot.complete
+        self._producers.clear()
+        for noted in snapshot.producers:
+            producer = self._add(noted.producer, noted.floor)
+            producer.next = producer.logged = noted.next
+            producer.places.extend(noted.places)
+
+    def replay(self, noted: NotedBatch, segment: int, entry: int, txid: int) -> None:
+        """Learn a batch found in the log."""
+        producer = self._producers.pop(noted.producer, None)
+        if producer is None or producer.next != noted.sequence:
+            producer = Producer(noted.producer, noted.sequence, self._places_max)
+            self._make_room()
+        producer.next = producer.logged = noted.sequence + noted.records
+        producer.places.append(NotedPlace(noted.sequence, noted.records, segment, entry, noted.slot, txid))
+        self._producers[noted.producer] = producer
+
+    def _places_in_log(self, producer: Producer) -> tuple[NotedPlace, ...]:
+        places = list(producer.places)
+        for batch in producer.pending:
+            if batch.entry >= 0:
+                request = batch.request
+                places.append(
+                    NotedPlace(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
+                )
+        return tuple(places[-self._places_max :])
+
+    # ---- bounds -----------------------------------------------------------------------------------------------------
+
+    def _add(self, id: bytes, floor: int) -> Producer:
+        self._make_room()
+        producer = self._producers[id] = Producer(id, floor, self._places_max)
+        return producer
+
+    def _make_room(self) -> None:
+        if len(self._producers) < self._producers_max:
+            return
+        for producer in self._producers.values():
+            if not producer.pending:
+                self._forget(producer)
+                return
+
+    def _forget(self, producer: Producer) -> None:
+        del self._producers[producer.id]
+        if producer.next > producer.floor:
+            self.complete = False

@@ -1,0 +1,137 @@
+"""The note at the end of each of our entries: what lets a later owner tell a repeated batch from a new one.
+
+It is the payload of a control record, which readers of the format skip: `dlog1` and one msgpack array
+
+    [unix ms, entry of the last snapshot, [[producer, sequence, records, crc32c, first slot], ...], snapshot or None]
+
+with one element per batch of the entry, in order. The snapshot is the producer table as it stood before this entry's
+batches:
+
+    [complete, [[producer, floor, next, [[sequence, records, segment, entry, slot, txid], ...]], ...]]
+
+least recently used first. `complete`: no producer that ever wrote is missing from it. `floor`: batches of lower
+sequence are unknown, not absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgpack
+
+from dlog.errors import DamagedError
+from dlog.model.ids import EntryId
+
+MAGIC = b"dlog1"
+
+Buffer = bytes | bytearray | memoryview
+
+
+class NotedBatch(NamedTuple):
+    """One batch of the entry, a record set of `records`. slot: of its first record."""
+
+    producer: bytes
+    sequence: int
+    records: int
+    crc: int
+    slot: int
+
+
+class NotedPlace(NamedTuple):
+    """Where an earlier batch of a producer lies."""
+
+    sequence: int
+    records: int
+    segment: int
+    entry: int
+    slot: int
+    txid: int
+
+
+class NotedProducer(NamedTuple):
+    """A producer's state: sequences in floor..next-1 were written, the last few of its batches lie at `places`."""
+
+    producer: bytes
+    floor: int
+    next: int
+    places: tuple[NotedPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The producer table, least recently used first."""
+
+    complete: bool
+    producers: tuple[NotedProducer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What stands behind the batches of one entry. unix_ms never falls along a stream."""
+
+    unix_ms: int
+    snapshot_entry: EntryId
+    batches: tuple[NotedBatch, ...]
+    snapshot: Snapshot | None = None
+
+
+def encode_note(
+    unix_ms: int, snapshot_entry: int, batches: Sequence[Sequence[Any]], snapshot: Snapshot | bytes | None
+) -> bytes:
+    """The payload of the control record; a snapshot may come packed already (see `pack_snapshot`)."""
+    head: bytes = msgpack.packb((unix_ms, snapshot_entry, batches))
+    packed = snapshot if isinstance(snapshot, bytes) else pack_snapshot(snapshot)
+    return b"".join((MAGIC, b"\x94", memoryview(head)[1:], packed))  # an array of four, not of three
+
+
+def pack_snapshot(snapshot: Snapshot | None) -> bytes:
+    """One msgpack value, to be placed into a note."""
+    if snapshot is None:
+        return b"\xc0"
+    packed: bytes = msgpack.packb((snapshot.complete, snapshot.producers))
+    return packed
+
+
+def is_note(payload: Buffer) -> bool:
+    """Whether the payload of a control record is a note of ours."""
+    return bytes(payload[: len(MAGIC)]) == MAGIC
+
+
+def decode_note(payload: Buffer) -> Note:
+    """Read a note. Raises DamagedError when it is not one."""
+    if not is_note(payload):
+        raise DamagedError("not a note: the magic is missing")
+    try:
+        value = msgpack.unpackb(memoryview(payload)[len(MAGIC) :], use_list=False, strict_map_key=True)
+        unix_ms, snapshot_entry, batches, snapshot = value
+        return Note(
+            int(unix_ms),
+            EntryId(int(snapshot_entry)),
+            tuple(NotedBatch(*_typed(batch)) for batch in batches),
+            _decode_snapshot(snapshot),
+        )
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise DamagedError(f"not a note: {error}") from error
+
+
+def _typed(batch: Any) -> tuple[bytes, int, int, int, int]:
+    producer, sequence, records, crc, slot = batch
+    if not isinstance(producer, bytes):
+        raise TypeError("a producer is bytes")
+    return producer, int(sequence), int(records), int(crc), int(slot)
+
+
+def _decode_snapshot(value: Any) -> Snapshot | None:
+    if value is None:
+        return None
+    complete, producers = value
+    return Snapshot(bool(complete), tuple(_decode_producer(p) for p in producers))
+
+
+def _decode_producer(value: Any) -> NotedProducer:
+    producer, floor, after, places = value
+    if not isinstance(producer, bytes):
+        raise TypeError("a producer is bytes")
+    return NotedProducer(producer, int(floor), int(after), tuple(NotedPlace(*map(int, p)) for p in places))

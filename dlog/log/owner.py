@@ -1,0 +1,518 @@
+"""The owner of a stream: claim, recover, serve, roll, hand over; one machine for one claim's life.
+
+    Idle -> Claiming -> Recovering -> Serving -> (draining) -> Sealed | Released
+                             ^-----------'       any of them -> Lost
+
+The law of this room: what another owner could contradict is never said. Order at take-over: claim by compare-and-set,
+fence and end every segment in progress, read back what only the log knows, then one compare-and-set that completes them
+and starts the next, then serve. Order at a roll: the next segment enters the list, the old one is sealed, only then is
+the next one appended to. Every change of the list names the version it was computed from, so a stale owner's conflicts.
+After the claim is lost nothing is answered as written any more.
+
+The segment store is the peer STORE (dlog/log/messages.py). For one claim there is one StreamOwner: a new claim is a new
+machine with a new nonce. Facts it hears: Asked with TakeStream first, then WriteBatch, TruncateBefore, SealStream,
+ReleaseStream, StatStream; Received(STORE, ...); PeerLost(STORE); MetadataSeen; TimerFired. `has_ended` says that it may
+be put away: everything asked is answered and nothing will happen any more.
+
+Source: DistributedLog's write handler (docs/decisions say where we differ), architecture notes 3.2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlog.errors import (
+    DLogError,
+    EndOfStreamError,
+    LeaseLostError,
+    NotReadyError,
+    OverCapacityError,
+    OwnedElsewhereError,
+    Remedy,
+    StreamUnavailableError,
+)
+from dlog.events import LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
+from dlog.events import SegmentDeleted as SegmentGone
+from dlog.lease.lease import Claimant, LeaseState
+from dlog.log import recovery
+from dlog.log.changes import (
+    Change,
+    CompleteSegment,
+    DropEmptySegment,
+    Expire,
+    ForgetSegment,
+    MarkReleased,
+    Refresh,
+    StartSegment,
+    TruncateTo,
+)
+from dlog.log.disposal import Doomed
+from dlog.log.messages import (
+    AppendEntry,
+    CreateSegment,
+    DeleteSegment,
+    EntriesRead,
+    EntryAppended,
+    ReadEntries,
+    RecoverSegment,
+    ReleaseStream,
+    SealSegment,
+    SealStream,
+    SegmentCreated,
+    SegmentDeleted,
+    SegmentRecovered,
+    SegmentSealed,
+    StatStream,
+    StoreFailed,
+    StreamStat,
+    StreamTaken,
+    TakeStream,
+    TruncateBefore,
+    WriteBatch,
+)
+from dlog.log.options import OwnerOptions
+from dlog.log.rolling import AGE_TIMER, AHEAD_TIMER, Roll, Rolling
+from dlog.log.taking import MEND_TIMER, Taking
+from dlog.log.tenure import Phase, Tenure
+from dlog.log.truncating import Truncating
+from dlog.log.writing import CONTROL_TIMER
+from dlog.machine import (
+    Answer,
+    Asked,
+    CancelTimer,
+    Effect,
+    Fact,
+    MetadataSeen,
+    PeerLost,
+    Received,
+    Tell,
+    Ticket,
+    TimerFired,
+)
+from dlog.model.dlsn import DLSN, of
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber
+from dlog.model.segment import Segment, StreamKey, StreamMetadata
+
+
+class StreamOwner:
+    """Owns one stream under one claim.
+
+    claimant: who claims, with a nonce never used before. final_stores: names of the stores where an entry a reader can
+    see can never vanish (capabilities.visible_is_final): on those no control record is written to carry the LAC.
+    """
+
+    def __init__(
+        self,
+        key: StreamKey,
+        claimant: Claimant,
+        options: OwnerOptions | None = None,
+        *,
+        final_stores: frozenset[str] = frozenset(),
+    ) -> None:
+        self._tenure = tenure = Tenure(key, claimant, options or OwnerOptions(), final_stores)
+        self._taking = Taking(tenure, self._serving, self._refusal)
+        self._rolling = Rolling(tenure)
+        self._truncating = Truncating(tenure)
+        self._takers: list[Ticket] = []
+        self._sealers: list[Ticket] = []
+        self._releasers: list[Ticket] = []
+
+    @property
+    def phase(self) -> Phase:
+        return self._tenure.phase
+
+    @property
+    def has_ended(self) -> bool:
+        return self._tenure.phase in (Phase.RELEASED, Phase.LOST)
+
+    @property
+    def epoch(self) -> Epoch:
+        """Of our claim; 0 until it is held."""
+        return self._tenure.lease.epoch
+
+    @property
+    def location(self) -> str | None:
+        """host:port of the newest claim seen that is not ours, if any."""
+        newest = self._tenure.lease.newest
+        return (newest.address or None) if newest.claim != self._tenure.lease.claimant.nonce else None
+
+    @property
+    def value(self) -> StreamMetadata | None:
+        """The stream as last read or written under our claim; None before."""
+        return self._tenure.value if self._tenure.is_held else None
+
+    # ---- the door ---------------------------------------------------------------------------------------------------
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        out: list[Effect] = []
+        self._tenure.out = out
+        if type(fact) is Asked and type(fact.request) is WriteBatch:
+            self._write(fact.ticket, fact.request)
+            if not out or self._tenure.phase is not Phase.SERVING:
+                return out  # it waits: nothing follows from it yet
+        else:
+            self._note(fact)
+        self._settle()
+        return out
+
+    def _note(self, fact: Fact) -> None:
+        match fact:
+            case Received(_, EntryAppended(number, entry)):
+                self._appended(number, entry)
+            case Received(_, message):
+                self._hear_store(message)
+            case Asked(ticket, request, now_s):
+                self._asked(ticket, request, now_s)
+            case MetadataSeen():
+                self._hear_metadata(fact)
+            case TimerFired():
+                self._fired(fact)
+            case PeerLost():
+                self._store_lost()
+            case _:
+                raise AssertionError(f"not a fact of this machine: {fact}")
+
+    def _asked(self, ticket: Ticket, request: Any, now_s: float) -> None:
+        t = self._tenure
+        match request:
+            case StatStream():
+                t.out.append(Answer(ticket, self._stat()))
+            case TakeStream(if_epoch, now_unix_ms):
+                t.saw_clock(now_unix_ms, now_s)
+                self._take(ticket, if_epoch)
+            case _ if self.has_ended or t.phase is Phase.IDLE:
+                t.out.append(Answer(ticket, self._refusal()))
+            case TruncateBefore(dlsn):
+                self._truncating.ask(ticket, dlsn)
+            case SealStream():
+                self._sealers.append(ticket)
+                t.is_draining = True
+            case ReleaseStream():
+                self._releasers.append(ticket)
+                t.is_draining = True
+            case _:
+                raise AssertionError(f"not a request to a stream's owner: {request}")
+
+    def _take(self, ticket: Ticket, if_epoch: Epoch | None) -> None:
+        t = self._tenure
+        if self.has_ended:
+            t.out.append(Answer(ticket, self._refusal()))
+            return
+        self._takers.append(ticket)
+        if t.phase is Phase.IDLE:
+            t.phase = Phase.CLAIMING
+            t.out += t.lease.claim(if_epoch)
+
+    def _hear_metadata(self, fact: MetadataSeen | TimerFired) -> None:
+        t = self._tenure
+        t.out += t.lease.handle(fact)
+        if t.is_held:
+            t.out += t.register.handle(fact)
+
+    def _fired(self, fact: TimerFired) -> None:
+        t = self._tenure
+        t.saw_monotonic(fact.now_s)
+        match fact.key:
+            case ("lease" | "register", _):
+                self._hear_metadata(fact)
+            case ("control",):
+                t.writing.append_control(t.out)
+            case ("recovery",):
+                self._taking.ask_again()
+            case ("allocation",):
+                t.allocation.retry()
+            case ("disposal",):
+                t.disposal.retry()
+            case ("mend",):
+                self._taking.look_again()
+            case ("ahead",):
+                t.allocation.is_due = True
+            case ("age",):
+                self._rolling.aged()
+
+    def _hear_store(self, message: Any) -> None:
+        t = self._tenure
+        match message:
+            case SegmentRecovered() | EntriesRead():
+                self._taking.hear(message)
+            case SegmentCreated(number, place):
+                unwanted = t.allocation.created(number, place)
+                if unwanted is not None:
+                    t.disposal.add(unwanted)
+            case SegmentSealed(number, last_entry):
+                self._segment_sealed(number, last_entry)
+            case SegmentDeleted(place):
+                self._take_mark_away(t.disposal.deleted(place))
+            case StoreFailed():
+                self._store_failed(message)
+            case _:
+                raise AssertionError(f"not a message of a segment store: {message}")
+
+    # ---- settle -----------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Derive every consequence of the facts so far."""
+        t = self._tenure
+        if self.has_ended or t.phase is Phase.IDLE or t.lease.state is LeaseState.CLAIMING:
+            return
+        if not t.is_held and t.lease.state is LeaseState.HELD:
+            self._hold()
+        while t.lease.error is None:
+            self._progress()
+            if t.phase is not Phase.RECOVERING:  # deleting can wait
+                t.out += t.disposal.effects()
+            t.out += t.register.effects()
+            done = t.register.take_done()
+            if not done:
+                break
+            for change in done:
+                self._changed(change)
+        if t.lease.error is not None:
+            self._lose()
+
+    def _hold(self) -> None:
+        """The claim is ours: everything that follows happens under it."""
+        t = self._tenure
+        t.hold()
+        t.out.append(Tell(StreamOwned(t.stream, t.lease.epoch, t.lease.previous.proxy)))
+        if t.value.allocated:
+            self._truncating.doom_allocated(t.value.allocated, t.value.max_segment + 1)
+        self._truncating.doom()
+        self._taking.begin()
+
+    def _progress(self) -> None:
+        match self._tenure.phase:
+            case Phase.RECOVERING:
+                self._taking.progress()
+            case Phase.SERVING:
+                self._rolling.progress()
+                self._progress_draining()
+            case Phase.SEALED:
+                self._progress_sealed()
+
+    def _changed(self, change: Change) -> None:
+        """A change of ours has taken place."""
+        t = self._tenure
+        match change:
+            case StartSegment(segment):
+                self._taking.started(segment)
+                self._rolling.started(segment)
+            case CompleteSegment(number, end):
+                t.out.append(Tell(SegmentCompleted(t.stream, number, end.last_entry, end.records)))
+            case DropEmptySegment(number, _, name):
+                self._truncating.doom_allocated(name, number)
+            case MarkReleased():
+                self._end_released()
+            case TruncateTo():
+                self._truncating.done(change)
+            case Expire():
+                self._truncating.doom()
+            case ForgetSegment(number, place):
+                t.out.append(Tell(SegmentGone(t.stream, number, place)))
+            case Refresh():
+                if t.is_closing and t.value.is_sealed:
+                    self._end_sealed()
+                else:
+                    self._taking.refreshed()
+            case _:
+                t.allocation.recorded(change)
+
+    # ---- serving ----------------------------------------------------------------------------------------------------
+
+    def _serving(self, segment: Segment) -> None:
+        self._rolling.restart()
+        self._answer_takers(segment.number)
+
+    def _answer_takers(self, number: SegmentNumber) -> None:
+        self._tenure.out.extend(Answer(ticket, StreamTaken(self.epoch, number)) for ticket in self._takers)
+        self._takers.clear()
+
+    def _write(self, ticket: Ticket, request: WriteBatch) -> None:
+        t, taking = self._tenure, self._taking
+        refusal = self._refusal()
+        if taking.table_known and not self.has_ended:
+            t.writing.admit(ticket, request, refusal, t.out)
+        elif refusal is not None:
+            t.out.append(Answer(ticket, refusal))
+        elif taking.early and taking.early_bytes + len(request.body) > t.options.pending_bytes_max:
+            t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for the recovery of this stream")))
+        else:
+            taking.early.append((ticket, request))
+            taking.early_bytes += len(request.body)
+
+    def _refusal(self) -> DLogError | None:
+        """What to say to new writes; None while they are taken."""
+        t = self._tenure
+        match t.phase:
+            case Phase.IDLE:
+                return NotReadyError("the stream is not claimed yet")
+            case Phase.SEALED:
+                return EndOfStreamError("the stream is sealed")
+            case Phase.LOST:
+                assert t.lease.error is not None
+                return t.lease.error
+        if not t.is_draining:
+            return None
+        if self._sealers:
+            return EndOfStreamError("the stream is being sealed")
+        return StreamUnavailableError("the stream is handed over, ask again who owns it")
+
+    def _appended(self, number: int, entry: int) -> None:
+        t = self._tenure
+        if t.phase is Phase.SERVING:
+            self._taking.calm()
+            t.writing.appended(number, entry, t.out)
+
+    def _segment_sealed(self, number: int, last_entry: int) -> None:
+        """The store has sealed our current segment; what follows depends on why we asked."""
+        t = self._tenure
+        if not t.hears_seal(number):
+            return
+        segment = t.writing.current
+        assert segment is not None
+        if last_entry != segment.lac:
+            self._trouble()  # the store knows of another end than we: let a recovery tell
+            return
+        end = t.writing.end_of_current()
+        t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
+        if end.last_entry != NO_ENTRY:
+            t.register.want(CompleteSegment(SegmentNumber(number), end, t.unix_ms))
+        if self._rolling.state is Roll.CLOSING:
+            self._rolling.closed(end)
+            return
+        t.lose_segment()
+        t.is_closing = True
+        t.register.want(Refresh() if segment.end_of_stream else MarkReleased())
+
+    # ---- trouble with the store -------------------------------------------------------------------------------------
+
+    def _store_failed(self, failed: StoreFailed) -> None:
+        t, question, error = self._tenure, failed.question, failed.error
+        match question:
+            case AppendEntry(number) | SealSegment(number):
+                segment = t.writing.current
+                if segment is None or segment.number != number:
+                    return
+                if error.remedy is Remedy.FIX:
+                    t.lease.lose(error)  # the same again would fail again
+                else:
+                    self._trouble()
+            case RecoverSegment() | ReadEntries():
+                if error.remedy is Remedy.REOPEN and t.is_held:
+                    t.register.want(Refresh())  # whoever fences us may have claimed the stream
+                self._taking.hear(failed)
+            case CreateSegment():
+                t.out += t.allocation.failed()
+            case DeleteSegment():
+                self._take_mark_away(t.disposal.failed(question, error))
+                t.out += t.disposal.later()
+
+    def _store_lost(self) -> None:
+        t = self._tenure
+        unlisted = t.allocation.lost()
+        if unlisted is not None:
+            t.disposal.add(unlisted)
+        t.disposal.lost()
+        t.out += t.disposal.later()
+        if t.phase in (Phase.SERVING, Phase.RECOVERING):
+            self._trouble()
+
+    def _take_mark_away(self, deleted: Doomed | None) -> None:
+        if deleted is not None and deleted.then is not None:
+            self._tenure.register.want(deleted.then)
+
+    def _trouble(self) -> None:
+        self._rolling.abandon()
+        self._taking.trouble()
+
+    # ---- ends -------------------------------------------------------------------------------------------------------
+
+    def _progress_draining(self) -> None:
+        """Sealing or handing over: finish what was taken, close the segment, say so in metadata."""
+        t, segment = self._tenure, self._tenure.writing.current
+        if not t.is_draining or segment is None or t.is_seal_asked:
+            return
+        if self._rolling.state is not Roll.NONE or not t.writing.is_drained:
+            return
+        if self._sealers and not segment.end_of_stream:
+            t.writing.append_end_of_stream(t.out)
+        elif segment.end_of_stream and not segment.lac_is_carried:
+            t.writing.append_control(t.out)
+        else:
+            t.writing.is_cutting = False
+            t.ask_seal()
+
+    def _progress_sealed(self) -> None:
+        t = self._tenure
+        t.out.extend(Answer(ticket, None) for ticket in self._sealers)
+        self._sealers.clear()
+        if self._releasers and not t.is_closing:
+            t.is_closing = True
+            t.register.want(MarkReleased())
+
+    def _end_sealed(self) -> None:
+        t = self._tenure
+        t.phase = Phase.SEALED
+        t.is_closing = False
+        self._taking.stop()
+        t.out.append(Tell(StreamSealed(t.stream, t.value.max_segment)))
+        self._cancel_timers()
+        self._answer_takers(t.value.max_segment)
+        self._taking.admit_early()
+        ended = EndOfStreamError("the stream is sealed")
+        t.writing.fail_all(ended, ended, t.out)
+
+    def _end_released(self) -> None:
+        t = self._tenure
+        t.phase = Phase.RELEASED
+        t.out.append(Tell(StreamReleased(t.stream, self.epoch)))
+        t.out.extend(Answer(ticket, None) for ticket in self._releasers)
+        self._releasers.clear()
+        gone = StreamUnavailableError("the stream was handed over, ask again who owns it")
+        self._fail_everybody(gone, gone)
+
+    def _lose(self) -> None:
+        """Another claim is newer, or nothing can be done: whoever waits is told, and nothing more is ever said."""
+        t, error = self._tenure, self._tenure.lease.error
+        assert error is not None
+        t.phase = Phase.LOST
+        certain = error
+        if t.is_held:
+            t.out.append(Tell(LeaseLost(t.stream, self.epoch, error.message)))
+            if isinstance(error, OwnedElsewhereError):
+                text = f"not written, {error.message}"
+                certain = LeaseLostError(text, location=error.location, outcome_unknown=False)
+        self._fail_everybody(certain, LeaseLostError(error.message, location=error.location))
+
+    def _fail_everybody(self, error: DLogError, unknown: DLogError) -> None:
+        """error: said to those of whom nothing is in the log. unknown: to those whose entry is on its way."""
+        t, early = self._tenure, self._taking.early
+        t.writing.fail_all(error, unknown, t.out)
+        waiting = [*self._takers, *self._sealers, *self._releasers, *(ticket for ticket, _ in early)]
+        t.out.extend(Answer(ticket, error) for ticket in waiting)
+        self._truncating.fail(error)
+        for tickets in (self._takers, self._sealers, self._releasers):
+            tickets.clear()
+        early.clear()
+        self._taking.stop()
+        self._cancel_timers()
+
+    def _cancel_timers(self) -> None:
+        keys = (AGE_TIMER, AHEAD_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
+        self._tenure.out.extend(CancelTimer(key) for key in keys)
+
+    def _stat(self) -> StreamStat:
+        t, segment = self._tenure, self._tenure.writing.current
+        last: DLSN | None = None
+        if segment is not None and segment.lac >= 0 and segment.is_drained:
+            last = of(segment.number, segment.lac, segment.last_slot)
+        return StreamStat(
+            self.epoch,
+            "draining" if t.phase is Phase.SERVING and t.is_draining else t.phase.value,
+            SegmentNumber(segment.number if segment else 0),
+            EntryId(segment.lac if segment else -1),
+            last,
+            t.writing.written_records,
+            t.writing.written_bytes,
+            len(t.table),
+        )

@@ -1,0 +1,176 @@
+"""Packing: producers' batches into entries, and the few entries that carry no batch.
+
+The law of this room: a batch is one record of an entry, its body is never opened or copied, and the price is paid per
+entry. An entry ends with a control record that holds the note (dlog/log/note.py). Slots count every record of the
+entry: a batch of n takes n, the control record one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlog.log.dedupe import Batch, ProducerTable
+from dlog.log.note import Snapshot, encode_note, pack_snapshot
+from dlog.log.options import OwnerOptions
+from dlog.model.ids import TXID_END_OF_STREAM
+from dlog.wire.entry import (
+    CONTROL,
+    ENTRY_BYTES_MAX,
+    RECORD_OVERHEAD,
+    RECORD_SET,
+    Record,
+    control_record,
+    encode_entry,
+    end_of_stream_record,
+)
+
+Buffer = bytes | bytearray | memoryview
+
+_NOTED_BYTES = 64  # at most, of one batch in the note
+_NOTE_BYTES = 64  # at most, of a note without batches and snapshot
+_SNAPSHOT_BYTES_MAX = ENTRY_BYTES_MAX // 2
+
+
+@dataclass(slots=True)
+class OpenSegment:
+    """A segment we append to: how far it is cut (`next_entry` ..), and how far confirmed (`lac`)."""
+
+    number: int
+    place: str
+    store: str
+    txid: int  # last user txid, of this segment or before it
+    visible_is_final: bool
+    next_entry: int = 0
+    lac: int = -1
+    carried: int = -1  # the highest LAC that an appended entry carries
+    data_entry: int = -1  # the last entry that holds what readers wait for
+    records: int = 0
+    last_slot: int = -1
+    bytes: int = 0
+    end_of_stream: bool = False
+    snapshot_entry: int = -1
+    snapshot_bytes: int = 0  # size of the last snapshot
+    since_snapshot: int = 0  # bytes
+
+    @property
+    def is_drained(self) -> bool:
+        return self.lac == self.next_entry - 1
+
+    @property
+    def last_txid(self) -> int:
+        return TXID_END_OF_STREAM if self.end_of_stream else self.txid
+
+    @property
+    def lac_is_carried(self) -> bool:
+        """Whether readers of the store alone can know that the last confirmed data is confirmed."""
+        return self.visible_is_final or min(self.lac, self.data_entry) <= self.carried
+
+
+class PendingEntry:
+    """An entry appended and not yet confirmed."""
+
+    __slots__ = ("batches", "entry", "segment")
+
+    def __init__(self, segment: int, entry: int, batches: Sequence[Batch]) -> None:
+        self.segment = segment
+        self.entry = entry
+        self.batches = batches
+
+
+class Packer:
+    """Cuts entries. unix_ms: label of the next note; never falls."""
+
+    def __init__(self, table: ProducerTable, options: OwnerOptions) -> None:
+        self.table = table
+        self.unix_ms = 0
+        self._options = options
+
+    def saw_time(self, unix_ms: int) -> None:
+        self.unix_ms = max(self.unix_ms, unix_ms)
+
+    def cut(self, waiting: deque[Batch], segment: OpenSegment) -> tuple[PendingEntry, tuple[Buffer, ...]]:
+        """Take batches from the head of `waiting` into the segment's next entry; returns the entry and its parts."""
+        entry = segment.next_entry
+        snapshot = self._snapshot_if_due(segment)
+        room = self._options.cut_bytes - (0 if snapshot is None else len(snapshot))
+        batches: list[Batch] = []
+        noted: list[tuple[bytes, int, int, int, int]] = []
+        records: list[Record] = []
+        table, number = self.table, segment.number
+        slot, position, size = 0, segment.records + 1, 0
+        while waiting:
+            batch = waiting[0]
+            request = batch.request
+            size += len(request.body) + RECORD_OVERHEAD + _NOTED_BYTES
+            if size > room and (batches or not self._fits(size, snapshot)):
+                break
+            waiting.popleft()
+            table.cut(batch, number, entry, slot)
+            batches.append(batch)
+            noted.append((request.producer, request.sequence, request.count, request.crc, slot))
+            records.append(Record(RECORD_SET, position, batch.txid, request.body))
+            slot += request.count
+            position += request.count
+        if batches:
+            segment.txid = batches[-1].txid
+            segment.records = position - 1
+            segment.data_entry = entry
+        if snapshot is not None:
+            segment.snapshot_entry, segment.snapshot_bytes, segment.since_snapshot = entry, len(snapshot), 0
+        note = encode_note(self.unix_ms, segment.snapshot_entry, noted, snapshot)
+        records.append(Record(CONTROL, segment.records, segment.txid, note))
+        return self._append(segment, records, slot, batches)
+
+    def control(self, segment: OpenSegment) -> tuple[PendingEntry, tuple[Buffer, ...]]:
+        """An entry that only carries the LAC."""
+        return self._append(segment, (control_record(segment.records, segment.last_txid),), 0, ())
+
+    def end_of_stream(self, segment: OpenSegment) -> tuple[PendingEntry, tuple[Buffer, ...]]:
+        """The entry after which nothing comes."""
+        segment.end_of_stream = True
+        segment.data_entry = segment.next_entry
+        return self._append(segment, (end_of_stream_record(segment.records),), 0, ())
+
+    def _append(
+        self,
+        segment: OpenSegment,
+        records: Sequence[Record],
+        last_slot: int,
+        batches: Sequence[Batch],
+    ) -> tuple[PendingEntry, tuple[Buffer, ...]]:
+        parts = encode_entry(records)
+        size = sum(map(len, parts))
+        pending = PendingEntry(segment.number, segment.next_entry, batches)
+        segment.next_entry += 1
+        segment.carried = segment.lac
+        segment.last_slot = last_slot
+        segment.bytes += size
+        segment.since_snapshot += size
+        return pending, parts
+
+    def _snapshot_if_due(self, segment: OpenSegment) -> bytes | None:
+        options = self._options
+        due = max(options.snapshot_bytes, segment.snapshot_bytes * options.snapshot_ratio)
+        if segment.next_entry > 0 and segment.since_snapshot < due:
+            return None
+        for places_max in (options.places_max, 1):
+            packed = pack_snapshot(_thinned(self.table.snapshot(), places_max))
+            if len(packed) <= _SNAPSHOT_BYTES_MAX:
+                return packed
+        return pack_snapshot(_thinned(self.table.snapshot(), 0))
+
+    def _fits(self, size: int, snapshot: bytes | None) -> bool:
+        """Whether a batch larger than our usual entries still fits into one with the snapshot; if not, the snapshot
+        goes first, alone."""
+        return snapshot is None or size + len(snapshot) + _NOTE_BYTES <= ENTRY_BYTES_MAX
+
+
+def _thinned(snapshot: Snapshot, places_max: int) -> Snapshot:
+    return Snapshot(
+        snapshot.complete,
+        tuple(
+            p._replace(places=p.places[len(p.places) - min(places_max, len(p.places)) :]) for p in snapshot.producers
+        ),
+    )

@@ -1,0 +1,254 @@
+"""Recovery: end what former writers left open, and learn what only the log knows.
+
+The law of this room: first *every* segment in progress is fenced and ended by its store (a writer may still be at work
+on the last but one while the last is being opened), only then is anything concluded. From what is then final we read
+back: per ended segment its last entry (record count, last txid, last slot); and the producer table from the newest
+snapshot on.
+
+A segment with entries but without a note in its last few was written by another implementation: it holds no producers
+of ours, so the table is looked for one segment further back. If it is not found within reach, it begins empty and
+incomplete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dlog.errors import DamagedError, DLogError, Remedy
+from dlog.log.changes import SegmentEnd
+from dlog.log.contents import Contents, read_contents
+from dlog.log.dedupe import ProducerTable
+from dlog.log.messages import (
+    STORE,
+    EntriesRead,
+    ReadEntries,
+    RecoverSegment,
+    SegmentRecovered,
+    StoreFailed,
+    StoreQuestion,
+)
+from dlog.log.note import Note
+from dlog.log.options import OwnerOptions
+from dlog.machine import Effect, Send, SetTimer
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, Txid
+from dlog.model.segment import Segment, StreamMetadata, Truncation
+
+TIMER = ("recovery",)
+_LOOK_BACK = 6  # entries without a note that may follow one with a note: LAC, end of stream and their control records
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A segment being ended. last_entry is None until its store has said where it ends."""
+
+    segment: Segment
+    last_entry: EntryId | None = None
+    end: SegmentEnd | None = None
+    note: Note | None = None  # of the last entry
+
+    @property
+    def is_empty(self) -> bool:
+        return self.last_entry == NO_ENTRY
+
+
+class Recovery:
+    """Of one take-over, or of one's own segment after its store failed.
+
+    `is_done`: `ends` has the end of each segment in progress, None for an empty one, and (if a table was handed in) the
+    table is as the log has it. `error`: it cannot be done.
+    """
+
+    def __init__(self, value: StreamMetadata, epoch: Epoch, options: OwnerOptions, table: ProducerTable | None) -> None:
+        self.is_done = False
+        self.error: DLogError | None = None
+        self.unix_ms = 0  # the newest label found
+        self._epoch = epoch
+        self._options = options
+        self._table = table
+        self._retry_after_s = options.retry_after_s
+        self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value)}
+        self._segments = value.segments
+        self._max_segment = value.max_segment
+        self._failed: list[StoreQuestion] = []
+        self._search: list[Segment] = []  # segments in which the table may be, newest first
+        self._sees_all = False  # no segment before those
+        self._replaying: Segment | None = None
+        self._replay_from = -1  # the next entry to learn
+
+    @property
+    def ends(self) -> dict[int, SegmentEnd | None]:
+        return {number: ending.end for number, ending in self._endings.items()}
+
+    def places(self) -> dict[int, tuple[str, str]]:
+        """Store and place of the segments that were ended."""
+        return {number: (e.segment.store, e.segment.place) for number, e in self._endings.items()}
+
+    @property
+    def are_ends_known(self) -> bool:
+        return all(e.end is not None or e.is_empty for e in self._endings.values())
+
+    @property
+    def next_number(self) -> SegmentNumber:
+        """The number of the segment that follows: numbers are dense, that of an empty segment is used again."""
+        assert self.are_ends_known
+        kept = [s.number for s in self._segments if s.number not in self._endings or self.ends[s.number] is not None]
+        if kept:
+            return SegmentNumber(kept[-1] + 1)
+        return self._segments[0].number if self._segments else SegmentNumber(max(1, self._max_segment))
+
+    def begin(self) -> list[Effect]:
+        effects: list[Effect] = [Send(STORE, RecoverSegment(e.segment, self._epoch)) for e in self._endings.values()]
+        return effects or self._learn()
+
+    def handle(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> list[Effect]:
+        """Hear the store. A reply to a question that is not open any more changes nothing."""
+        try:
+            match message:
+                case SegmentRecovered(number, last_entry):
+                    return self._recovered(number, last_entry)
+                case EntriesRead(number, first, payloads):
+                    return self._entries_read(number, first, payloads)
+                case StoreFailed(question, error):
+                    return self._store_failed(question, error)
+        except DamagedError as error:
+            self.error = error
+            return []
+
+    def retry(self) -> list[Effect]:
+        """The timer fired: ask again what failed."""
+        failed, self._failed = self._failed, []
+        return [Send(STORE, question) for question in failed]
+
+    def _to_recover(self, value: StreamMetadata) -> tuple[Segment, ...]:
+        return value.in_progress
+
+    # ---- ending segments --------------------------------------------------------------------------------------------
+
+    def _recovered(self, number: int, last_entry: EntryId) -> list[Effect]:
+        ending = self._endings.get(number)
+        if ending is None or ending.last_entry is not None:
+            return []
+        ending.last_entry = last_entry
+        effects: list[Effect] = []
+        if last_entry != NO_ENTRY:
+            effects.append(Send(STORE, ReadEntries(ending.segment, last_entry, last_entry)))
+        return effects + self._learn()
+
+    def _ended(self, ending: _Ending, contents: Contents) -> None:
+        assert ending.last_entry is not None
+        ending.note = contents.note
+        ending.end = SegmentEnd(ending.last_entry, contents.last_slot, Txid(contents.last_txid), contents.position)
+
+    # ---- learning the table -----------------------------------------------------------------------------------------
+
+    def _learn(self) -> list[Effect]:
+        """Once every end is known: look for the table, then be done."""
+        if self.is_done or not self.are_ends_known:
+            return []
+        if self._table is None:
+            self.is_done = True
+            return []
+        if self._replaying is None:
+            ended = [s for s in map(self._as_ended, reversed(self._segments)) if s is not None]
+            self._search = ended[: self._options.recover_segments_max]
+            self._sees_all = len(ended) == len(self._search) and self._reaches_back(self._segments)
+            return self._look_into_next()
+        return []
+
+    def _as_ended(self, segment: Segment) -> Segment | None:
+        """The segment with its end known; None if it holds nothing, or may be deleted by now."""
+        ending = self._endings.get(segment.number)
+        if ending is None:
+            is_there = segment.last_entry != NO_ENTRY and segment.truncation is not Truncation.TRUNCATED
+            return segment if is_there else None
+        if ending.is_empty:
+            return None
+        assert ending.last_entry is not None
+        return replace(segment, last_entry=ending.last_entry)
+
+    def _reaches_back(self, segments: tuple[Segment, ...]) -> bool:
+        """Whether the list goes back to the stream's beginning."""
+        return segments[0].number == 1 if segments else self._max_segment <= 1
+
+    def _look_into_next(self) -> list[Effect]:
+        assert self._table is not None
+        if not self._search:
+            self._table.complete = self._sees_all  # nobody wrote with a producer id, or we cannot see that far
+            self.is_done = True
+            return []
+        self._replaying = segment = self._search.pop(0)
+        self._replay_from = -1
+        ending = self._endings.get(segment.number)
+        if ending is not None and ending.note is not None:
+            return self._replay_since(ending.note)
+        first = EntryId(max(0, segment.last_entry - _LOOK_BACK))
+        return [Send(STORE, ReadEntries(segment, first, segment.last_entry))]
+
+    def _entries_read(self, number: int, first: EntryId, payloads: tuple[bytes, ...]) -> list[Effect]:
+        ending = self._endings.get(number)
+        if ending is not None and ending.end is None and not ending.is_empty:
+            if first != ending.last_entry or len(payloads) != 1:
+                return []
+            self._ended(ending, _contents(ending.segment, payloads[0]))
+            return self._learn()
+        segment = self._replaying
+        if segment is None or segment.number != number or self.is_done:
+            return []
+        return self._replay(segment, first, payloads)
+
+    def _replay(self, segment: Segment, first: int, payloads: tuple[bytes, ...]) -> list[Effect]:
+        assert self._table is not None
+        last = first + len(payloads) - 1
+        if self._replay_from < 0:  # still looking for a note that names the snapshot
+            if last < segment.last_entry:
+                return [Send(STORE, ReadEntries(segment, EntryId(last + 1), segment.last_entry))]
+            notes = [c.note for c in (_contents(segment, p) for p in payloads) if c.note is not None]
+            if not notes:
+                return self._look_into_next()
+            return self._replay_since(notes[-1])
+        if first != self._replay_from:
+            return []
+        for entry, payload in enumerate(payloads, first):
+            self._learn_entry(segment, entry, _contents(segment, payload))
+        self._replay_from = last + 1
+        if last < segment.last_entry:
+            return [Send(STORE, ReadEntries(segment, EntryId(last + 1), segment.last_entry))]
+        self.is_done = True
+        return []
+
+    def _replay_since(self, note: Note) -> list[Effect]:
+        """Read from the snapshot that a note names to the segment's end."""
+        assert self._replaying is not None
+        self._replay_from = note.snapshot_entry
+        self.unix_ms = max(self.unix_ms, note.unix_ms)
+        return [Send(STORE, ReadEntries(self._replaying, note.snapshot_entry, self._replaying.last_entry))]
+
+    def _learn_entry(self, segment: Segment, entry: int, contents: Contents) -> None:
+        assert self._table is not None
+        note = contents.note
+        if note is None:
+            return
+        self.unix_ms = max(self.unix_ms, note.unix_ms)
+        if note.snapshot is not None and note.snapshot_entry == entry:
+            self._table.restore(note.snapshot)
+        if len(note.batches) != len(contents.txids):
+            raise DamagedError(f"a note and its entry differ: segment={segment.number} entry={entry}")
+        for noted, txid in zip(note.batches, contents.txids, strict=True):
+            self._table.replay(noted, segment.number, entry, txid)
+
+    # ---- failures ---------------------------------------------------------------------------------------------------
+
+    def _store_failed(self, question: StoreQuestion, error: DLogError) -> list[Effect]:
+        if not isinstance(question, RecoverSegment | ReadEntries):
+            return []
+        if error.remedy in (Remedy.RETRY, Remedy.REOPEN):
+            self._failed.append(question)
+            delay = self._retry_after_s
+            self._retry_after_s = min(delay * 2, self._options.retry_after_max_s)
+            return [SetTimer(TIMER, delay)] if len(self._failed) == 1 else []
+        self.error = error
+        return []
+
+
+def _contents(segment: Segment, payload: bytes) -> Contents:
+    return read_contents(payload, enveloped=segment.version >= 4)

@@ -1,0 +1,154 @@
+"""A stream's metadata under one's own claim: changes in, compare-and-sets out.
+
+The law of this room: no write without a fresh look at the owner. A change is written with the version of the value it
+was computed from; a conflict or an unknown outcome is followed by a read, and the read decides: another claim means
+that everything is over, ours means that the change is computed again from what was read. One question at a time, and
+only the newest question's answer counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.errors import StreamNotFoundError
+from dlog.lease.lease import Lease
+from dlog.log.changes import Change, Refresh
+from dlog.log.options import OwnerOptions
+from dlog.machine import (
+    CancelTimer,
+    CompareAndSet,
+    Conflict,
+    Effect,
+    MetadataSeen,
+    Missing,
+    Outcome,
+    OutcomeUnknown,
+    ReadMetadata,
+    SetTimer,
+    TimerFired,
+    Versioned,
+)
+from dlog.model.segment import StreamMetadata
+
+
+@dataclass(slots=True)
+class _Question:
+    """In flight: a read, or a write that carries `changes`."""
+
+    changes: tuple[Change, ...]
+
+
+class Register:
+    """One stream's metadata, written by its owner only.
+
+    `want` queues a change, `effects` asks what may be asked now, `handle` hears answers, `take_done` hands out what has
+    taken place since the last call. When the lease is lost nothing is asked any more.
+    """
+
+    def __init__(self, lease: Lease, options: OwnerOptions) -> None:
+        assert lease.seen is not None, "a register begins with what the claim wrote"
+        self.value: StreamMetadata = lease.seen.value
+        self._version = lease.seen.version
+        self._lease = lease
+        self._options = options
+        self._wanted: list[Change] = []
+        self._done: list[Change] = []
+        self._question: _Question | None = None
+        self._number = 0
+        self._stale = False  # something happened since the last read that only a read can tell
+        self._waiting = False  # for the retry timer
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._wanted and self._question is None
+
+    def want(self, change: Change) -> None:
+        """Queue a change; what waits together travels together, in order."""
+        self._wanted.append(change)
+        if isinstance(change, Refresh):
+            self._stale = True
+
+    def wants(self, kind: type[Change]) -> bool:
+        """Whether a change of this kind waits or is in flight."""
+        return any(isinstance(c, kind) for c in self._wanted)
+
+    def take_done(self) -> list[Change]:
+        done, self._done = self._done, []
+        return done
+
+    def effects(self) -> list[Effect]:
+        """Ask the next question, if there is one to ask and none in flight."""
+        if self._question is not None or self._waiting or not self._wanted or not self._is_held():
+            return []
+        if self._stale:
+            return self._read()
+        return self._write()
+
+    def handle(self, fact: MetadataSeen | TimerFired) -> list[Effect]:
+        """Hear an answer, or that it is overdue; facts of older questions change nothing."""
+        if isinstance(fact, TimerFired):
+            if fact.key != self._token():
+                return []
+            self._waiting = False
+            self._question = None
+            self._stale = True
+            return self.effects()
+        if fact.token != self._token() or self._question is None:
+            return []
+        question, self._question = self._question, None
+        self._heard(question, fact.outcome)
+        return [CancelTimer(fact.token), *self._after_unknown(fact.outcome), *self.effects()]
+
+    def _heard(self, question: _Question, outcome: Outcome) -> None:
+        match outcome:
+            case Versioned(value, version):
+                assert isinstance(value, StreamMetadata)
+                if not self._lease.observe(value):
+                    return
+                self.value, self._version = value, version
+                if question.changes:
+                    self._finish(question.changes)
+                else:
+                    self._stale = False
+            case Missing():
+                self._lease.lose(StreamNotFoundError(f"the stream was deleted: stream={self._lease.key.stream}"))
+            case Conflict() | OutcomeUnknown():
+                self._stale = True
+
+    def _after_unknown(self, outcome: Outcome) -> list[Effect]:
+        if not isinstance(outcome, OutcomeUnknown):
+            return []
+        self._waiting = True
+        self._number += 1
+        return [SetTimer(self._token(), self._options.retry_after_s)]
+
+    def _read(self) -> list[Effect]:
+        self._question = _Question(())
+        self._number += 1
+        return [ReadMetadata(self._token(), self._lease.key), SetTimer(self._token(), self._options.answer_timeout_s)]
+
+    def _write(self) -> list[Effect]:
+        value = self.value
+        for change in self._wanted:
+            value = change.apply(value)
+        if value == self.value:
+            self._finish(
+                tuple(self._wanted)
+            )  # it is so already: an earlier write with its reply lost, or nothing to do
+            return []
+        self._question = _Question(tuple(self._wanted))
+        self._number += 1
+        return [
+            CompareAndSet(self._token(), self._lease.key, value, self._version),
+            SetTimer(self._token(), self._options.answer_timeout_s),
+        ]
+
+    def _finish(self, changes: tuple[Change, ...]) -> None:
+        self._done.extend(changes)
+        del self._wanted[: len(changes)]
+
+    def _is_held(self) -> bool:
+        return self._lease.error is None
+
+    def _token(self) -> tuple[str, int]:
+        return ("register", self._number)

@@ -1,0 +1,107 @@
+"""Rolling: from a full or old segment onto the next one, which was created ahead of need.
+
+The law of this room: the next segment enters the list while the current one is still appended to, so a new owner finds
+and fences both; it is appended to only when the current one is sealed, with nothing on its way. Writes wait in between,
+none is refused.
+"""
+
+from __future__ import annotations
+
+import enum
+
+from dlog.log.changes import Expire, SegmentEnd, StartSegment
+from dlog.log.packing import OpenSegment
+from dlog.log.tenure import Tenure
+from dlog.machine import SetTimer
+from dlog.model.segment import Segment
+
+AGE_TIMER = ("age",)
+AHEAD_TIMER = ("ahead",)
+
+
+class Roll(enum.Enum):
+    NONE = 0
+    LISTING = 1  # the next segment is being put into the list, the current one is still appended to
+    CLOSING = 2  # it is in the list, the current one drains and is sealed
+
+
+class Rolling:
+    """state: how far the roll at hand is."""
+
+    def __init__(self, tenure: Tenure) -> None:
+        self.state = Roll.NONE
+        self._tenure = tenure
+        self._starting: Segment | None = None
+        self._age_due = False
+
+    def restart(self) -> None:
+        """A segment was opened: no roll is at hand, and its age counts from now."""
+        t = self._tenure
+        age_s = t.value.settings.segment_age_s
+        self.state = Roll.NONE
+        self._starting = None
+        self._age_due = False
+        t.allocation.is_due = False
+        t.out.append(SetTimer(AGE_TIMER, age_s))
+        t.out.append(SetTimer(AHEAD_TIMER, age_s * t.options.allocate_ahead))
+
+    def abandon(self) -> None:
+        """The store failed: a recovery finds whatever is in the list."""
+        self.state = Roll.NONE
+        self._starting = None
+
+    def aged(self) -> None:
+        """The current segment has reached its age; an empty one gets a new one."""
+        segment = self._tenure.writing.current
+        if segment is not None and segment.next_entry == 0:
+            self.restart()
+        else:
+            self._age_due = True
+
+    def progress(self) -> None:
+        t, segment = self._tenure, self._tenure.writing.current
+        if segment is None:
+            return
+        if self.state is Roll.NONE and segment.next_entry > 0 and not t.is_draining:
+            self._progress_allocation(segment)
+            if self._is_due(segment):
+                self._begin(segment)
+        if self.state is Roll.CLOSING:
+            t.ask_seal()
+
+    def started(self, segment: Segment) -> None:
+        """The list names the next segment: nothing is cut into the current one any more."""
+        if self.state is Roll.LISTING and self._starting is not None and self._starting.place == segment.place:
+            self.state = Roll.CLOSING
+            self._tenure.writing.is_cutting = False
+
+    def closed(self, end: SegmentEnd) -> None:
+        """The old segment is sealed: only now is the next one appended to."""
+        t, segment = self._tenure, self._starting
+        assert segment is not None and self.state is Roll.CLOSING
+        retention_s = t.value.settings.retention_s
+        if retention_s > 0:
+            t.register.want(Expire(t.unix_ms - int(retention_s * 1000)))
+        self.restart()
+        t.open(segment, end.last_txid)
+
+    def _progress_allocation(self, segment: OpenSegment) -> None:
+        """Create the next segment ahead of need, and let metadata remember its place until it is used."""
+        t, settings = self._tenure, self._tenure.value.settings
+        if not (t.allocation.is_due or segment.bytes >= settings.segment_bytes * t.options.allocate_ahead):
+            return
+        t.out += t.allocation.want(segment.number + 1, t.lease.epoch, settings)
+        change = t.allocation.to_record(t.value.allocated)
+        if change is not None:
+            t.register.want(change)
+
+    def _is_due(self, segment: OpenSegment) -> bool:
+        return self._age_due or segment.bytes >= self._tenure.value.settings.segment_bytes
+
+    def _begin(self, segment: OpenSegment) -> None:
+        t = self._tenure
+        ahead = t.allocation.take_recorded(segment.number + 1, t.value.allocated)
+        if ahead is not None:
+            self.state = Roll.LISTING
+            self._starting = t.in_progress(segment.number + 1, ahead.place, ahead.store, segment.txid)
+            t.register.want(StartSegment(self._starting, ahead.name))

@@ -1,0 +1,169 @@
+"""Taking a stream over, and taking one's own segment over when its writer died: recover, complete, start, serve.
+
+The law of this room: nothing is served before every segment in progress is fenced and ended, its last txid and the
+producers are known, and one compare-and-set has completed them all and put the next one into the list. What was on its
+way when a writer died is answered by what the recovery found, and the rest is appended again in its old order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from dlog.errors import DLogError
+from dlog.events import LacMoved, StreamReady
+from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
+from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
+from dlog.log.recovery import Recovery
+from dlog.log.tenure import Phase, Tenure
+from dlog.machine import SetTimer, Tell, Ticket
+from dlog.model.ids import TXID_END_OF_STREAM, SegmentNumber
+from dlog.model.segment import Segment
+
+MEND_TIMER = ("mend",)
+
+
+class Taking:
+    """on_serving: called with the segment once it is appended to. refusal: what to say to new writes now."""
+
+    def __init__(
+        self, tenure: Tenure, on_serving: Callable[[Segment], None], refusal: Callable[[], DLogError | None]
+    ) -> None:
+        self.table_known = False
+        self.early: deque[tuple[Ticket, WriteBatch]] = deque()  # asked before the table was known
+        self.early_bytes = 0
+        self._tenure = tenure
+        self._on_serving = on_serving
+        self._refusal = refusal
+        self._recovery: Recovery | None = None
+        self._starting: Segment | None = None  # the segment that the recovery ends with
+        self._mend_after_s = 0.0
+
+    # ---- recovering -------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Recover the stream as metadata shows it now."""
+        t = self._tenure
+        t.phase = Phase.RECOVERING
+        self._starting = None
+        self._recovery = Recovery(t.value, t.lease.epoch, t.options, None if self.table_known else t.table)
+        t.out += self._recovery.begin()
+
+    def hear(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> None:
+        if self._recovery is not None:
+            self._tenure.out += self._recovery.handle(message)
+
+    def ask_again(self) -> None:
+        """The recovery's timer fired."""
+        if self._recovery is not None:
+            self._tenure.out += self._recovery.retry()
+
+    def progress(self) -> None:
+        """Fenced, ended and read back? Then complete what was open and start the next, in one change."""
+        t, recovery = self._tenure, self._recovery
+        if recovery is None or self._starting is not None or t.is_closing:
+            return
+        if recovery.error is not None:
+            t.lease.lose(recovery.error)
+            return
+        if not recovery.are_ends_known:
+            return
+        is_sealed = self._txid_floor(recovery) == TXID_END_OF_STREAM
+        if not is_sealed:
+            self._have_next_created(recovery)
+        if not recovery.is_done:
+            return
+        self._learn(recovery, is_sealed)
+        if is_sealed:
+            self._complete(recovery)
+            t.is_closing = True
+            t.register.want(Refresh())
+            return
+        ahead = t.allocation.take(recovery.next_number)
+        if ahead is not None:
+            self._complete(recovery)
+            floor = self._txid_floor(recovery)
+            self._starting = t.in_progress(recovery.next_number, ahead.place, ahead.store, floor)
+            t.register.want(StartSegment(self._starting, ahead.name))
+
+    def started(self, segment: Segment) -> None:
+        """The list names it; if that was our recovery's end, serve."""
+        t, recovery = self._tenure, self._recovery
+        if recovery is None or self._starting is None or self._starting.place != segment.place:
+            return  # there was trouble meanwhile: the coming recovery finds it in the list
+        self._recovery = self._starting = None
+        t.phase = Phase.SERVING
+        t.open(segment, segment.first_txid)
+        t.out.append(Tell(StreamReady(t.stream, t.lease.epoch, segment.number, len(recovery.ends))))
+        self._on_serving(segment)
+
+    def stop(self) -> None:
+        self._recovery = self._starting = None
+
+    def _have_next_created(self, recovery: Recovery) -> None:
+        """Ask for the next segment as early as its number is known, while the log is still being read back."""
+        t = self._tenure
+        other = t.allocation.discard_other(recovery.next_number)
+        if other is not None:
+            t.disposal.add(other)
+        t.out += t.allocation.want(recovery.next_number, t.lease.epoch, t.value.settings)
+
+    def _learn(self, recovery: Recovery, is_sealed: bool) -> None:
+        """Take over what the log knows; what was on its way and survived is answered."""
+        t = self._tenure
+        self.table_known = True
+        t.writing.packer.saw_time(recovery.unix_ms)
+        t.writing.resolve(recovery.ends, t.out)
+        if not is_sealed:
+            t.writing.txid = max(t.writing.txid, self._txid_floor(recovery))
+            self.admit_early()
+
+    def admit_early(self) -> None:
+        """Admit what was asked before the table was known, in its order."""
+        early, self.early, self.early_bytes = self.early, deque(), 0
+        for ticket, request in early:
+            self._tenure.writing.admit(ticket, request, self._refusal(), self._tenure.out)
+
+    def _txid_floor(self, recovery: Recovery) -> int:
+        """No txid below this one may be given out: a completed segment's, or one found in the log."""
+        found = (end.last_txid for end in recovery.ends.values() if end is not None)
+        return max(self._tenure.value.max_txid, 0, *found)
+
+    def _complete(self, recovery: Recovery) -> None:
+        t = self._tenure
+        for number, (store, place) in recovery.places().items():
+            end = recovery.ends[number]
+            if end is None:
+                t.register.want(DropEmptySegment(SegmentNumber(number), place, allocated_name(store, place)))
+            else:
+                t.register.want(CompleteSegment(SegmentNumber(number), end, t.unix_ms))
+                t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
+
+    # ---- mending ----------------------------------------------------------------------------------------------------
+
+    def trouble(self) -> None:
+        """Our segment's writer is dead. Is the stream still ours? Then recover what is open, ourselves, and go on."""
+        t = self._tenure
+        t.phase = Phase.RECOVERING
+        t.is_closing = False
+        t.lose_segment()
+        self.stop()
+        if self._mend_after_s:
+            t.out.append(SetTimer(MEND_TIMER, self._mend_after_s))
+        else:
+            self.look_again()
+        least, most = t.options.retry_after_s, t.options.retry_after_max_s
+        self._mend_after_s = min(max(least, self._mend_after_s * 2), most)
+
+    def calm(self) -> None:
+        """The store confirms entries: the next trouble is the first."""
+        self._mend_after_s = 0.0
+
+    def look_again(self) -> None:
+        """Read the stream anew; `refreshed` goes on if it is still ours."""
+        if self._tenure.phase is Phase.RECOVERING and self._recovery is None:
+            self._tenure.register.want(Refresh())
+
+    def refreshed(self) -> None:
+        if self._tenure.phase is Phase.RECOVERING and self._recovery is None:
+            self.begin()

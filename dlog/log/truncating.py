@@ -1,0 +1,58 @@
+"""Truncation: the point before which records may go, and what is deleted for it. The point only moves forward."""
+
+from __future__ import annotations
+
+from dlog.errors import DLogError, InvalidRequestError, NotReadyError
+from dlog.log.changes import Deallocate, ForgetSegment, TruncateTo, allocated_place
+from dlog.log.disposal import Doomed
+from dlog.log.tenure import Tenure
+from dlog.machine import Answer, Ticket
+from dlog.model.dlsn import DLSN, DLSN_FIRST
+from dlog.model.segment import Truncation
+
+
+class Truncating:
+    def __init__(self, tenure: Tenure) -> None:
+        self._tenure = tenure
+        self._waiting: list[tuple[Ticket, TruncateTo]] = []
+
+    @property
+    def first_dlsn(self) -> DLSN:
+        """The first place that may still be read."""
+        kept = (s for s in self._tenure.value.segments if s.truncation is not Truncation.TRUNCATED)
+        return next((s.first_dlsn for s in kept), DLSN_FIRST)
+
+    def ask(self, ticket: Ticket, dlsn: DLSN) -> None:
+        """Answered with the first DLSN that may still be read, once metadata says so."""
+        t = self._tenure
+        if not t.is_held:
+            t.out.append(Answer(ticket, NotReadyError("the stream is being claimed")))
+        elif dlsn.segment > t.value.max_segment:
+            last = t.value.max_segment
+            t.out.append(Answer(ticket, InvalidRequestError(f"no such segment yet: dlsn={dlsn} last_segment={last}")))
+        else:
+            change = TruncateTo(dlsn)
+            self._waiting.append((ticket, change))
+            t.register.want(change)
+
+    def done(self, change: TruncateTo) -> None:
+        first = self.first_dlsn
+        for waiting in [w for w in self._waiting if w[1] is change]:
+            self._waiting.remove(waiting)
+            self._tenure.out.append(Answer(waiting[0], first))
+        self.doom()
+
+    def doom(self) -> None:
+        """Have every TRUNCATED segment deleted and then taken out of the list."""
+        for s in self._tenure.value.segments:
+            if s.truncation is Truncation.TRUNCATED:
+                self._tenure.disposal.add(Doomed(s.store, s.place, s.number, ForgetSegment(s.number, s.place)))
+
+    def doom_allocated(self, name: str, number: int) -> None:
+        """Have deleted what `allocated` names, and then forgotten."""
+        store, place = allocated_place(name)
+        self._tenure.disposal.add(Doomed(store, place, number, Deallocate(name)))
+
+    def fail(self, error: DLogError) -> None:
+        self._tenure.out.extend(Answer(ticket, error) for ticket, _ in self._waiting)
+        self._waiting.clear()

@@ -1,0 +1,227 @@
+"""Writing: batches admitted, cut into entries, confirmed in order, answered.
+
+The law of this room: a batch is answered as written only when the store has confirmed its entry, or when a recovery has
+found the entry below the segment's final end. What is admitted keeps its order for good: a batch whose entry did not
+survive is cut again before anything that came after it.
+
+There is no linger: an entry is cut when the pipe has room or when enough bytes wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from dlog.errors import (
+    DamagedError,
+    DLogError,
+    InvalidRequestError,
+    OverCapacityError,
+    RecordTooLargeError,
+    TxidOutOfOrderError,
+)
+from dlog.events import LacMoved
+from dlog.log.changes import SegmentEnd
+from dlog.log.dedupe import Batch, Producer, ProducerTable
+from dlog.log.messages import STORE, AppendEntry, BatchWritten, WriteBatch
+from dlog.log.options import OwnerOptions
+from dlog.log.packing import Buffer, OpenSegment, Packer, PendingEntry
+from dlog.machine import Answer, Effect, Send, SetTimer, Tell, Ticket
+from dlog.model.dlsn import of
+from dlog.model.ids import TXID_MAX, EntryId, SegmentNumber, Txid
+from dlog.wire.entry import RECORD_BYTES_MAX, record_set_count
+
+CONTROL_TIMER = ("control",)
+
+
+class Writing:
+    """The way of batches through one owner. Effects are appended to the list each call is handed.
+
+    current: the segment appended to, None while there is none. is_cutting: whether entries may be cut into it.
+    """
+
+    def __init__(self, stream: str, table: ProducerTable, options: OwnerOptions) -> None:
+        self.stream = stream
+        self.table = table
+        self.packer = Packer(table, options)
+        self.current: OpenSegment | None = None
+        self.is_cutting = False
+        self.txid = 0  # the last one given out
+        self.pending_bytes = 0  # of all batches not yet answered
+        self.written_records = 0
+        self.written_bytes = 0
+        self._options = options
+        self._waiting: deque[Batch] = deque()
+        self._waiting_bytes = 0
+        self._inflight: deque[PendingEntry] = deque()
+        self._control_timer = False
+        self._bytes_max = RECORD_BYTES_MAX
+
+    @property
+    def is_drained(self) -> bool:
+        """Everything admitted is confirmed."""
+        return not self._waiting and not self._inflight
+
+    @property
+    def pipe_is_empty(self) -> bool:
+        """Nothing is appended that is not confirmed."""
+        return not self._inflight
+
+    # ---- admission --------------------------------------------------------------------------------------------------
+
+    def admit(self, ticket: Ticket, request: WriteBatch, refusal: DLogError | None, out: list[Effect]) -> None:
+        """Take a batch, or answer it at once. refusal: what to say to one that is new (a repeated one is answered)."""
+        verdict = self.table.judge(request)
+        if type(verdict) is Producer:
+            error = refusal or self._objection(request)
+            if error is not None:
+                out.append(Answer(ticket, error))
+                return
+            given = request.txid
+            self.txid = txid = given if given is not None else max(self.txid, min(request.now_unix_ms, TXID_MAX))
+            batch = Batch(ticket, request, verdict, txid)
+            self.table.accept(batch)
+            self.packer.saw_time(request.now_unix_ms)
+            size = len(request.body)
+            self._waiting.append(batch)
+            self._waiting_bytes += size
+            self.pending_bytes += size
+            if self.is_cutting:
+                self.cut(out)
+        elif type(verdict) is Batch:
+            verdict.tickets.append(ticket)
+        else:
+            assert isinstance(verdict, DLogError | BatchWritten)
+            out.append(Answer(ticket, verdict))
+
+    def _objection(self, request: WriteBatch) -> DLogError | None:
+        size, txid = len(request.body), request.txid
+        if size > self._bytes_max:
+            return RecordTooLargeError(f"a batch has at most {self._bytes_max} bytes: bytes={size}")
+        try:
+            count = record_set_count(request.body)
+        except DamagedError as error:
+            return InvalidRequestError(f"a batch is a record set: {error}")
+        if count != request.count or count < 1:
+            return InvalidRequestError(
+                f"the batch holds another number of records: count={request.count} holds={count}"
+            )
+        if txid is not None and not self.txid <= txid <= TXID_MAX:
+            return TxidOutOfOrderError(f"a txid may not fall, nor pass {TXID_MAX}: txid={txid} last={self.txid}")
+        if self.pending_bytes + size > self._options.pending_bytes_max and self.pending_bytes:
+            return OverCapacityError(f"too many bytes wait for this stream: bytes={self.pending_bytes}")
+        return None
+
+    # ---- cutting ----------------------------------------------------------------------------------------------------
+
+    def cut(self, out: list[Effect]) -> None:
+        """Cut entries while the pipe has room, or more than an entry waits."""
+        options, segment = self._options, self.current
+        assert segment is not None
+        while self._waiting and (
+            len(self._inflight) < options.inflight_entries_max or self._waiting_bytes >= options.cut_bytes
+        ):
+            pending, parts = self.packer.cut(self._waiting, segment)
+            self._waiting_bytes -= sum(len(batch.request.body) for batch in pending.batches)
+            self._append(pending, parts, out)
+
+    def append_control(self, out: list[Effect]) -> None:
+        """Let an entry carry the LAC, if nothing else does and nothing is on its way."""
+        self._control_timer = False
+        segment = self.current
+        if segment is not None and self.is_cutting and self.is_drained and not segment.lac_is_carried:
+            self._append(*self.packer.control(segment), out)
+
+    def append_end_of_stream(self, out: list[Effect]) -> None:
+        assert self.current is not None and self.is_drained
+        self._append(*self.packer.end_of_stream(self.current), out)
+
+    def _append(self, pending: PendingEntry, parts: tuple[Buffer, ...], out: list[Effect]) -> None:
+        self._inflight.append(pending)
+        out.append(Send(STORE, AppendEntry(SegmentNumber(pending.segment), EntryId(pending.entry), parts)))
+
+    # ---- confirming -------------------------------------------------------------------------------------------------
+
+    def appended(self, number: int, entry: int, out: list[Effect]) -> None:
+        """The store confirms everything up to `entry`; what is not of the current segment changes nothing."""
+        segment = self.current
+        if segment is None or number != segment.number or entry <= segment.lac:
+            return
+        assert entry < segment.next_entry, "the store confirms what it was given"
+        while self._inflight and self._inflight[0].entry <= entry:
+            self._written(self._inflight.popleft(), out)
+        segment.lac = entry
+        out.append(Tell(LacMoved(self.stream, number, entry)))
+        if self.is_cutting:
+            self.cut(out)
+            self._watch_lac(segment, out)
+
+    def _written(self, pending: PendingEntry, out: list[Effect]) -> None:
+        """Answer the batches of an entry that is durable for good."""
+        table, number, entry = self.table, pending.segment, pending.entry
+        for batch in pending.batches:
+            table.confirm(batch)
+            count, size = batch.request.count, len(batch.request.body)
+            self.pending_bytes -= size
+            self.written_bytes += size
+            self.written_records += count
+            dlsn, txid = of(number, entry, batch.slot), Txid(batch.txid)
+            tickets = batch.tickets
+            out.append(Answer(tickets[0], BatchWritten(dlsn, count, txid)))
+            if len(tickets) > 1:
+                repeated = BatchWritten(dlsn, count, txid, True)
+                out.extend(Answer(ticket, repeated) for ticket in tickets[1:])
+
+    def _watch_lac(self, segment: OpenSegment, out: list[Effect]) -> None:
+        if not self._control_timer and not self._inflight and not segment.lac_is_carried:
+            self._control_timer = True
+            out.append(SetTimer(CONTROL_TIMER, self._options.control_after_ms / 1000))
+
+    # ---- segments come and go ---------------------------------------------------------------------------------------
+
+    def begin_segment(self, segment: OpenSegment, out: list[Effect]) -> None:
+        """Append to this segment from now on; the one before is at its end."""
+        assert not self._inflight, "nothing is on its way to another segment"
+        self.current = segment
+        self.is_cutting = True
+        self.cut(out)
+
+    def end_of_current(self) -> SegmentEnd:
+        """What the current segment holds, once nothing is on its way to it."""
+        segment = self.current
+        assert segment is not None and self.pipe_is_empty and segment.lac == segment.next_entry - 1
+        return SegmentEnd(EntryId(segment.lac), segment.last_slot, Txid(segment.last_txid), segment.records)
+
+    def lose_segment(self) -> None:
+        """The store's writer is dead: what is on its way waits for a recovery to tell (see `resolve`)."""
+        self.current = None
+        self.is_cutting = False
+        self._control_timer = False
+
+    def resolve(self, ends: dict[int, SegmentEnd | None], out: list[Effect]) -> None:
+        """A recovery has found where segments end: answer what lies below, put the rest back in its old order."""
+        lost: list[PendingEntry] = []
+        for pending in self._inflight:
+            end = ends.get(pending.segment)
+            if end is not None and pending.entry <= end.last_entry:
+                assert not lost, "what survives is a prefix"
+                self._written(pending, out)
+            else:
+                lost.append(pending)
+        self._inflight.clear()
+        for pending in reversed(lost):
+            for batch in reversed(pending.batches):
+                self.table.uncut(batch)
+                self._waiting.appendleft(batch)
+                self._waiting_bytes += len(batch.request.body)
+
+    def fail_all(self, error: DLogError, unknown: DLogError, out: list[Effect]) -> None:
+        """Nothing will be answered as written any more. unknown: said to those whose entry is on its way."""
+        for pending in self._inflight:
+            for batch in pending.batches:
+                out.extend(Answer(ticket, unknown) for ticket in batch.tickets)
+        for batch in self._waiting:
+            out.extend(Answer(ticket, error) for ticket in batch.tickets)
+        self._inflight.clear()
+        self._waiting.clear()
+        self._waiting_bytes = self.pending_bytes = 0
+        self.lose_segment()
