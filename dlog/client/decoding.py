@@ -12,7 +12,7 @@ from dlog.errors import DamagedError
 from dlog.log.note import decode_note, is_note
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
-from dlog.wire.entry import decode_records, parse_record_set
+from dlog.wire.entry import decode_entry, parse_record_set
 
 
 def decode_entries(entries: proxy.Entries) -> list[RecordBatch]:
@@ -34,7 +34,7 @@ def decode_entries(entries: proxy.Entries) -> list[RecordBatch]:
 def decode_one(payload: memoryview, segment: int, entry: int) -> list[RecordBatch]:
     """The batches of one entry. Raises DamagedError."""
     try:
-        records = decode_records(payload)
+        records = decode_entry(payload, expand=False)
         unix_ms, sums = 0, dict[int, int]()
         for record in reversed(records):
             if record.is_control and is_note(record.payload):

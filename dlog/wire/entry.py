@@ -259,11 +259,3 @@ def _unpacked(packed: memoryview, codec: int, size: int, packed_size: int) -> me
     if len(plain) != size:
         raise DamagedError(f"LZ4 block is of another size: declared={size} bytes={len(plain)}")
     return memoryview(plain)
-
-
-def decode_records(payload: Buffer) -> list[Record]:
-    """The records of an entry with sets closed."""
-    return decode_entry(payload, expand=False)
-
-
-encode_records = encode_entry

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from dlog.log.note import encode_note
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
-from dlog.wire.entry import Record, build_record_set, control_record, encode_records, parse_record_set
+from dlog.wire.entry import Record, build_record_set, control_record, encode_entry, parse_record_set
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
 FRAME_BYTES_MAX = 64 * 1024 * 1024
@@ -31,7 +31,7 @@ def entry_of(batches: list[tuple[bytes, bytes, int]], *, txid: int = 1, unix_ms:
         noted.append((producer, sequence, count, crc32c(body), slot))
         slot += count
     note = control_record(slot, txid, encode_note(unix_ms, 0, noted, None))
-    return b"".join(encode_records([*records, note]))
+    return b"".join(encode_entry([*records, note]))
 
 
 @dataclass

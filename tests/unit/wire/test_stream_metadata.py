@@ -117,7 +117,7 @@ def test_numbers() -> None:
     for number in (0, 1, -1, 2**63 - 1):
         assert decode_number(encode_number(number), "maxtxid") == number
     for data in (b"", b"x", b"1 ", b"1\n", b"\xff", b"9" * 20):
-        with pytest.raises(DamagedError, match="maxtxid|not text"):
+        with pytest.raises(DamagedError, match=r"maxtxid|not text"):
             decode_number(data, "maxtxid")
 
 
@@ -204,7 +204,8 @@ def test_settings_asked_for_start_from_a_base() -> None:
 @pytest.mark.parametrize(
     "values",
     [{"replicas": 3}, {"ensemble": "3"}, {"ensemble": True}, {"ensemble": 2.0}, {"ensemble": 0}, {"ack_quorum": 4},
-     {"segment_bytes": -1}, {"segment_bytes": 2**60}, {"retention_s": "72h"}, {"retention_s": float("nan")}, {"store": ""}],
+     {"segment_bytes": -1}, {"segment_bytes": 2**60}, {"retention_s": "72h"}, {"retention_s": float("nan")},
+     {"store": ""}],
 )  # fmt: skip
 def test_settings_asked_for_in_vain_say_why(values: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError):
