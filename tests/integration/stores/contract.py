@@ -1,0 +1,433 @@
+"""The one suite that every segment store passes. A store's test module subclasses `StoreContract`.
+
+`stores` gives a store a test may use as one process would; called twice it gives two processes on the same storage.
+Kill points are chosen by what has been submitted and acknowledged, never by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.quorum import Quorum
+from dlog.stores.contract import (
+    EntryTooLargeError,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    SegmentReader,
+    SegmentRef,
+    SegmentSealedError,
+    SegmentStore,
+    SegmentWriter,
+    StoreError,
+)
+from tests.integration.stores.checker import History, check
+
+OpenStore = Callable[[], Awaitable[SegmentStore]]
+
+STREAM = StreamName("contract")
+QUORUM = Quorum(ensemble=3, write=3, ack=2)
+LONG_S = 30.0  # a wait that means "until it happens"
+_numbers = itertools.count(1)
+
+
+def payload(entry: int, size: int = 20) -> bytes:
+    """Bytes that name their entry."""
+    return (b"entry %d " % entry).ljust(size, b".")
+
+
+class Run:
+    """One segment's story: a writer, and notes of everything that happens to it."""
+
+    def __init__(self, writer: SegmentWriter, number: SegmentNumber) -> None:
+        self.writer = writer
+        self.ref = SegmentRef(STREAM, number, writer.place)
+        self.history = History()
+        self.errors: list[StoreError] = []
+        self.fenced = False  # a recovery has returned: nothing appended from here on may be acknowledged
+        self._open: list[asyncio.Future[None]] = []
+
+    def append(self, size: int = 20) -> asyncio.Future[None]:
+        """Append the next entry and note what comes of it."""
+        entry = len(self.history.submitted)
+        body = payload(entry, size)
+        self.history.submitted.append(body)
+        late = self.fenced
+        future = self.writer.append(EntryId(entry), (body[:5], memoryview(body)[5:]))
+
+        def note(done: asyncio.Future[None]) -> None:
+            if done.cancelled():
+                return
+            error = done.exception()
+            if error is None:
+                (self.history.acked_after_fence if late else self.history.acked).append(entry)
+            else:
+                assert isinstance(error, StoreError), error
+                self.errors.append(error)
+
+        future.add_done_callback(note)
+        self._open.append(future)
+        return future
+
+    async def settled(self) -> None:
+        """Until every append so far has an answer."""
+        await asyncio.wait(self._open)
+        await asyncio.sleep(0)
+
+    async def acked(self, count: int) -> None:
+        """Until so many entries are acknowledged."""
+        for future in self._open[:count]:
+            await future
+        await asyncio.sleep(0)
+
+    async def recover(self, store: SegmentStore, epoch: int = 2) -> EntryId:
+        end = await store.recover(self.ref, Epoch(epoch))
+        self.fenced = True
+        self.history.recovered.append(end)
+        return end
+
+    async def follow(self, store: SegmentStore, name: str) -> None:
+        """Read at the tail until the end, noting everything seen."""
+        reader = await store.open_reader(self.ref)
+        position = 0
+        try:
+            while reader.end is None or position <= reader.end:
+                lac = await reader.wait_lac(EntryId(position - 1), LONG_S)
+                self.history.lacs.append((name, lac))
+                if lac >= position:
+                    found = await reader.read(EntryId(position), lac, 64)
+                    self.history.read(name, position, found)
+                    position += len(found)
+            self.history.ends.append((name, reader.end))
+        finally:
+            await reader.close()
+
+    async def conclude(self, store: SegmentStore) -> None:
+        """Read everything that is left and let the checker judge."""
+        reader = await store.open_reader(self.ref)
+        try:
+            assert reader.end is not None, "the segment has an end by now"
+            self.history.ends.append(("last", reader.end))
+            self.history.final = await read_all(reader, reader.end)
+        finally:
+            await reader.close()
+        assert check(self.history) == []
+
+
+async def read_all(reader: SegmentReader, last: EntryId) -> list[bytes]:
+    """Entries 0..last, in as many reads as it takes."""
+    found: list[bytes] = []
+    while len(found) <= last:
+        more = await reader.read(EntryId(len(found)), last, 1 << 20)
+        assert more, "at least one entry"
+        found += more
+    return found
+
+
+class StoreContract:
+    """Tests of the promises in dlog/stores/contract.py."""
+
+    @pytest.fixture
+    def stores(self) -> OpenStore:
+        raise NotImplementedError("a store's test module says how it is opened")
+
+    @asynccontextmanager
+    async def _limit(self) -> AsyncIterator[None]:
+        async with asyncio.timeout(120):
+            yield
+
+    async def _run(self, store: SegmentStore, epoch: int = 1) -> Run:
+        number = SegmentNumber(next(_numbers))
+        return Run(await store.create(STREAM, number, Epoch(epoch), QUORUM), number)
+
+    # ---- writing and reading ----------------------------------------------------------------------------------------
+
+    async def test_appends_resolve_in_order_and_are_read_back(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(200):
+            run.append()
+        await run.settled()
+        assert run.writer.last_confirmed == 199
+        assert await run.writer.seal() == 199
+        await run.conclude(await stores())
+        assert run.history.final == run.history.submitted
+
+    async def test_places_are_never_given_out_twice(self, stores: OpenStore) -> None:
+        one, two = await stores(), await stores()
+        runs = [await self._run(store) for store in (one, two, one, two)]
+        assert len({run.ref.place for run in runs}) == 4
+        listed = [place async for place in one.list()]
+        assert {run.ref.place for run in runs} <= set(listed)
+        assert len(listed) == len(set(listed))
+
+    async def test_seal_is_idempotent_and_final(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(5):
+            run.append()
+        assert await run.writer.seal() == 4  # behind everything appended
+        assert await run.writer.seal() == 4
+        with pytest.raises(SegmentSealedError):
+            await run.writer.append(EntryId(5), (b"late",))
+        assert await store.recover(run.ref, Epoch(2)) == 4
+        assert await store.last_confirmed(run.ref) == 4
+        run.history.sealed.append(4)
+        await run.conclude(store)
+
+    async def test_an_empty_segment_has_an_end_too(self, stores: OpenStore) -> None:
+        store = await stores()
+        sealed, recovered = await self._run(store), await self._run(store)
+        assert await sealed.writer.seal() == NO_ENTRY
+        assert await recovered.recover(await stores()) == NO_ENTRY
+        for run in (sealed, recovered):
+            reader = await store.open_reader(run.ref)
+            assert await reader.wait_lac(NO_ENTRY, LONG_S) == NO_ENTRY
+            assert reader.end == NO_ENTRY
+            await reader.close()
+
+    async def test_an_entry_too_large_is_refused_and_nothing_is_taken(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        limit = store.capabilities.entry_bytes_max
+        with pytest.raises(EntryTooLargeError) as caught:
+            await run.writer.append(EntryId(0), (b"x" * limit, b"y"))
+        assert not caught.value.outcome_unknown
+        run.append(size=limit)
+        run.append()
+        await run.settled()
+        assert await run.writer.seal() == 1
+        await run.conclude(store)
+
+    async def test_reads_are_contiguous_and_bounded(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(30):
+            run.append(size=1000)
+        await run.writer.seal()
+        reader = await store.open_reader(run.ref)
+        assert await reader.read(EntryId(3), EntryId(3), 1) == [payload(3, 1000)]  # at least one
+        some = await reader.read(EntryId(10), EntryId(29), 5_500)
+        assert 1 <= len(some) <= 6
+        assert some == [payload(10 + i, 1000) for i in range(len(some))]
+        beyond = await reader.read(EntryId(29), EntryId(500), 1 << 20)
+        assert beyond == [payload(29, 1000)]
+        await reader.close()
+
+    async def test_the_end_may_be_told_instead_of_asked(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(4):
+            run.append()
+        await run.writer.seal()
+        reader = await (await stores()).open_reader(run.ref, sealed_at=EntryId(3))
+        assert (reader.end, reader.last_confirmed) == (3, 3)
+        assert await read_all(reader, EntryId(3)) == run.history.submitted
+        await reader.close()
+
+    # ---- the LAC ----------------------------------------------------------------------------------------------------
+
+    async def test_wait_lac_returns_what_stands_after_its_time(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        reader = await store.open_reader(run.ref)
+        async with self._limit():
+            assert await reader.wait_lac(NO_ENTRY, 0.0) == NO_ENTRY
+        await run.append()
+        await run.append()
+        async with self._limit():
+            assert await reader.wait_lac(NO_ENTRY, LONG_S) >= 0
+            known = reader.last_confirmed
+            assert await reader.wait_lac(EntryId(1), 0.01) in (known, 1)
+        await reader.close()
+
+    async def test_wait_lac_wakes_on_a_move_and_on_the_end(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        reader = await (await stores()).open_reader(run.ref)
+        async with self._limit(), asyncio.TaskGroup() as group:
+            waiting = group.create_task(reader.wait_lac(NO_ENTRY, LONG_S), name="waits for a move")
+            await asyncio.sleep(0)
+            await run.append()
+            await run.append()
+        assert waiting.result() >= 0
+        async with self._limit(), asyncio.TaskGroup() as group:
+            waiting = group.create_task(reader.wait_lac(EntryId(1), LONG_S), name="waits for the end")
+            await asyncio.sleep(0)
+            await run.writer.seal()
+        assert waiting.result() == 1
+        assert reader.end == 1
+        await reader.close()
+
+    async def test_what_the_owner_tells_may_be_read_at_once(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(3):
+            run.append()
+        await run.settled()
+        reader = await (await stores()).open_reader(run.ref)
+        reader.learn_lac(run.writer.last_confirmed)
+        assert reader.last_confirmed == 2
+        assert await read_all(reader, EntryId(2)) == run.history.submitted
+        reader.learn_lac(EntryId(0))  # an old hint takes nothing back
+        assert reader.last_confirmed == 2
+        assert reader.end is None
+        await reader.close()
+
+    async def test_last_confirmed_disturbs_nobody(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(5):
+            await run.append()
+        probed = await (await stores()).last_confirmed(run.ref)
+        assert 3 <= probed <= 4  # the newest may be known only to its writer
+        await run.append()
+        assert await run.writer.seal() == 5
+
+    # ---- recovery ---------------------------------------------------------------------------------------------------
+
+    async def test_a_fenced_writer_gets_nothing_acknowledged(self, stores: OpenStore) -> None:
+        old, new = await stores(), await stores()
+        run = await self._run(old)
+        for _ in range(5):
+            run.append()
+        await run.settled()
+        await run.recover(new)
+        for _ in range(5):
+            run.append()
+        await run.settled()
+        assert [type(error) for error in run.errors] == [SegmentFencedError] * 5
+        with pytest.raises(SegmentFencedError):
+            await run.writer.seal()
+        await run.conclude(new)
+
+    async def test_recovery_is_repeatable(self, stores: OpenStore) -> None:
+        old, new = await stores(), await stores()
+        run = await self._run(old)
+        for _ in range(7):
+            run.append()
+        await run.acked(3)
+        for epoch in (2, 3, 4):
+            await run.recover(new if epoch % 2 else old, epoch)
+        await run.settled()
+        await run.conclude(old)
+
+    @pytest.mark.parametrize("recoverers", [2, 4])
+    async def test_concurrent_recoveries_agree(self, stores: OpenStore, recoverers: int) -> None:
+        old, new, other = await stores(), await stores(), await stores()
+        run = await self._run(old)
+        for _ in range(20):
+            run.append()
+        await run.acked(5)
+        async with self._limit(), asyncio.TaskGroup() as group:
+            for number in range(recoverers):
+                group.create_task(run.recover((new, other)[number % 2], 2 + number), name=f"recovery {number}")
+            for _ in range(20):
+                run.append()
+                await asyncio.sleep(0)
+        await run.settled()
+        await run.conclude(new)
+
+    @pytest.mark.parametrize("submitted, acknowledged", [(1, 0), (1, 1), (6, 0), (6, 3), (6, 6), (40, 17)])
+    async def test_a_writer_that_dies_at_a_kill_point(
+        self, stores: OpenStore, submitted: int, acknowledged: int
+    ) -> None:
+        old, new = await stores(), await stores()
+        run = await self._run(old)
+        for _ in range(acknowledged):
+            run.append()
+        await run.acked(acknowledged)
+        for _ in range(submitted - acknowledged):
+            run.append()
+        await asyncio.sleep(0)
+        await run.writer.abandon()
+        await run.settled()
+        assert all(error.outcome_unknown for error in run.errors)
+        await run.recover(new)
+        await run.conclude(new)
+
+    async def test_a_cancelled_append_keeps_its_place(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        futures = [run.append() for _ in range(10)]
+        futures[4].cancel()
+        futures[7].cancel()
+        await run.settled()
+        assert run.writer.last_confirmed == 9
+        assert await run.writer.seal() == 9
+        run.history.acked = list(range(10))  # the two are in it, only nobody waited
+        await run.conclude(store)
+
+    @pytest.mark.parametrize("seed", range(6))
+    async def test_readers_see_one_prefix_through_a_takeover(self, stores: OpenStore, seed: int) -> None:
+        rng = random.Random(seed)
+        old, new = await stores(), await stores()
+        run = await self._run(old)
+        async with self._limit(), asyncio.TaskGroup() as group:
+            for number in range(3):
+                group.create_task(run.follow((old, new)[number % 2], f"reader {number}"), name=f"reader {number}")
+            for _ in range(rng.randint(1, 12)):
+                for _ in range(rng.randint(1, 20)):
+                    run.append(size=rng.choice((20, 400)))
+                for _ in range(rng.randint(0, 6)):
+                    await asyncio.sleep(0)
+            if rng.random() < 0.5:
+                await run.acked(len(run.history.submitted) // 2)
+            if rng.random() < 0.3:
+                await run.writer.abandon()
+            recovering = group.create_task(run.recover(new), name="recovery")
+            while not recovering.done() and len(run.history.submitted) < 2_000:
+                run.append()
+                await asyncio.sleep(0)
+        await run.settled()
+        await run.conclude(new)
+
+    # ---- deleting, verifying ----------------------------------------------------------------------------------------
+
+    async def test_delete_is_idempotent_and_certain(self, stores: OpenStore) -> None:
+        store = await stores()
+        run, kept = await self._run(store), await self._run(store)
+        run.append()
+        await run.writer.seal()
+        await store.delete(run.ref)
+        await store.delete(run.ref)
+        places = [place async for place in (await stores()).list()]
+        assert run.ref.place not in places and kept.ref.place in places
+        with pytest.raises(SegmentNotFoundError):
+            await store.recover(run.ref, Epoch(2))
+
+    async def test_what_never_was_is_not_found(self, stores: OpenStore) -> None:
+        store = await stores()
+        nowhere = SegmentRef(STREAM, SegmentNumber(1), "987654321")
+        for call in (store.open_reader, store.last_confirmed, store.verify):
+            with pytest.raises(SegmentNotFoundError):
+                await call(nowhere)
+        with pytest.raises(SegmentNotFoundError):
+            await store.recover(nowhere, Epoch(1))
+        await store.delete(nowhere)
+
+    async def test_verify_counts_what_is_sound(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(50):
+            run.append()
+        await run.settled()
+        await run.writer.seal()
+        verification = await (await stores()).verify(run.ref)
+        assert (verification.entries, verification.damaged) == (50, ())
+
+    async def test_an_abandoned_writer_takes_nothing_more(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        await run.append()
+        await run.writer.abandon()
+        with pytest.raises(StoreError) as caught:
+            await run.writer.append(EntryId(1), (b"late",))
+        assert not isinstance(caught.value, SegmentSealedError)
+        assert await run.recover(store) == 0

@@ -1,0 +1,63 @@
+"""The memory store keeps the contract."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from dlog.model.ids import EntryId, Epoch
+from dlog.stores.contract import SegmentCorruptError, SegmentFencedError, SegmentStore, StoreUnavailableError
+from dlog.stores.memory import MemoryStore, MemoryStoreState
+from tests.integration.stores.contract import OpenStore, StoreContract
+
+
+class TestMemoryStore(StoreContract):
+    @pytest.fixture
+    async def stores(self) -> AsyncIterator[OpenStore]:
+        state = MemoryStoreState()
+        opened: list[SegmentStore] = []
+
+        async def open_store() -> SegmentStore:
+            opened.append(MemoryStore(state, entry_bytes_max=100_000))
+            return opened[-1]
+
+        yield open_store
+        for store in opened:
+            await store.close()
+
+    async def test_a_recovery_of_a_stale_epoch_is_refused(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store, epoch=5)
+        await run.append()
+        with pytest.raises(SegmentFencedError):
+            await store.recover(run.ref, Epoch(4))
+        await run.append()
+        assert await store.recover(run.ref, Epoch(5)) == 1
+
+    async def test_damage_is_an_error_and_never_bytes(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(3):
+            run.append()
+        await run.writer.seal()
+        assert isinstance(store, MemoryStore)
+        store.state.segments[run.ref.place].entries[1] = b"other bytes"
+        assert [entry for entry, _ in (await store.verify(run.ref)).damaged] == [1]
+        reader = await store.open_reader(run.ref)
+        assert len(await reader.read(EntryId(0), EntryId(2), 1 << 20)) == 1
+        with pytest.raises(SegmentCorruptError):
+            await reader.read(EntryId(1), EntryId(2), 1 << 20)
+
+    async def test_a_closed_store_abandons_its_writers(self, stores: OpenStore) -> None:
+        one, two = await stores(), await stores()
+        run = await self._run(one)
+        pending = run.append()
+        await one.close()
+        with pytest.raises(StoreUnavailableError) as caught:
+            await pending
+        assert caught.value.outcome_unknown
+        with pytest.raises(StoreUnavailableError):
+            await self._run(one)
+        await run.recover(two)
+        await run.conclude(two)
