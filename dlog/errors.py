@@ -85,6 +85,12 @@ class SequenceGapError(InvalidRequestError):
         self.expected = expected
 
 
+class ClusterNotFoundError(InvalidRequestError):
+    """No cluster was made at this ZooKeeper address; run `dlog cluster init`."""
+
+    code = 539
+
+
 class ConfigError(InvalidRequestError):
     """A configuration file, variable or flag holds a key or value we do not know."""
 

@@ -258,16 +258,16 @@ class ZooKeeper:
 
     def watch_data(self, path: str, callback: WatchCallback) -> Unsubscribe:
         """Have `callback()` called when the znode may have been created, changed or deleted."""
-        return self._watches.add_data(self._abs(path), callback, self._connection)
+        return self._watches.add_data(self._abs(path), callback)
 
     def watch_children(self, path: str, callback: WatchCallback) -> Unsubscribe:
         """Have `callback()` called when the set of the znode's children may have changed."""
-        return self._watches.add_children(self._abs(path), callback, self._connection)
+        return self._watches.add_children(self._abs(path), callback)
 
     def watch_tree(self, path: str, callback: TreeCallback) -> Unsubscribe:
         """Have `callback(path)` called for each change at or below `path`; with None when any number may have passed
         unseen. Needs ZooKeeper 3.6. Not together with the other kinds on the same path."""
-        return self._watches.add_tree(self._abs(path), callback, self._connection)
+        return self._watches.add_tree(self._abs(path), callback)
 
     def tree_is_watched(self, path: str) -> bool:
         """Whether, since the last `callback(None)`, every change at or below `path` has been or will be told."""
@@ -413,7 +413,7 @@ class ZooKeeper:
             loop.call_soon(callback, state)
 
     def _heard_event(self, kind: int, path: str) -> None:
-        self._watches.heard(kind, path, self._connection)
+        self._watches.heard(kind, path)
 
     # ---- asking ----------------------------------------------------------------------------------------------------
 

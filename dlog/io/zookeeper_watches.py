@@ -66,35 +66,36 @@ class Watches:
 
     def __init__(self, chroot: str) -> None:
         self._chroot = chroot
+        self._connection: Connection | None = None
         self._paths: dict[str, _Watched] = {}
         self._trees: dict[str, _Tree] = {}
 
     # ---- subscribing -----------------------------------------------------------------------------------------------
 
-    def add_data(self, path: str, callback: WatchCallback, connection: Connection | None) -> Unsubscribe:
+    def add_data(self, path: str, callback: WatchCallback) -> Unsubscribe:
         watched, key = self._paths.setdefault(path, _Watched()), object()
         watched.data[key] = callback
-        self._set(path, watched, connection)
+        self._set(path, watched)
         return lambda: self._remove(path, watched.data, key)
 
-    def add_children(self, path: str, callback: WatchCallback, connection: Connection | None) -> Unsubscribe:
+    def add_children(self, path: str, callback: WatchCallback) -> Unsubscribe:
         watched, key = self._paths.setdefault(path, _Watched()), object()
         watched.children[key] = callback
-        self._set(path, watched, connection)
+        self._set(path, watched)
         return lambda: self._remove(path, watched.children, key)
 
-    def add_tree(self, path: str, callback: TreeCallback, connection: Connection | None) -> Unsubscribe:
+    def add_tree(self, path: str, callback: TreeCallback) -> Unsubscribe:
         tree, key = self._trees.setdefault(path, _Tree()), object()
         tree.callbacks[key] = callback
-        if len(tree.callbacks) == 1 and connection is not None and not connection.is_closed:
-            self._set_tree(path, tree, connection)
+        if len(tree.callbacks) == 1:
+            self._set_tree(path, tree)
 
         def unsubscribe() -> None:
             if tree.callbacks.pop(key, None) is not None and not tree.callbacks:
                 self._trees.pop(path, None)
-                if connection is not None and not connection.is_closed:
+                if self._connection is not None:
                     request = protocol.RemoveWatchesRequest(path=path, type=_REMOVE_ANY)
-                    connection.tell(request, decode_nothing, _whatever, path)
+                    self._connection.tell(request, decode_nothing, _whatever, path)
 
         return unsubscribe
 
@@ -105,7 +106,7 @@ class Watches:
 
     # ---- what happens to the session -------------------------------------------------------------------------------
 
-    def heard(self, kind: int, path: str, connection: Connection | None) -> None:
+    def heard(self, kind: int, path: str) -> None:
         """An event of the server: set what it used up, then tell."""
         watched = self._paths.get(path)
         if watched is not None:
@@ -113,7 +114,7 @@ class Watches:
                 watched.node_set = ""
             if kind in (CHILDREN_CHANGED, DELETED) and watched.children_set != _ASKED:
                 watched.children_set = ""
-            self._set(path, watched, connection)
+            self._set(path, watched)
             if kind != CHILDREN_CHANGED:
                 _tell(watched.data)
             if kind != DATA_CHANGED:
@@ -123,6 +124,7 @@ class Watches:
 
     def detached(self) -> None:
         """The connection is gone; its tree watches with it."""
+        self._connection = None
         for tree in self._trees.values():
             tree.is_set = False
 
@@ -137,6 +139,7 @@ class Watches:
     def rejoin(self, connection: Connection, last_zxid: int | None) -> None:
         """Set everything on a new connection. last_zxid: up to where this session has heard all, so that the server
         fires what came after; None for a new session, in which everybody is told."""
+        self._connection = connection
         for chunk in self._chunks():
             request = protocol.SetWatchesRequest(
                 relative_zxid=_ZXID_MAX if last_zxid is None else last_zxid,
@@ -147,12 +150,12 @@ class Watches:
             connection.tell(request, decode_nothing, drop_if_refused(connection), xid=XID_SET_WATCHES)
         for path, watched in self._paths.items():
             whole = watched.is_whole
-            self._set(path, watched, connection)
+            self._set(path, watched)
             if last_zxid is None or not whole:
                 _tell(watched.data)
                 _tell(watched.children)
         for path, tree in self._trees.items():
-            self._set_tree(path, tree, connection)
+            self._set_tree(path, tree)
             _tell_unseen(tree)
 
     # ---- underneath ------------------------------------------------------------------------------------------------
@@ -164,8 +167,9 @@ class Watches:
         if watched is not None and not watched.data and not watched.children:
             del self._paths[path]
 
-    def _set(self, path: str, watched: _Watched, connection: Connection | None) -> None:
+    def _set(self, path: str, watched: _Watched) -> None:
         """Ask the server for what is wanted of this path and not set."""
+        connection = self._connection
         if connection is None or connection.is_closed:
             return
         if watched.data and not watched.node_set:
@@ -186,13 +190,16 @@ class Watches:
         def done(_: Any, error: Exception | None) -> None:
             watched.node_set = _EXIST if isinstance(error, NoNodeError) else "" if error else _DATA
             if watched.node_set == _DATA and watched.children and not watched.children_set:
-                self._set(path, watched, connection)  # it was created in between
+                self._set(path, watched)  # it was created in between
                 _tell(watched.children)
 
         connection.tell(protocol.ExistsRequest(path=path, watch=True), decode_stat, done, path)
 
-    def _set_tree(self, path: str, tree: _Tree, connection: Connection) -> None:
+    def _set_tree(self, path: str, tree: _Tree) -> None:
         tree.is_set = False
+        connection = self._connection
+        if connection is None or connection.is_closed:
+            return
 
         def done(_: Any, error: Exception | None) -> None:
             tree.is_set = error is None and not connection.is_closed

@@ -1,0 +1,153 @@
+"""From one value of a stream to the next: the znodes that must change, as the operations of one multi.
+
+The law of this room: pure. Every change sets `R/owner` under the version that was read, changed or not, so that of two
+changes from one read only one takes place; and it checks or sets `R/ledgers`, which every Java writer sets when it
+starts or completes a segment. Source: DistributedLog `ZKLogSegmentMetadataStore`, `ZKLogStreamMetadataStore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dlog.io.zookeeper_protocol import Check, Create, Created, Delete, Op, Set, Stat
+from dlog.model.segment import Segment, StreamMetadata
+from dlog.wire.stream_metadata import (
+    LOG_VERSION,
+    encode_number,
+    encode_owner,
+    encode_segment,
+    encode_settings,
+    segment_name,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamVersion:
+    """Opaque to whoever carries it: a value as read, and the versions of the znodes it was read from.
+
+    None: there is no such znode (a stream made by Java has neither owner nor settings).
+    """
+
+    value: StreamMetadata
+    ledgers: int
+    max_txid: int
+    allocation: int | None
+    owner: int | None
+    settings: int | None
+    segments: Mapping[str, int]  # by node name
+
+
+def plan_creation(root: str, value: StreamMetadata) -> list[Op]:
+    """All znodes below and including R. The first six are DistributedLog's, in its order."""
+    ops: list[Op] = [
+        Create(root),
+        Create(f"{root}/maxtxid", encode_number(value.max_txid)),
+        Create(f"{root}/version", LOG_VERSION),
+        Create(f"{root}/lock"),
+        Create(f"{root}/readLock"),
+        Create(f"{root}/ledgers", encode_number(value.max_segment)),
+        Create(f"{root}/allocation", value.allocated.encode()),
+        Create(f"{root}/owner", encode_owner(value.owner)),
+        Create(f"{root}/settings", encode_settings(value.settings)),
+    ]
+    return ops + [Create(_path(root, segment), encode_segment(segment)) for segment in value.segments]
+
+
+def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
+    """What turns the value read into `new`, refused if anything it relies on has changed since.
+
+    Asserts what no caller may ask for: another stream, an epoch that goes back, a completed segment reopened.
+    """
+    was = old.value
+    assert new.name == was.name, "one stream's change"
+    assert new.owner.epoch >= was.owner.epoch, "epochs only grow"
+    ops = [_set_or_create(f"{root}/owner", encode_owner(new.owner), old.owner)]
+    segment_ops = _plan_segments(root, old, new)
+    ops += segment_ops
+    if new.max_segment != was.max_segment or any(not isinstance(op, Set) for op in segment_ops):
+        ops.append(Set(f"{root}/ledgers", encode_number(new.max_segment), old.ledgers))
+    else:
+        ops.append(Check(f"{root}/ledgers", old.ledgers))
+    if new.max_txid != was.max_txid:
+        ops.append(Set(f"{root}/maxtxid", encode_number(new.max_txid), old.max_txid))
+    if new.allocated != was.allocated:
+        ops.append(_set_or_create(f"{root}/allocation", new.allocated.encode(), old.allocation))
+    if new.settings != was.settings or old.settings is None:
+        ops.append(_set_or_create(f"{root}/settings", encode_settings(new.settings), old.settings))
+    return ops
+
+
+def version_after(
+    root: str, old: StreamVersion, new: StreamMetadata, ops: list[Op], results: list[Any]
+) -> StreamVersion:
+    """The version of `new`, from the results of the multi that wrote it."""
+    versions: dict[str, int | None] = {}
+    for op, result in zip(ops, results, strict=True):
+        match op, result:
+            case Create(path=path), Created():
+                versions[path] = result.stat.version
+            case Set(path=path), Stat():
+                versions[path] = result.version
+            case Delete(path=path), _:
+                versions[path] = None
+    segments = dict(old.segments)
+    for path, version in versions.items():
+        directory, _, name = path.rpartition("/")
+        if directory == f"{root}/ledgers":
+            if version is None:
+                segments.pop(name, None)
+            else:
+                segments[name] = version
+    ledgers = versions.get(f"{root}/ledgers", old.ledgers)
+    max_txid = versions.get(f"{root}/maxtxid", old.max_txid)
+    assert ledgers is not None
+    assert max_txid is not None
+    return StreamVersion(
+        value=new,
+        ledgers=ledgers,
+        max_txid=max_txid,
+        allocation=versions.get(f"{root}/allocation", old.allocation),
+        owner=versions.get(f"{root}/owner", old.owner),
+        settings=versions.get(f"{root}/settings", old.settings),
+        segments=segments,
+    )
+
+
+def version_of_creation(value: StreamMetadata) -> StreamVersion:
+    """The version of a stream just made: every znode is in its first."""
+    names = {segment_name(segment): 0 for segment in value.segments}
+    return StreamVersion(value, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, segments=names)
+
+
+def lock_client(value: StreamMetadata) -> str:
+    """How the owner calls itself in its lock node, as DistributedLog's proxies do: `<version>;<shard>;<address>`."""
+    return f"1;0;{value.owner.address or value.owner.proxy}"
+
+
+def _plan_segments(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
+    before = {segment.number: segment for segment in old.value.segments}
+    ops: list[Op] = []
+    for segment in new.segments:
+        was = before.pop(segment.number, None)
+        if was is segment or was == segment:
+            continue
+        data = encode_segment(segment)
+        if was is None:
+            ops.append(Create(_path(root, segment), data))
+        elif was.completed == segment.completed:
+            ops.append(Set(_path(root, segment), data, old.segments[segment_name(segment)]))
+        else:
+            assert segment.completed, "a completed segment is never reopened"
+            ops.append(Create(_path(root, segment), data))
+            ops.append(Delete(_path(root, was), old.segments[segment_name(was)]))
+    return ops + [Delete(_path(root, gone), old.segments[segment_name(gone)]) for gone in before.values()]
+
+
+def _set_or_create(path: str, data: bytes, version: int | None) -> Op:
+    return Create(path, data) if version is None else Set(path, data, version)
+
+
+def _path(root: str, segment: Segment) -> str:
+    return f"{root}/ledgers/{segment_name(segment)}"

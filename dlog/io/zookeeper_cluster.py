@@ -1,0 +1,139 @@
+"""Make a cluster: BookKeeper's root znodes and the binding of a DistributedLog namespace to it.
+
+The law of this room: what is there is left as it is; what is there and differs is an error, never overwritten. Doing
+it twice, or at once from two places, ends the same. Source: BookKeeper `ZKRegistrationManager.initNewCluster`,
+DistributedLog `DLMetadata`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from dlog.errors import ClusterNotFoundError, ConfigError, MetadataUnavailableError, UnsupportedVersionError
+from dlog.io.zookeeper import Create, Set, ZooKeeper
+from dlog.io.zookeeper_layout import (
+    LAYOUT,
+    LAYOUT_FACTORY,
+    LAYOUT_VERSION,
+    LedgerPaths,
+    StreamPaths,
+    parents_of,
+    parse_layout,
+)
+from dlog.io.zookeeper_protocol import BadVersionError, MultiFailedError, NodeExistsError, NoNodeError, Op
+from dlog.wire.stream_metadata import Binding, decode_binding, encode_binding
+
+_TRIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterInit:
+    """What `cluster_init` found or made. made: BookKeeper's root is new. bound: the namespace's binding is new."""
+
+    instance_id: str
+    namespace: str
+    made: bool
+    bound: bool
+
+
+async def cluster_init(
+    hosts: str, namespace: str, *, ledgers_root: str = "/ledgers", session_timeout_s: float = 10.0
+) -> ClusterInit:
+    """Make the cluster at `hosts` and bind `namespace` to it, in one multi as far as anything is missing.
+
+    Raises MetadataUnavailableError; ConfigError when the namespace is bound to another cluster;
+    UnsupportedVersionError when the ledgers are laid out in a way we do not write.
+    """
+    ledgers, streams = LedgerPaths(ledgers_root), StreamPaths(namespace)
+    binding = binding_of(hosts, ledgers_root)
+    async with await ZooKeeper.connect(hosts, session_timeout_s=session_timeout_s) as zk:
+        for _ in range(_TRIES):
+            made, instance_id, ops = await _plan_root(zk, ledgers)
+            bound, more = await _plan_binding(zk, streams, binding, planned={op.path for op in ops})
+            try:
+                await zk.multi(ops + more)
+            except MultiFailedError as failed:
+                if not isinstance(failed.error, (NodeExistsError, NoNodeError, BadVersionError)):
+                    raise
+                continue  # somebody else is at it
+            return ClusterInit(instance_id, namespace, made, bound)
+    raise MetadataUnavailableError(f"the cluster changes under our hands: hosts={hosts}")
+
+
+def binding_of(hosts: str, ledgers_root: str) -> Binding:
+    """What a namespace of this cluster says. A chroot of the hosts belongs to the path for Java clients."""
+    servers, slash, chroot = hosts.partition("/")
+    servers = servers.replace(";", ",")
+    root = f"/{chroot.strip('/')}{ledgers_root}" if slash and chroot.strip("/") else ledgers_root
+    return Binding(
+        bookkeeper_zookeeper=servers,
+        ledgers_path=root,
+        sanity_check_txid=False,
+        encode_region=False,
+        bookkeeper_zookeeper_readers=servers,
+        zookeeper=servers,
+        zookeeper_readers=servers,
+    )
+
+
+async def check_layout(zk: ZooKeeper, ledgers: LedgerPaths) -> None:
+    """Raises UnsupportedVersionError for a cluster laid out otherwise than we write. None at all is no error yet."""
+    try:
+        data, _ = await zk.get(ledgers.layout)
+    except NoNodeError:
+        return
+    if parse_layout(data) != (LAYOUT_FACTORY, LAYOUT_VERSION):
+        raise UnsupportedVersionError(
+            f"this cluster's ledgers are laid out otherwise: expected={LAYOUT_FACTORY} found={data[:200]!r}"
+        )
+
+
+async def read_instance_id(zk: ZooKeeper, ledgers: LedgerPaths) -> str:
+    """Raises ClusterNotFoundError, MetadataUnavailableError."""
+    try:
+        return (await zk.get(ledgers.instance_id))[0].decode()
+    except NoNodeError:
+        raise ClusterNotFoundError(f"no cluster here, run `dlog cluster init`: path={ledgers.instance_id}") from None
+
+
+async def _plan_root(zk: ZooKeeper, ledgers: LedgerPaths) -> tuple[bool, str, list[Op]]:
+    if await zk.exists(ledgers.layout) is not None:
+        await check_layout(zk, ledgers)
+        return False, await read_instance_id(zk, ledgers), []
+    instance_id = str(uuid.uuid4())
+    wanted = [
+        *(Create(path) for path in parents_of(ledgers.root)),
+        Create(ledgers.root),
+        Create(ledgers.available),
+        Create(ledgers.readonly),
+        Create(ledgers.instance_id, instance_id.encode()),
+        Create(ledgers.layout, LAYOUT),
+    ]
+    ops: list[Op] = [op for op in wanted if await zk.exists(op.path) is None]
+    if all(op.path != ledgers.instance_id for op in ops):
+        instance_id = await read_instance_id(zk, ledgers)
+    return True, instance_id, ops
+
+
+async def _plan_binding(
+    zk: ZooKeeper, streams: StreamPaths, binding: Binding, planned: set[str]
+) -> tuple[bool, list[Op]]:
+    try:
+        data, stat = await zk.get(streams.namespace)
+    except NoNodeError:
+        ops: list[Op] = [
+            Create(path)
+            for path in parents_of(streams.namespace)
+            if path not in planned and await zk.exists(path) is None
+        ]
+        return True, [*ops, Create(streams.namespace, encode_binding(binding))]
+    if not data:
+        return True, [Set(streams.namespace, encode_binding(binding), stat.version)]
+    found = decode_binding(data)
+    if found.ledgers_path != binding.ledgers_path:
+        raise ConfigError(
+            f"the namespace is bound to other ledgers: namespace={streams.namespace} "
+            f"expected={binding.ledgers_path} found={found.ledgers_path}"
+        )
+    return False, []

@@ -1,0 +1,135 @@
+"""Where things lie in ZooKeeper: BookKeeper's tree for ledgers, DistributedLog's for streams. Names only, no calls.
+
+What is ours beyond theirs: `<namespace>/.proxies/<role>/<id>`, and `owner` and `settings` beside a stream's own znodes.
+Java tools skip both. Source: BookKeeper `HierarchicalLedgerManager`, `ZKRegistrationManager`; DistributedLog
+`LogMetadata`, `ZKSessionLock`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from dlog.errors import ConfigError
+from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
+
+SHORT_ID_MAX = 2**31 - 2  # ledger ids above lie in the deep tree
+
+LAYOUT_FACTORY = "org.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory"
+LAYOUT_VERSION = 1
+LAYOUT = f"2\n{LAYOUT_FACTORY}:{LAYOUT_VERSION}".encode()
+
+PROXY_ROLES = ("write", "read")
+
+
+def parse_layout(data: bytes) -> tuple[str, int]:
+    """LAYOUT's bytes -> factory class and its version ("" and 0 if unreadable)."""
+    lines = data.decode(errors="replace").split("\n")
+    factory, _, version = (lines[1] if len(lines) > 1 else "").partition(":")
+    return (factory, int(version)) if lines[0] == "2" and version.strip().isdigit() else ("", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPaths:
+    """BookKeeper's tree below `root`."""
+
+    root: str = "/ledgers"
+
+    @property
+    def layout(self) -> str:
+        return f"{self.root}/LAYOUT"
+
+    @property
+    def instance_id(self) -> str:
+        return f"{self.root}/INSTANCEID"
+
+    @property
+    def available(self) -> str:
+        return f"{self.root}/available"
+
+    @property
+    def readonly(self) -> str:
+        return f"{self.root}/available/readonly"
+
+    @property
+    def cookies(self) -> str:
+        return f"{self.root}/cookies"
+
+    @property
+    def short_ids(self) -> str:
+        return f"{self.root}/idgen"
+
+    @property
+    def long_ids(self) -> str:
+        return f"{self.root}/idgen-long"
+
+    def cookie(self, bookie: BookieId) -> str:
+        return f"{self.cookies}/{bookie}"
+
+    def ledger(self, ledger: LedgerId) -> str:
+        """10 digits split 2-4-4, or 19 digits split 3-4-4-4-4 from 2**31 - 1 on."""
+        if ledger <= SHORT_ID_MAX:
+            digits = f"{ledger:010d}"
+            return f"{self.root}/{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
+        digits = f"{ledger:019d}"
+        return f"{self.root}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/L{digits[15:]}"
+
+    def ledger_of(self, path: str) -> LedgerId | None:
+        """The ledger whose metadata lies at this path, None if it is no such path."""
+        parts = path.removeprefix(self.root).strip("/").split("/")
+        digits = "".join(parts[:-1]) + parts[-1].removeprefix("L")
+        if not parts[-1].startswith("L") or not digits.isascii() or not digits.isdigit():
+            return None
+        ledger = LedgerId(int(digits))
+        return ledger if self.ledger(ledger) == path else None
+
+    @staticmethod
+    def is_ledger_directory(name: str) -> bool:
+        """Whether a child of the root begins a ledger path (and is not LAYOUT, idgen, cookies, ...)."""
+        return name.isascii() and name.isdigit() and len(name) in (2, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPaths:
+    """DistributedLog's tree below `namespace`."""
+
+    namespace: str
+
+    def __post_init__(self) -> None:
+        parts = self.namespace.split("/")
+        if not self.namespace.startswith("/") or any(p in ("", ".", "..") for p in parts[1:]):
+            raise ConfigError(f"a namespace is a znode path such as /messaging/dlog: namespace={self.namespace}")
+
+    def stream(self, stream: StreamName) -> str:
+        return f"{self.namespace}/{stream}"
+
+    def root(self, stream: StreamName) -> str:
+        """R, below which all of a stream lies."""
+        return f"{self.namespace}/{stream}/<default>"
+
+    @property
+    def proxies(self) -> str:
+        return f"{self.namespace}/.proxies"
+
+    def proxy_role(self, role: str) -> str:
+        return f"{self.proxies}/{role}"
+
+    def proxy(self, role: str, proxy: ProxyId) -> str:
+        return f"{self.proxies}/{role}/{proxy}"
+
+    @staticmethod
+    def is_stream(name: str) -> bool:
+        """Whether a child of the namespace may be a stream."""
+        return not name.startswith((".", "<"))
+
+
+def parents_of(path: str) -> list[str]:
+    """`/a/b/c` -> [`/a`, `/a/b`]."""
+    parts = path.strip("/").split("/")
+    return ["/" + "/".join(parts[: i + 1]) for i in range(len(parts) - 1)]
+
+
+def lock_member(client: str, session_id: int) -> str:
+    """Name of a lock member node, to which ZooKeeper adds the sequence number."""
+    encoded = quote(client, safe="*").replace("%20", "+").replace("~", "%7E")  # as java.net.URLEncoder writes it
+    return f"member_{encoded}_s{session_id:10d}_"

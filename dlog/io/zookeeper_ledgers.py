@@ -1,0 +1,147 @@
+"""Ledger metadata in ZooKeeper, laid out as BookKeeper's HierarchicalLedgerManager does.
+
+The law of this room: the version of a ledger is its znode's; a create is told from somebody else's by the token in it
+(cToken). Parents are made when they are missed and removed when they are empty, and either may meet the other half-way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+
+from dlog.errors import MetadataUnavailableError
+from dlog.io.metadata import Unsubscribe
+from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
+from dlog.io.zookeeper_layout import SHORT_ID_MAX, LedgerPaths
+from dlog.io.zookeeper_protocol import (
+    BadVersionError,
+    ConnectionLossError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+)
+from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
+from dlog.model.ids import LedgerId
+from dlog.model.ledger import LedgerMetadata
+from dlog.wire import ledger_metadata
+
+_HIGH = "HOB-"  # directories of idgen-long: the upper 32 bits of the ids made inside
+_LOW_MAX = 2**31 - 1
+
+
+class LedgerTree:
+    """The part of the metadata port that concerns ledgers."""
+
+    def __init__(self, zk: ZooKeeper, paths: LedgerPaths, rng: random.Random) -> None:
+        self._zk = zk
+        self._paths = paths
+        self._rng = rng
+        self._is_long = False  # short ids are used up, or somebody has found so before
+
+    async def read(self, ledger: LedgerId) -> Versioned | Missing | OutcomeUnknown:
+        """Raises DamagedError or UnsupportedVersionError for metadata we cannot read."""
+        try:
+            data, stat = await self._zk.get(self._paths.ledger(ledger))
+        except NoNodeError:
+            return Missing()
+        except MetadataUnavailableError as error:
+            return OutcomeUnknown(error.message)
+        return Versioned(ledger_metadata.decode(data), stat.version)
+
+    async def compare_and_set(self, ledger: LedgerId, value: LedgerMetadata, version: object) -> Outcome:
+        try:
+            if version is None:
+                return await self._create(ledger, value)
+            assert isinstance(version, int)
+            data = ledger_metadata.encode(replace(value, ctoken=0))
+            stat = await self._zk.set(self._paths.ledger(ledger), data, version)
+        except NoNodeError:
+            return Missing()
+        except BadVersionError:
+            return Conflict()
+        except MetadataUnavailableError as error:
+            return OutcomeUnknown(error.message)
+        return Versioned(value, stat.version)
+
+    async def delete(self, ledger: LedgerId) -> None:
+        path = self._paths.ledger(ledger)
+        try:
+            await self._zk.delete(path, ANY_VERSION)
+        except NoNodeError:
+            return
+        parent = path.rpartition("/")[0]
+        while parent != self._paths.root:
+            try:
+                await self._zk.delete(parent, ANY_VERSION)
+            except (NotEmptyError, NoNodeError):
+                return
+            parent = parent.rpartition("/")[0]
+
+    def watch(self, ledger: LedgerId, callback: Callable[[], None]) -> Unsubscribe:
+        return self._zk.watch_data(self._paths.ledger(ledger), callback)
+
+    async def new_id(self) -> LedgerId:
+        """An id nobody was ever given. A lost reply costs one id."""
+        if not self._is_long:
+            if await self._zk.exists(self._paths.long_ids) is None:
+                number = await self._number(f"{self._paths.short_ids}/ID-")
+                if 0 <= number <= SHORT_ID_MAX:
+                    return LedgerId(number)
+            self._is_long = True
+        return await self._new_long_id()
+
+    async def ids(self) -> AsyncIterator[LedgerId]:
+        """All ledgers, the short ids first, each kind in order."""
+        for name in sorted(await self._children(self._paths.root), key=lambda name: (len(name), name)):
+            if LedgerPaths.is_ledger_directory(name):
+                async for ledger in self._below(f"{self._paths.root}/{name}", 1 if len(name) == 2 else 3):
+                    yield ledger
+
+    # ---- underneath ------------------------------------------------------------------------------------------------
+
+    async def _create(self, ledger: LedgerId, value: LedgerMetadata) -> Outcome:
+        token = value.ctoken or self._rng.getrandbits(63) or 1
+        path = self._paths.ledger(ledger)
+        try:
+            created = await self._zk.create(path, ledger_metadata.encode(replace(value, ctoken=token)), parents=True)
+        except NodeExistsError:
+            found = await self.read(ledger)
+            if isinstance(found, Versioned) and found.value.ctoken == token:
+                return found
+            return found if isinstance(found, OutcomeUnknown) else Conflict()
+        return Versioned(value, created.stat.version)
+
+    async def _number(self, prefix: str) -> int:
+        """The number of a sequential node made for it, and deleted (or gone with our session)."""
+        created = await self._zk.create(prefix, ephemeral=True, sequential=True, parents=True)
+        with contextlib.suppress(NoNodeError, ConnectionLossError):
+            await self._zk.delete(created.path, ANY_VERSION)
+        return int(created.path.removeprefix(prefix))
+
+    async def _new_long_id(self) -> LedgerId:
+        await self._zk.ensure_path(self._paths.long_ids)
+        while True:
+            directories = [n for n in await self._children(self._paths.long_ids) if n.startswith(_HIGH)]
+            high = max((int(name.removeprefix(_HIGH)) for name in directories), default=0)
+            if high:
+                low = await self._number(f"{self._paths.long_ids}/{_HIGH}{high:010d}/ID-")
+                if 0 <= low < _LOW_MAX:
+                    return LedgerId(high << 32 | low)
+            await self._zk.ensure_path(f"{self._paths.long_ids}/{_HIGH}{high + 1:010d}")
+
+    async def _children(self, path: str) -> list[str]:
+        try:
+            return (await self._zk.children(path))[0]
+        except NoNodeError:
+            return []
+
+    async def _below(self, path: str, levels: int) -> AsyncIterator[LedgerId]:
+        for name in sorted(await self._children(path)):
+            child = f"{path}/{name}"
+            if levels:
+                async for deep in self._below(child, levels - 1):
+                    yield deep
+            elif (ledger := self._paths.ledger_of(child)) is not None:
+                yield ledger

@@ -1,0 +1,230 @@
+"""Who is there: our own registrations kept, and those of others known.
+
+The law of this room: a registration is an ephemeral znode that exists whenever we have a session, under whatever
+session that is. A znode of the same name from an earlier life of ours is removed; one of somebody else is waited for.
+What is known of others is read again after every hint, whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from dlog.errors import CookieError, DLogError, MetadataUnavailableError
+from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
+from dlog.io.zookeeper import ANY_VERSION, ZooKeeper
+from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
+from dlog.io.zookeeper_protocol import (
+    BadVersionError,
+    ConnectionLossError,
+    NodeExistsError,
+    NoNodeError,
+    ZnodeError,
+)
+from dlog.model.ids import BookieId, ProxyId
+from dlog.wire.bookie_info import address_of
+
+RETRY_S = 0.5
+
+
+@dataclass(slots=True)
+class _Registration:
+    data: bytes
+    generation: int = -1  # session under which it was last made
+
+
+class Registrations:
+    """The ephemeral znodes that this process keeps."""
+
+    def __init__(self, zk: ZooKeeper) -> None:
+        self._zk = zk
+        self._wanted: dict[str, _Registration] = {}
+        self._sessions = {zk.session_id}  # ids this process has had
+        self._wake = asyncio.Event()
+        self._unsubscribe = zk.on_state(self._heard_state)
+
+    async def keep(self, path: str, data: bytes) -> None:
+        """Register, and stay so until `drop`. Waits up to a session timeout for a znode of another process that may
+        have died; raises CookieError (its data is not ours) or MetadataUnavailableError (then it is not kept)."""
+        registration = self._wanted[path] = _Registration(data)
+        try:
+            async with asyncio.timeout(self._zk.timeout_s * 1.5):
+                await self._make(path, registration)
+        except TimeoutError:
+            self._forget(path, registration)
+            raise CookieError(f"somebody else is registered under this name: path={path}") from None
+        except BaseException:
+            self._forget(path, registration)
+            raise
+
+    async def drop(self, path: str) -> None:
+        """Idempotent. Does nothing to a znode of another process."""
+        if self._wanted.pop(path, None) is None:
+            return
+        stat = await self._zk.exists(path)
+        if stat is not None and stat.ephemeral_owner in self._sessions:
+            try:
+                await self._zk.delete(path, ANY_VERSION)
+            except NoNodeError:
+                return
+
+    async def run(self) -> None:
+        """Register again in every new session; for ever."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            await self._zk.wait_connected()
+            for path, registration in list(self._wanted.items()):
+                if registration.generation not in (-1, self._zk.generation):
+                    try:
+                        async with asyncio.timeout(self._zk.timeout_s):
+                            await self._make(path, registration)
+                    except (MetadataUnavailableError, ZnodeError, TimeoutError):
+                        await asyncio.sleep(RETRY_S)
+                        self._wake.set()
+
+    def close(self) -> None:
+        self._unsubscribe()
+
+    def _heard_state(self, _: SessionState) -> None:
+        self._sessions.add(self._zk.session_id)
+        self._wake.set()
+
+    async def _make(self, path: str, registration: _Registration) -> None:
+        while self._wanted.get(path) is registration:
+            generation = self._zk.generation
+            try:
+                try:
+                    await self._zk.create(path, registration.data, ephemeral=True, parents=True)
+                except NodeExistsError:
+                    if not await self._is_ours(path, registration):
+                        continue
+            except ConnectionLossError:
+                continue  # the next round finds out whether it was made
+            if generation == self._zk.generation and self._zk.state is not SessionState.LOST:
+                registration.generation = generation
+                return
+
+    async def _is_ours(self, path: str, registration: _Registration) -> bool:
+        """Whether the znode found belongs to this session. One of an earlier life is removed: it has the very address
+        that we listen on, or was made by a session this process has lost. Others are given time to vanish."""
+        try:
+            data, stat = await self._zk.get(path)
+            if stat.ephemeral_owner == self._zk.session_id:
+                if data != registration.data:
+                    await self._zk.set(path, registration.data, stat.version)
+                return True
+            if stat.ephemeral_owner in self._sessions or data == registration.data:
+                await self._zk.delete(path, stat.version)
+                return False
+        except (NoNodeError, BadVersionError):
+            return False
+        gone = asyncio.Event()
+        unsubscribe = self._zk.watch_data(path, gone.set)
+        try:
+            if await self._zk.exists(path) is not None:
+                await gone.wait()
+        finally:
+            unsubscribe()
+        return False
+
+    def _forget(self, path: str, registration: _Registration) -> None:
+        if self._wanted.get(path) is registration:
+            del self._wanted[path]
+
+
+class MemberList:
+    """Bookies and proxies that are registered now."""
+
+    def __init__(self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths) -> None:
+        self._zk = zk
+        self._ledgers = ledgers
+        self._streams = streams
+        self._known = Members({}, {}, {}, {})
+        self._callbacks: dict[object, Callable[[], None]] = {}
+        self._stale = asyncio.Event()
+        directories = [ledgers.available, ledgers.readonly, *(streams.proxy_role(role) for role in PROXY_ROLES)]
+        self._unsubscribes = [zk.watch_children(path, self._stale.set) for path in directories]
+
+    @property
+    def known(self) -> Members:
+        return self._known
+
+    def on_change(self, callback: Callable[[], None]) -> Unsubscribe:
+        key = object()
+        self._callbacks[key] = callback
+
+        def unsubscribe() -> None:
+            self._callbacks.pop(key, None)
+
+        return unsubscribe
+
+    async def read(self) -> Members:
+        """Read all of it, tell of a change. Raises MetadataUnavailableError."""
+        writable = await self._read_below(self._ledgers.available)
+        readonly = await self._read_below(self._ledgers.readonly)
+        proxies = [await self._read_below(self._streams.proxy_role(role)) for role in PROXY_ROLES]
+        members = Members(
+            _bookies(item for item in writable if item[0] != "readonly"),
+            _bookies(readonly),
+            _proxies(PROXY_ROLES[0], proxies[0]),
+            _proxies(PROXY_ROLES[1], proxies[1]),
+        )
+        if members != self._known:
+            self._known = members
+            loop = asyncio.get_running_loop()
+            for callback in list(self._callbacks.values()):
+                loop.call_soon(callback)
+        return members
+
+    async def run(self) -> None:
+        """Keep `known` current; for ever."""
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            try:
+                await self.read()
+            except (MetadataUnavailableError, ZnodeError):
+                await asyncio.sleep(RETRY_S)
+                self._stale.set()
+
+    def close(self) -> None:
+        for unsubscribe in self._unsubscribes:
+            unsubscribe()
+
+    async def _read_below(self, directory: str) -> list[tuple[str, bytes]]:
+        try:
+            names = sorted((await self._zk.children(directory))[0])
+        except NoNodeError:
+            return []
+        found = await self._zk.get_many([f"{directory}/{name}" for name in names])
+        return [(name, item[0]) for name, item in zip(names, found, strict=True) if item is not None]
+
+
+def encode_proxy(info: ProxyInfo) -> bytes:
+    return json.dumps({"address": info.address}, separators=(",", ":")).encode()
+
+
+def _bookies(found: Iterable[tuple[str, bytes]]) -> dict[BookieId, BookieInfo]:
+    bookies: dict[BookieId, BookieInfo] = {}
+    for name, data in found:
+        bookie = BookieId(name)
+        try:
+            host, port = address_of(bookie, data)
+        except DLogError:
+            continue  # somebody registered what nobody can connect to: not a member
+        bookies[bookie] = BookieInfo(bookie, host, port)
+    return bookies
+
+
+def _proxies(role: str, found: Iterable[tuple[str, bytes]]) -> dict[ProxyId, ProxyInfo]:
+    proxies: dict[ProxyId, ProxyInfo] = {}
+    for name, data in found:
+        try:
+            address = json.loads(data)["address"]
+        except (ValueError, TypeError, KeyError):
+            continue
+        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, str(address))
+    return proxies

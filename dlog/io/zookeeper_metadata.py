@@ -1,0 +1,195 @@
+"""The metadata port on a real ZooKeeper, laid out so that BookKeeper's and DistributedLog's own tools can use it.
+
+The law of this room: it only composes. Ledgers are in zookeeper_ledgers.py, streams in zookeeper_streams.py, who is
+there in zookeeper_members.py, the session in zookeeper.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+
+from dlog.errors import CookieError
+from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
+from dlog.io.zookeeper import ZooKeeper
+from dlog.io.zookeeper_cluster import check_layout, read_instance_id
+from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
+from dlog.io.zookeeper_ledgers import LedgerTree
+from dlog.io.zookeeper_members import MemberList, Registrations, encode_proxy
+from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
+from dlog.io.zookeeper_streams import StreamTree
+from dlog.machine import Key, Missing, Outcome, Versioned
+from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
+from dlog.model.ledger import LedgerKey, LedgerMetadata
+from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.wire.bookie_info import encode_address
+
+
+class ZooKeeperMetadata:
+    """One process's view of one cluster and one namespace. Make it by `connect`; see dlog/io/metadata.py."""
+
+    def __init__(self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths, rng: random.Random) -> None:
+        self.zookeeper = zk
+        self._paths = ledgers
+        self._stream_paths = streams
+        self._ledgers = LedgerTree(zk, ledgers, rng)
+        self._streams = StreamTree(zk, streams)
+        self._registrations = Registrations(zk)
+        self._members = MemberList(zk, ledgers, streams)
+        self._life: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connect(
+        cls,
+        hosts: str,
+        namespace: str,
+        *,
+        ledgers_root: str = "/ledgers",
+        session_timeout_s: float = 10.0,
+        connect_timeout_s: float = 10.0,
+        rng: random.Random | None = None,
+    ) -> ZooKeeperMetadata:
+        """hosts: `h1:2181,h2:2181[/chroot]`. namespace: znode path, `/messaging/dlog`. The cluster need not exist yet.
+
+        Raises MetadataUnavailableError; UnsupportedVersionError for a cluster laid out otherwise; ConfigError.
+        """
+        rng = rng or random.SystemRandom()
+        ledgers, streams = LedgerPaths(ledgers_root), StreamPaths(namespace)
+        zk = await ZooKeeper.connect(
+            hosts, session_timeout_s=session_timeout_s, connect_timeout_s=connect_timeout_s, rng=rng
+        )
+        try:
+            await check_layout(zk, ledgers)
+            self = cls(zk, ledgers, streams, rng)
+            await self._members.read()
+        except BaseException:
+            await zk.close()
+            raise
+        self._life = asyncio.get_running_loop().create_task(self._live(), name=f"metadata {hosts}")
+        return self
+
+    async def __aenter__(self) -> ZooKeeperMetadata:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def state(self) -> SessionState:
+        return self.zookeeper.state
+
+    def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
+        return self.zookeeper.on_state(callback)
+
+    # ---- ledgers and streams ---------------------------------------------------------------------------------------
+
+    async def read(self, key: Key) -> Outcome:
+        if isinstance(key, LedgerKey):
+            return await self._ledgers.read(key.ledger)
+        assert isinstance(key, StreamKey)
+        return await self._streams.read(key.stream)
+
+    async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
+        """After OutcomeUnknown read again: a stream's claim is known by `owner.claim`, a ledger by its value."""
+        if isinstance(key, LedgerKey):
+            assert isinstance(value, LedgerMetadata)
+            return await self._ledgers.compare_and_set(key.ledger, value, version)
+        assert isinstance(key, StreamKey)
+        assert isinstance(value, StreamMetadata)
+        return await self._streams.compare_and_set(key.stream, value, version)
+
+    async def delete(self, key: Key) -> None:
+        if isinstance(key, LedgerKey):
+            await self._ledgers.delete(key.ledger)
+            return
+        assert isinstance(key, StreamKey)
+        await self._streams.delete(key.stream)
+
+    def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:
+        if isinstance(key, LedgerKey):
+            return self._ledgers.watch(key.ledger, callback)
+        assert isinstance(key, StreamKey)
+        return self._streams.watch(key.stream, callback)
+
+    async def new_ledger_id(self) -> LedgerId:
+        return await self._ledgers.new_id()
+
+    def ledgers(self) -> AsyncIterator[LedgerId]:
+        return self._ledgers.ids()
+
+    async def streams(self) -> list[StreamName]:
+        return await self._streams.names()
+
+    # ---- the cluster and who is in it ------------------------------------------------------------------------------
+
+    async def instance_id(self) -> str:
+        """Raises ClusterNotFoundError, MetadataUnavailableError."""
+        return await read_instance_id(self.zookeeper, self._paths)
+
+    async def members(self) -> Members:
+        return await self._members.read()
+
+    def known_members(self) -> Members:
+        return self._members.known
+
+    def on_members(self, callback: Callable[[], None]) -> Unsubscribe:
+        return self._members.on_change(callback)
+
+    async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
+        writable_path, readonly_path = self._bookie_paths(info.bookie)
+        data = encode_address(info.host, info.port)
+        await self._registrations.keep(readonly_path if readonly else writable_path, data)
+        await self._registrations.drop(writable_path if readonly else readonly_path)
+
+    async def unregister_bookie(self, bookie: BookieId) -> None:
+        for path in self._bookie_paths(bookie):
+            await self._registrations.drop(path)
+
+    async def register_proxy(self, info: ProxyInfo) -> None:
+        assert info.role in PROXY_ROLES
+        await self._registrations.keep(self._stream_paths.proxy(info.role, info.proxy), encode_proxy(info))
+
+    async def unregister_proxy(self, proxy: ProxyId) -> None:
+        for role in PROXY_ROLES:
+            await self._registrations.drop(self._stream_paths.proxy(role, proxy))
+
+    async def read_cookie(self, bookie: BookieId) -> Versioned | Missing:
+        try:
+            data, stat = await self.zookeeper.get(self._paths.cookie(bookie))
+        except NoNodeError:
+            return Missing()
+        return Versioned(data.decode(), stat.version)
+
+    async def write_cookie(self, bookie: BookieId, text: str, version: object) -> None:
+        path = self._paths.cookie(bookie)
+        try:
+            if version is None:
+                await self.zookeeper.create(path, text.encode(), parents=True)
+            else:
+                assert isinstance(version, int)
+                await self.zookeeper.set(path, text.encode(), version)
+        except (NodeExistsError, BadVersionError, NoNodeError) as error:
+            raise CookieError(f"the cookie was changed by somebody else: bookie={bookie}") from error
+
+    async def close(self) -> None:
+        """Registrations and the session end. Idempotent."""
+        life, self._life = self._life, None
+        if life is not None:
+            life.cancel()
+            await asyncio.wait((life,))
+        self._registrations.close()
+        self._members.close()
+        self._streams.close()
+        await self.zookeeper.close()
+
+    # ---- underneath ------------------------------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._registrations.run(), name="registrations")
+            tasks.create_task(self._members.run(), name="members")
+            tasks.create_task(self._streams.run(), name="stream locks")
+
+    def _bookie_paths(self, bookie: BookieId) -> tuple[str, str]:
+        return f"{self._paths.available}/{bookie}", f"{self._paths.readonly}/{bookie}"

@@ -1,0 +1,381 @@
+"""Streams in ZooKeeper: read whole, changed by one multi, watched as a tree.
+
+The law of this room: a value handed out is one that stood at one instant: what was read is thrown away if the owner's
+or the segment list's znode changed meanwhile. Segments once read are kept, and a persistent watch on the stream says
+which of them to read again; after anything that may have hidden an event the whole list is.
+
+The claim of a stream takes the place of every lock member in the multi that raises the epoch, so that Java writers see
+the lock taken. Safety does not rest on that node: the epoch and the fence decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError
+from dlog.io import stream_metadata
+from dlog.io.metadata import SessionState, Unsubscribe
+from dlog.io.stream_metadata import StreamVersion
+from dlog.io.zookeeper import Check, Create, Delete, Stat, ZooKeeper
+from dlog.io.zookeeper_layout import StreamPaths, lock_member, parents_of
+from dlog.io.zookeeper_protocol import MultiFailedError, NodeExistsError, NoNodeError, NotEmptyError, Op, ZnodeError
+from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
+from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
+from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings
+from dlog.wire.stream_metadata import (
+    decode_number,
+    decode_owner,
+    decode_segment,
+    decode_settings,
+    parse_segment_name,
+)
+
+CACHED_STREAMS_MAX = 4096
+READ_TRIES = 50  # of a stream that changes while it is read
+LOCK_TRIES = 10
+DELETE_AT_ONCE = 500
+RETRY_S = 0.5
+
+_HEADS = ("ledgers", "owner", "maxtxid", "allocation", "settings")
+
+
+@dataclass(slots=True)
+class _Mirror:
+    """The segment list of one stream as last read, and what has happened to it since."""
+
+    nodes: dict[str, tuple[Segment | None, int]] = field(default_factory=dict)  # None: not a segment's znode
+    touched: set[str] = field(default_factory=set)
+    complete: bool = False  # nodes and touched together name every child there is
+    epoch: int = 0  # counts invalidations
+    segments: tuple[Segment, ...] = ()
+    reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    unsubscribe: Unsubscribe = lambda: None
+
+    def invalidate(self) -> None:
+        self.complete = False
+        self.epoch += 1
+
+
+@dataclass(slots=True)
+class _Held:
+    """A stream this process has claimed (or may have), and the session under which a lock member shows it to Java."""
+
+    owner: Owner
+    generation: int
+
+
+class StreamTree:
+    """The part of the metadata port that concerns streams."""
+
+    def __init__(self, zk: ZooKeeper, paths: StreamPaths) -> None:
+        self._zk = zk
+        self._paths = paths
+        self._mirrors: OrderedDict[StreamName, _Mirror] = OrderedDict()
+        self._held: dict[StreamName, _Held] = {}
+        self._new_session = asyncio.Event()
+        self._unsubscribe = zk.on_state(self._heard_state)
+
+    async def read(self, stream: StreamName) -> Versioned | Missing | OutcomeUnknown:
+        """Raises DamagedError or UnsupportedVersionError for metadata we cannot read."""
+        mirror = self._mirror(stream)
+        async with mirror.reading:
+            try:
+                for _ in range(READ_TRIES):
+                    found = await self._read_once(stream, mirror)
+                    if found is not None:
+                        break
+                else:
+                    return OutcomeUnknown(f"the stream changes faster than it can be read: stream={stream}")
+            except MetadataUnavailableError as error:
+                mirror.invalidate()
+                return OutcomeUnknown(error.message)
+            except BaseException:
+                mirror.invalidate()
+                raise
+        if isinstance(found, Missing):
+            self._forget(stream)
+        return found
+
+    async def compare_and_set(self, stream: StreamName, value: StreamMetadata, version: object) -> Outcome:
+        """Raises RequestTooLargeError when more changes at once than a multi can hold (about 5,000 segments)."""
+        assert value.name == stream
+        try:
+            if version is None:
+                return await self._create(stream, value)
+            assert isinstance(version, StreamVersion)
+            return await self._change(stream, value, version)
+        except MetadataUnavailableError as error:
+            return OutcomeUnknown(error.message)
+
+    async def delete(self, stream: StreamName) -> None:
+        """Owner first, so that nobody's compare-and-set succeeds on what is left if we die half-way."""
+        root = self._paths.root(stream)
+        self._held.pop(stream, None)
+        while True:
+            below = await self._descendants(self._paths.stream(stream))
+            if not below:
+                return
+            below.sort(key=lambda path: (path != f"{root}/owner", -path.count("/")))
+            try:
+                for start in range(0, len(below), DELETE_AT_ONCE):
+                    await self._zk.multi([Delete(path) for path in below[start : start + DELETE_AT_ONCE]])
+            except MultiFailedError as failed:
+                if not isinstance(failed.error, (NoNodeError, NotEmptyError)):
+                    raise
+            else:
+                return
+
+    def watch(self, stream: StreamName, callback: Callable[[], None]) -> Unsubscribe:
+        """Lock members come and go without being told."""
+        root = self._paths.root(stream)
+        locks = (f"{root}/lock/", f"{root}/readLock/")
+
+        def changed(path: str | None) -> None:
+            if path is None or not path.startswith(locks):
+                callback()
+
+        return self._zk.watch_tree(root, changed)
+
+    async def names(self) -> list[StreamName]:
+        """Names in order; those that this service could not have made are left out."""
+        try:
+            names = (await self._zk.children(self._paths.namespace))[0]
+        except NoNodeError:
+            return []
+        streams: list[StreamName] = []
+        for name in sorted(names):
+            try:
+                streams.append(stream_name(name))
+            except InvalidStreamNameError:
+                continue
+        return streams
+
+    async def run(self) -> None:
+        """In every new session, show again that we hold what we hold; for ever."""
+        while True:
+            await self._new_session.wait()
+            self._new_session.clear()
+            await self._zk.wait_connected()
+            for stream, held in list(self._held.items()):
+                if held.generation != self._zk.generation:
+                    try:
+                        await self._show_again(stream, held)
+                    except (MetadataUnavailableError, ZnodeError, MultiFailedError, DamagedError):
+                        self._held.setdefault(stream, held).generation = -1
+                        await asyncio.sleep(RETRY_S)
+                        self._new_session.set()
+
+    def close(self) -> None:
+        self._unsubscribe()
+        for mirror in self._mirrors.values():
+            mirror.unsubscribe()
+        self._mirrors.clear()
+
+    # ---- reading ---------------------------------------------------------------------------------------------------
+
+    def _mirror(self, stream: StreamName) -> _Mirror:
+        mirror = self._mirrors.get(stream)
+        if mirror is not None:
+            self._mirrors.move_to_end(stream)
+            return mirror
+        mirror = self._mirrors[stream] = _Mirror()
+        prefix = f"{self._paths.root(stream)}/ledgers/"
+
+        def changed(path: str | None) -> None:
+            if path is None:
+                mirror.invalidate()
+            elif path.startswith(prefix):
+                mirror.touched.add(path.removeprefix(prefix))
+
+        mirror.unsubscribe = self._zk.watch_tree(self._paths.root(stream), changed)
+        while len(self._mirrors) > CACHED_STREAMS_MAX:
+            self._mirrors.popitem(last=False)[1].unsubscribe()
+        return mirror
+
+    def _forget(self, stream: StreamName) -> None:
+        mirror = self._mirrors.pop(stream, None)
+        if mirror is not None:
+            mirror.unsubscribe()
+
+    async def _read_once(self, stream: StreamName, mirror: _Mirror) -> Versioned | Missing | None:
+        """None: it changed under our hands."""
+        root = self._paths.root(stream)
+        epoch = mirror.epoch
+        if not mirror.complete:
+            try:
+                names, _ = await self._zk.children(f"{root}/ledgers")
+            except NoNodeError:
+                return Missing()
+            mirror.nodes.clear()
+            mirror.touched = set(names)
+        names, mirror.touched = sorted(mirror.touched), set()
+        heads = [f"{root}/{name}" for name in _HEADS]
+        found = await self._zk.get_many([*heads, *(f"{root}/ledgers/{name}" for name in names), *heads[:2]])
+        first, segments, last = found[: len(heads)], found[len(heads) : -2], found[-2:]
+        for name, item in zip(names, segments, strict=True):
+            if item is None:
+                mirror.nodes.pop(name, None)
+            else:
+                known = parse_segment_name(name) is not None
+                mirror.nodes[name] = (decode_segment(name, item[0]) if known else None, item[1].version)
+        if first[0] is None:
+            return Missing()
+        if epoch != mirror.epoch:
+            return None
+        mirror.complete = self._zk.tree_is_watched(root) and len(mirror.nodes | dict.fromkeys(mirror.touched)) == (
+            first[0][1].children
+        )
+        if mirror.touched or [_stat(item) for item in first[:2]] != [_stat(item) for item in last]:
+            return None
+        if len(mirror.nodes) != first[0][1].children:
+            mirror.complete = False
+            return None
+        if names or len(mirror.segments) != len(mirror.nodes):
+            mirror.segments = _in_order(mirror.nodes)
+        return _versioned(stream, first, mirror)
+
+    # ---- changing --------------------------------------------------------------------------------------------------
+
+    async def _create(self, stream: StreamName, value: StreamMetadata) -> Outcome:
+        root = self._paths.root(stream)
+        claims = value.owner.epoch > 0 and not value.owner.released
+        for _ in range(LOCK_TRIES):
+            if await self._zk.exists(root) is not None:
+                return Conflict()
+            above: list[Op] = [Create(path) for path in parents_of(root) if await self._zk.exists(path) is None]
+            ops = above + stream_metadata.plan_creation(root, value)
+            if claims:
+                ops.append(self._member(root, value))
+            if claims:
+                self._hold(stream, value.owner)
+            try:
+                await self._zk.multi(ops)
+            except MultiFailedError as failed:
+                if isinstance(failed.error, (NodeExistsError, NoNodeError)):
+                    continue  # somebody made (or removed) part of it; look again
+                raise
+            return Versioned(value, stream_metadata.version_of_creation(value))
+        return Conflict()
+
+    async def _change(self, stream: StreamName, value: StreamMetadata, version: StreamVersion) -> Outcome:
+        root = self._paths.root(stream)
+        ops = stream_metadata.plan_change(root, version, value)
+        claims = value.owner.epoch > version.value.owner.epoch and not value.owner.released
+        releases = value.owner.released and not version.value.owner.released
+        for _ in range(LOCK_TRIES):
+            lock_ops = await self._lock_ops(stream, value, claims=claims, releases=releases)
+            if claims:
+                self._hold(stream, value.owner)
+            try:
+                results = await self._zk.multi(ops + lock_ops)
+            except MultiFailedError as failed:
+                if failed.index >= len(ops):
+                    continue  # a lock member came or went meanwhile
+                return await self._refused(stream, failed)
+            if value.owner.released:
+                self._held.pop(stream, None)
+            return Versioned(value, stream_metadata.version_after(root, version, value, ops, results[: len(ops)]))
+        return OutcomeUnknown(f"lock members come and go faster than they can be replaced: stream={stream}")
+
+    async def _refused(self, stream: StreamName, failed: MultiFailedError) -> Outcome:
+        if isinstance(failed.error, NoNodeError) and await self._zk.exists(self._paths.root(stream)) is None:
+            return Missing()
+        return Conflict()
+
+    async def _lock_ops(self, stream: StreamName, value: StreamMetadata, *, claims: bool, releases: bool) -> list[Op]:
+        if not claims and not releases:
+            return []
+        root = self._paths.root(stream)
+        try:
+            members = sorted((await self._zk.children(f"{root}/lock"))[0])
+        except NoNodeError:
+            return []
+        paths = [f"{root}/lock/{name}" for name in members]
+        if releases:
+            mine = self._member(root, value).path
+            return [Delete(path) for path in paths if path.startswith(mine)]
+        return [*(Delete(path) for path in paths), self._member(root, value)]
+
+    def _member(self, root: str, value: StreamMetadata) -> Create:
+        client = stream_metadata.lock_client(value)
+        path = f"{root}/lock/{lock_member(client, self._zk.session_id)}"
+        return Create(path, client.encode(), ephemeral=True, sequential=True)
+
+    def _hold(self, stream: StreamName, owner: Owner) -> None:
+        """Noted before the multi: should its reply be lost, the claim may be ours all the same."""
+        self._held[stream] = _Held(owner, self._zk.generation)
+
+    def _heard_state(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._new_session.set()
+
+    async def _show_again(self, stream: StreamName, held: _Held) -> None:
+        """Our lock member went with the session; make another, if the claim is still ours."""
+        root = self._paths.root(stream)
+        try:
+            data, stat = await self._zk.get(f"{root}/owner")
+        except NoNodeError:
+            self._held.pop(stream, None)
+            return
+        owner = decode_owner(data)
+        if owner.released or (owner.epoch, owner.claim) != (held.owner.epoch, held.owner.claim):
+            self._held.pop(stream, None)
+            return
+        value = StreamMetadata(name=stream, owner=owner)
+        self._hold(stream, owner)
+        await self._zk.multi([Check(f"{root}/owner", stat.version), self._member(root, value)])
+
+    async def _descendants(self, path: str) -> list[str]:
+        """The znode and all below it; empty if it is not there."""
+        try:
+            names = (await self._zk.children(path))[0]
+        except NoNodeError:
+            return []
+        found = [path]
+        if path.endswith("/ledgers"):
+            return found + [f"{path}/{name}" for name in names]  # segments have no children
+        for name in names:
+            found += await self._descendants(f"{path}/{name}")
+        return found
+
+
+def _stat(item: tuple[bytes, Stat] | None) -> Stat | None:
+    return item[1] if item is not None else None
+
+
+def _in_order(nodes: dict[str, tuple[Segment | None, int]]) -> tuple[Segment, ...]:
+    """By number. Should a number be there twice, the completed one counts: it is the later."""
+    by_number: dict[SegmentNumber, Segment] = {}
+    for segment, _ in nodes.values():
+        if segment is not None and (segment.completed or segment.number not in by_number):
+            by_number[segment.number] = segment
+    return tuple(by_number[number] for number in sorted(by_number))
+
+
+def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirror: _Mirror) -> Versioned:
+    ledgers, owner, max_txid, allocation, settings = heads
+    assert ledgers is not None
+    if max_txid is None:
+        raise DamagedError(f"the stream has no maxtxid: stream={stream}")
+    value = StreamMetadata(
+        name=stream,
+        segments=mirror.segments,
+        max_segment=SegmentNumber(decode_number(ledgers[0], f"{stream}/ledgers")),
+        max_txid=Txid(decode_number(max_txid[0], f"{stream}/maxtxid")),
+        allocated=allocation[0].decode() if allocation else "",
+        owner=decode_owner(owner[0]) if owner else Owner(),
+        settings=decode_settings(settings[0]) if settings else StreamSettings(),
+    )
+    version = StreamVersion(
+        value=value,
+        ledgers=ledgers[1].version,
+        max_txid=max_txid[1].version,
+        allocation=allocation[1].version if allocation else None,
+        owner=owner[1].version if owner else None,
+        settings=settings[1].version if settings else None,
+        segments={name: node_version for name, (_, node_version) in mirror.nodes.items()},
+    )
+    return Versioned(value, version)
