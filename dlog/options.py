@@ -92,6 +92,11 @@ def parse_duration_s(text: str) -> float:
 
 
 def _coerce(key: str, value: Any, hint: Any, where: str) -> Any:
+    if typing.get_origin(hint) is tuple:
+        items = value.split(",") if isinstance(value, str) and value else value
+        if isinstance(items, list | tuple) and all(isinstance(item, str) for item in items):
+            return tuple(items)
+        raise ConfigError(f"wrong type in {where}, expected a list of text: key={key} value={value!r}")
     allowed = typing.get_args(hint) or (hint,)
     if isinstance(value, bool):
         if bool in allowed:
@@ -100,8 +105,6 @@ def _coerce(key: str, value: Any, hint: Any, where: str) -> Any:
         return _from_text(key, value, allowed, where)
     elif float in allowed and isinstance(value, int):
         return float(value)
-    elif isinstance(value, list) and typing.get_origin(hint) is tuple:
-        return tuple(value)
     elif any(isinstance(value, a) for a in allowed if isinstance(a, type)):
         return value
     raise ConfigError(f"wrong type in {where}, expected {hint}: key={key} value={value!r}")
@@ -117,4 +120,6 @@ def _from_text(key: str, value: str, allowed: tuple[Any, ...], where: str) -> An
             return parse_duration_s(value) if key.endswith("_s") else float(value)
     except ValueError as error:
         raise ConfigError(f"not a number in {where}: key={key} value={value!r}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{error.message} in {where}: key={key}") from error
     raise ConfigError(f"wrong type in {where}, expected {allowed}: key={key} value={value!r}")

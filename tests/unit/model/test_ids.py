@@ -1,0 +1,34 @@
+"""Names that may become identifiers, and those that may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlog.errors import InvalidRequestError, InvalidStreamNameError
+from dlog.model.ids import bookie_id, stream_name
+
+
+@pytest.mark.parametrize("name", ["a", "orders-2024.eu_1", "_x", "-", "9", "a..b", "a" * 200])
+def test_stream_names(name: str) -> None:
+    assert stream_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", ".hidden", "a/b", "a b", "a\n", "\n", "<default>", "a\0", "\u00e9", "a" * 201, "a,b", "a%2F"],
+)
+def test_stream_names_that_are_refused(name: str) -> None:
+    with pytest.raises(InvalidStreamNameError) as caught:
+        stream_name(name)
+    assert caught.value.code == 602
+
+
+@pytest.mark.parametrize("name", ["127.0.0.1:3181", "bookie-1", "a_b.c"])
+def test_bookie_ids(name: str) -> None:
+    assert bookie_id(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "readonly", "a b", "a/b", "b\n", "[::1]:3181", "\u00e9", "x" * 256])
+def test_bookie_ids_that_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        bookie_id(name)
