@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from dlog.client.address import split_address
 from dlog.client.options import ClientOptions
@@ -214,7 +214,7 @@ class Connection(asyncio.Protocol):
     # ---- asyncio's side -------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
         self._transport = transport
         transport.set_write_buffer_limits(high=1024 * 1024)
 

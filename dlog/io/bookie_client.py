@@ -16,7 +16,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from dlog.errors import ConnectionLostError, ProtocolError
 from dlog.events import BookieLost, Event
@@ -294,7 +294,7 @@ class _Connection(asyncio.Protocol):
     # ---- answers ----------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
         if self._lost:
             transport.abort()
             return
