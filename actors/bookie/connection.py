@@ -1,0 +1,205 @@
+"""A client's connection: bytes to requests, answers to bytes, one write a turn, and nothing unbounded.
+
+The law of this file: requests are taken one by one while the connection is neither behind with reading our answers nor
+owed too many by a disk, and adds while the write cache has room; otherwise they rest here, at most one chunk of them,
+and the socket is not read. A client that
+half-closes gets every answer it is owed before the connection ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+from dlog.bookie.options import BookieOptions
+from dlog.errors import ProtocolError
+from dlog.wire.bookie import AddEntry, EntryAdded, Request, RequestDecoder, Unsupported, encode_response
+from dlog.wire.framing import Buffer
+
+Take = Callable[["Connection", Request], None]
+
+
+class Connection(asyncio.Protocol):
+    """One accepted socket; also the peer by which the machine knows it.
+
+    take: hands one request to the machine; answers come back through `send`, at once or later. settle: called at the
+    end of each turn in which requests were taken. out_dirty: told when answers wait for `flush`. is_congested: whether
+    adds should wait; `resume` is called when that ends.
+    """
+
+    __slots__ = (
+        "_closing",
+        "_decoder",
+        "_inbox",
+        "_is_congested",
+        "_lost",
+        "_on_lost",
+        "_options",
+        "_out",
+        "_out_bytes",
+        "_out_dirty",
+        "_owed",
+        "_owed_reads",
+        "_reading",
+        "_settle",
+        "_take",
+        "_taking",
+        "_transport",
+        "_writable",
+    )
+
+    def __init__(
+        self,
+        options: BookieOptions,
+        *,
+        take: Take,
+        settle: Callable[[], None],
+        is_congested: Callable[[], bool],
+        out_dirty: Callable[[Connection], None],
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        self._options = options
+        self._take = take
+        self._settle = settle
+        self._is_congested = is_congested
+        self._out_dirty = out_dirty
+        self._on_lost = on_lost
+        self._decoder = RequestDecoder()
+        self._inbox: deque[Request] = deque()
+        self._out: list[Buffer] = []
+        self._out_bytes = 0
+        self._owed = 0  # requests without an answer
+        self._owed_reads = 0
+        self._reading = True
+        self._writable = True
+        self._taking = False
+        self._closing = False
+        self._lost = False
+        self._transport: asyncio.Transport
+
+    # ---- called by the loop ------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=self._options.connection_out_bytes_max)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            requests = self._decoder.feed(data)
+        except ProtocolError:
+            self._transport.abort()  # whatever was acknowledged is unharmed; there is no form to answer in
+            return
+        self._inbox.extend(requests)
+        self._take_requests()
+        self._settle()
+
+    def eof_received(self) -> bool:
+        self._closing = True
+        self._close_if_done()
+        return True  # stay open for the answers that are owed
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._take_requests()
+        self._settle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self._inbox.clear()
+        self._out.clear()
+        self._on_lost(self)
+
+    # ---- called by the actor -----------------------------------------------------------------------------------------
+
+    def send(self, message: Any) -> None:
+        """Queue an answer; `flush` writes it."""
+        self._owed -= 1
+        if message.__class__ is not EntryAdded:
+            self._owed_reads -= 1
+        if self._lost:
+            return
+        if isinstance(message, Unsupported):
+            buffers: list[Buffer] = [message.answer]
+        else:
+            buffers = encode_response(message)
+        if not self._out:
+            self._out_dirty(self)
+        self._out += buffers
+        for buffer in buffers:
+            self._out_bytes += len(buffer)
+
+    def flush(self) -> None:
+        """Write what is queued in one go, then take what rested."""
+        if self._out and not self._lost:
+            out, self._out, self._out_bytes = self._out, [], 0
+            if len(out) == 1:
+                self._transport.write(out[0])
+            else:
+                self._transport.writelines(out)
+        if self._inbox:
+            self._take_requests()
+        elif self._closing:
+            self._close_if_done()
+
+    def resume(self) -> None:
+        """Take what rested because of congestion."""
+        if self._inbox and not self._lost:
+            self._take_requests()
+
+    def stop_taking(self) -> None:
+        """Requests that were not taken yet are dropped; answers still go out."""
+        self._inbox.clear()
+        self._closing = True
+        if not self._lost:
+            self._transport.pause_reading()
+
+    def close(self) -> None:
+        """Once everything written has gone out."""
+        if not self._lost:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if not self._lost:
+            self._transport.abort()
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether answers are outstanding."""
+        return self._owed > 0
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _take_requests(self) -> None:
+        if self._taking:
+            return  # an answer given at once came back here
+        self._taking = True
+        inbox, options = self._inbox, self._options
+        while (
+            inbox
+            and self._writable
+            and self._out_bytes < options.connection_out_bytes_max
+            and self._owed_reads < options.connection_reads_max
+        ):
+            if inbox[0].__class__ is AddEntry and self._is_congested():
+                break
+            request = inbox.popleft()
+            self._owed += 1
+            if request.__class__ is not AddEntry:
+                self._owed_reads += 1
+            self._take(self, request)
+        self._taking = False
+        if bool(inbox) is self._reading and not self._lost and not self._closing:
+            self._reading = not inbox
+            if self._reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _close_if_done(self) -> None:
+        if not self._owed and not self._inbox and not self._out and not self._lost:
+            self._transport.close()

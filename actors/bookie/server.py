@@ -1,0 +1,248 @@
+"""The bookie alive: one machine, its disk threads, its connections, all on one loop.
+
+The law of this file: facts reach the machine one at a time, effects are performed in order when `handle` has returned,
+and at the end of each turn the journal gets what it has to write and every connection one write. If anything fails that
+durability rests on, nothing more is acknowledged and `run` raises. The machine's effects on storage are its own, so it
+has a performer of its own and not the general driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from actors.bookie.connection import Connection
+from dlog.bookie.bookie import Bookie, CheckpointDue, Fetch, Flush, Flushed, SpaceSeen
+from dlog.bookie.options import BookieOptions
+from dlog.errors import DLogError
+from dlog.events import Event
+from dlog.io.bookie_disk import BookieDisk
+from dlog.io.bookie_store import Opened
+from dlog.io.disk import Disk
+from dlog.io.metadata import BookieInfo, Metadata
+from dlog.machine import Persist, Received, Send, Tell
+from dlog.wire.bookie import Request
+
+
+class DiskFailedError(DLogError):
+    """A write or a sync failed, or the bookie's own state broke: it acknowledges nothing more and ends."""
+
+
+class BookieServer:
+    """Serves one opened storage on one listening socket.
+
+    tell: hears every event. directories: whose free space is watched.
+    """
+
+    def __init__(
+        self,
+        options: BookieOptions,
+        disk: Disk,
+        opened: Opened,
+        directories: tuple[str, ...],
+        *,
+        tell: Callable[[Event], None],
+    ) -> None:
+        self._options = options
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self.machine = Bookie(options, opened.rows, limbo=opened.limbo)
+        opened.rows = []
+        self._disk = BookieDisk(
+            disk, opened, options, directories, post=self._post, on_failed=self._fail, tell=self._tell_from_thread
+        )
+        self._facts: deque[Any] = deque()
+        self._dirty: list[Connection] = []
+        self._connections: set[Connection] = set()
+        self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
+        self._standing_changed = asyncio.Event()  # read-only or not: to be registered
+        self._flushed = asyncio.Event()
+        self._perform_by_class: dict[type[Any], Callable[[Any], None]] = {
+            Send: self._perform_send,
+            Persist: self._perform_persist,
+            Fetch: self._disk.fetch,
+            Flush: self._disk.flush,
+            Tell: self._perform_tell,
+        }
+
+    # ---- life --------------------------------------------------------------------------------------------------------
+
+    async def run(
+        self,
+        listener: socket.socket,
+        stopping: asyncio.Event,
+        *,
+        metadata: Metadata | None = None,
+        info: BookieInfo | None = None,
+        on_ready: Callable[[], None],
+    ) -> None:
+        """Serve until `stopping` is set, then drain: answer what was taken, checkpoint, close.
+
+        metadata and info: where and as what to register; on_ready is called once clients can find us. Raises
+        DiskFailedError; the storage is then whole up to what was acknowledged, and replayed by the next start.
+        """
+        self._disk.start()
+        self._perform_all([SpaceSeen(await asyncio.to_thread(self._disk.free_bytes))])
+        server = await self._loop.create_server(self._connect, sock=listener, backlog=1024)
+        try:
+            async with asyncio.TaskGroup() as life:
+                tasks = [
+                    life.create_task(self._watch_space(), name="bookie space"),
+                    life.create_task(self._checkpoint(), name="bookie checkpoints"),
+                    life.create_task(self._watch_failure(), name="bookie failure"),
+                ]
+                if metadata is not None and info is not None:
+                    await metadata.register_bookie(info, readonly=self.machine.read_only)
+                    tasks.append(life.create_task(self._keep_registered(metadata, info), name="bookie registration"))
+                on_ready()
+                await stopping.wait()
+                for task in tasks:
+                    task.cancel()
+            server.close()
+            if metadata is not None and info is not None:
+                with contextlib.suppress(DLogError):
+                    await metadata.unregister_bookie(info.bookie)
+            await self._drain_and_checkpoint()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            server.close()
+            for connection in list(self._connections):
+                connection.abort()
+
+    async def _watch_space(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.disk_check_s)
+            self._disk.look_at_space()
+
+    async def _checkpoint(self) -> None:
+        """By time; the machine itself asks when its cache is full."""
+        loop, options = self._loop, self._options
+        last_s = loop.time()
+        while True:
+            await asyncio.sleep(min(1.0, options.checkpoint_s))
+            late = loop.time() - last_s >= options.checkpoint_s
+            if (late or self._disk.is_checkpoint_due) and self._disk.has_unflushed:
+                self._perform_all([CheckpointDue()])
+                last_s = loop.time()
+
+    async def _watch_failure(self) -> None:
+        await self._failed.wait()
+        raise DiskFailedError(f"nothing more is acknowledged: {self._failure!r}") from self._failure
+
+    async def _keep_registered(self, metadata: Metadata, info: BookieInfo) -> None:
+        """Read-only or writable, as the machine says; sessions are the metadata layer's affair."""
+        registered = self.machine.read_only
+        while True:
+            await self._standing_changed.wait()
+            self._standing_changed.clear()
+            if self.machine.read_only != registered:
+                registered = self.machine.read_only
+                await metadata.register_bookie(info, readonly=registered)
+
+    async def _drain_and_checkpoint(self) -> None:
+        """Everything taken is answered, everything in memory goes to the index; the next start replays nothing."""
+        for connection in self._connections:
+            connection.stop_taking()
+        await asyncio.to_thread(self._disk.stop_journal)
+        self._drain()
+        while self._disk.has_unflushed and not self._failed.is_set():
+            self._flushed.clear()
+            self._perform_all([CheckpointDue()])
+            await self._flushed.wait()
+            if self.machine.is_dirty and self.machine.read_only:
+                break  # no room: the journal keeps it
+        for connection in list(self._connections):
+            connection.close()
+        await asyncio.to_thread(self._disk.close)
+        if self._failure is not None:
+            raise DiskFailedError(f"the last checkpoint failed: {self._failure!r}") from self._failure
+
+    def _connect(self) -> Connection:
+        connection = Connection(
+            self._options,
+            take=self._take,
+            settle=self._settle,
+            is_congested=lambda: self.machine.is_congested,
+            out_dirty=self._dirty.append,
+            on_lost=self._connections.discard,
+        )
+        self._connections.add(connection)
+        return connection
+
+    # ---- facts in ----------------------------------------------------------------------------------------------------
+
+    def _take(self, connection: Connection, request: Request) -> None:
+        self._perform_all([Received(connection, request)], settle=False)
+
+    def _post(self, fact: Any) -> None:
+        """From any thread."""
+        if self._failure is None:
+            self._facts.append(fact)
+            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be told
+                self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        facts = self._facts
+        while facts and self._failure is None:
+            fact = self._disk.heard(facts.popleft())
+            if fact is not None:
+                self._perform_all([fact], settle=False)
+                if isinstance(fact, Flushed):
+                    self._flushed.set()
+                    for connection in tuple(self._connections):
+                        connection.resume()
+        self._settle()
+
+    def _perform_all(self, facts: list[Any], *, settle: bool = True) -> None:
+        try:
+            for fact in facts:
+                for effect in self.machine.handle(fact):
+                    self._perform_by_class[effect.__class__](effect)
+        except Exception as error:  # noqa: BLE001 - a broken machine may not go on acknowledging
+            self._fail(error)
+        if settle:
+            self._settle()
+
+    def _fail(self, error: BaseException) -> None:
+        """From any thread: from here on nothing is acknowledged."""
+        if self._failure is None:
+            self._failure = error
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        self._failed.set()
+        self._flushed.set()
+
+    # ---- effects out -------------------------------------------------------------------------------------------------
+
+    def _perform_send(self, effect: Send) -> None:
+        effect.peer.send(effect.message)  # type: ignore[attr-defined]
+
+    def _perform_persist(self, effect: Persist) -> None:
+        self._disk.persist(effect.token, effect.data)
+
+    def _perform_tell(self, effect: Tell) -> None:
+        self._standing_changed.set()
+        self._tell(effect.event)
+
+    def _tell_from_thread(self, event: Event) -> None:
+        self._loop.call_soon_threadsafe(self._tell, event)
+
+    def _settle(self) -> None:
+        """The end of a turn."""
+        while True:
+            self._disk.submit()
+            if not self._dirty:
+                return
+            dirty, self._dirty[:] = self._dirty[:], []
+            if self._failure is not None:
+                return
+            for connection in dirty:
+                connection.flush()

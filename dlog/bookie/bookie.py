@@ -1,0 +1,625 @@
+"""One bookie's promises: what is answered after which fdatasync.
+
+Facts in: requests of connections, `Persisted` of the journal, and the answers to this machine's own questions below.
+Effects out: `Send`, `Persist` (data: a tuple of journal records), `Tell`, `Fetch`, `Flush`.
+
+The law of this machine:
+- An add is answered OK once its record is durable, and an entry is served only then: nothing is shown that a power cut
+  could take back. A request that needs an entry on its way to the disk waits for it.
+- A fence refuses adds from the instant it is heard, and is answered once it is durable, whatever the answer is. Tokens
+  are durable in order, so everything accepted before the fence is readable when the fence is answered.
+- Between the check of key and fence and the Persist of an add nothing else can happen.
+- "No such entry" is said only by one who knows. Who cannot tell says I/O error.
+- The first bytes acknowledged for an entry are its bytes for ever.
+
+Source: BookKeeper 4.17 bookie semantics; docs/protocol.md says where ours is stricter.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from dlog.bookie.cache import Half, ReadCache, Stored, WriteCache
+from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryDamaged, LedgerFencedHere
+from dlog.bookie.index import LedgerRow
+from dlog.bookie.journal import Kind, Record, ledger_record
+from dlog.bookie.ledgers import NEVER, Ledger, restored
+from dlog.bookie.options import BookieOptions
+from dlog.machine import Peer, Persist, Persisted, Received, Send, Tell
+from dlog.model.ids import NO_ENTRY, EntryId
+from dlog.options import MiB
+from dlog.wire.bookie import (
+    AddEntry,
+    Auth,
+    AuthDone,
+    BatchDone,
+    BatchRead,
+    Code,
+    EntryAdded,
+    EntryRead,
+    ReadEntry,
+    Unsupported,
+)
+from dlog.wire.bookie_v3 import AUTH_DISABLED
+
+PACKET_MIN = 24  # ledger, entry and LAC
+BATCH_BYTES_MAX = 5 * MiB
+_BATCH_HEAD = 24 + 8 + 4
+_LAC = struct.Struct(">q")
+_RECORD_COST = 128  # bytes of memory a waiting record costs beside its payload
+
+
+# ---- the machine's own questions, and their answers ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Effect: look up entries from `entry` on in the index as it is now; answered by `Fetched` with the same token.
+
+    At least one entry if it is there, and those that follow it without a gap, up to both bounds.
+    """
+
+    token: int
+    ledger: int
+    entry: int
+    entries_max: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Fact: consecutive packets from the entry asked for. None: `damage` says why, or the entry is absent."""
+
+    token: int
+    packets: tuple[bytes, ...] = ()
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Effect: put these entries and ledger states into entry logs and index. Answered by `Flushed`."""
+
+    entries: Half
+    rows: tuple[LedgerRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Fact: a Flush is durable and in the index, or failed for want of space."""
+
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDue:
+    """Fact: time, or the length of the journal, asks for a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersistRefused:
+    """Fact: nothing that waits for the journal will become durable, for want of space; later Persists may."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceSeen:
+    """Fact: free bytes of the fullest directory."""
+
+    free_bytes: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A token on its way to the disk, and what is to be done once it is there."""
+
+    token: int
+    size: int
+    ledger: Ledger
+    carries_key: bool
+    peer: Peer = None
+    entry: EntryId = NO_ENTRY
+    stored: Stored | None = None  # of an add
+    parked: list[tuple[Peer, Any]] | None = None  # requests to serve then
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A batch read being gathered."""
+
+    peer: Peer
+    request: BatchRead
+    bytes_max: int
+    entry: int
+    size: int = _BATCH_HEAD
+    packets: list[bytes] = field(default_factory=list)
+
+
+Outcome = bytes | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in what was fetched, look again
+Resume = Callable[[Any, Outcome, list[Any]], None]
+
+
+@dataclass(slots=True)
+class _Fetching:
+    ledger: int
+    entry: int
+    checkpoints: int  # how many had been made when it was asked
+    waiters: list[tuple[int, Resume, Any]]
+
+
+class Bookie:
+    """The machine. `rows` are the ledgers a restart found; `limbo`: data may have been lost, so nothing is denied."""
+
+    def __init__(self, options: BookieOptions, rows: Iterable[LedgerRow] = (), *, limbo: bool = False) -> None:
+        self._options = options
+        self._limbo = limbo
+        self._ledgers = {row.ledger: restored(row) for row in rows}
+        self._cache = WriteCache()
+        self._read_cache = ReadCache(options.read_cache_bytes)
+        self._tokens = 0
+        self._waiting: deque[_Waiting] = deque()
+        self.waiting_bytes = 0
+        self._dirty: dict[int, Ledger] = {}
+        self._flush: Flush | None = None  # in flight, or failed and to be repeated
+        self._flush_running = False
+        self._checkpoints = 0
+        self._tokens_of_fetches = 0
+        self._fetches: dict[int, _Fetching] = {}
+        self._fetches_of: dict[int, list[_Fetching]] = {}
+        self.reads_waiting = 0
+        self._free_bytes = 1 << 62
+        self._no_room = False  # the journal or a flush ran out of space
+        self.read_only = limbo
+        self._doors: dict[type[Any], Callable[[Any, list[Any]], None]] = {
+            Persisted: self._persisted,
+            Fetched: self._fetched,
+            CheckpointDue: self._checkpoint_due,
+            Flushed: self._flushed,
+            PersistRefused: self._persist_refused,
+            SpaceSeen: self._space_seen,
+        }
+        self._requests: dict[type[Any], Callable[[Peer, Any, list[Any]], None]] = {
+            AddEntry: self._add,
+            ReadEntry: self._read,
+            BatchRead: self._batch_read,
+            Auth: self._auth,
+            Unsupported: self._unsupported,
+        }
+
+    def handle(self, fact: Any) -> list[Any]:
+        """The only door."""
+        out: list[Any] = []
+        if fact.__class__ is Received:
+            self._requests[fact.message.__class__](fact.peer, fact.message, out)
+        else:
+            door = self._doors.get(fact.__class__)
+            if door is not None:  # a lost connection changes nothing here
+                door(fact, out)
+        return out
+
+    @property
+    def ledgers(self) -> int:
+        """How many ledgers are known."""
+        return len(self._ledgers)
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a checkpoint would move anything to the index."""
+        return bool(self._dirty or self._flush is not None or self._cache.entries_active)
+
+    @property
+    def is_congested(self) -> bool:
+        """Both halves of the write cache are full: whoever can wait with an add should, until the flush is through."""
+        cache, options = self._cache, self._options
+        return (
+            self._flush_running
+            and not self.read_only
+            and (cache.bytes_active >= options.write_cache_bytes or cache.entries_active >= options.write_cache_entries)
+        )
+
+    @property
+    def is_checkpointing(self) -> bool:
+        return self._flush_running
+
+    # ---- adds --------------------------------------------------------------------------------------------------------
+
+    def _add(self, peer: Peer, m: AddEntry, out: list[Any], known_absent: bool = False) -> None:
+        code = self._try_add(peer, m, out, known_absent)
+        if code is not None:
+            out.append(Send(peer, EntryAdded(m.ledger, m.entry, code)))
+
+    def _try_add(self, peer: Peer, m: AddEntry, out: list[Any], known_absent: bool) -> Code | None:
+        """An answer to give now, or None if the add is on its way."""
+        entry = m.entry
+        if m.ledger < 0 or entry < 0:
+            return Code.BAD_REQUEST
+        if self.read_only and not self._admits_in_reserve(m):
+            return Code.READ_ONLY
+        ledger = self._ledgers.get(m.ledger)
+        if ledger is not None:
+            if not ledger.admits(m.master_key):
+                return Code.UNAUTHORIZED
+            if ledger.fenced and not m.recovery:
+                return Code.FENCED
+            token = ledger.adding.get(entry)
+            if token is not None:
+                self._park(token, peer, m)
+                return None
+            if entry <= ledger.last and not known_absent:
+                if self._in_memory(m.ledger, entry) is not None:
+                    return Code.OK
+                if self.reads_waiting >= self._options.reads_waiting_max:
+                    return Code.TOO_MANY_REQUESTS
+                self._fetch(ledger.ledger, entry, self._resume_add, (peer, m), out, alone=True)
+                return None
+        packet = m.parts[0] if len(m.parts) == 1 else b"".join(m.parts)
+        if not isinstance(packet, bytes):
+            packet = bytes(packet)
+        if len(packet) < PACKET_MIN:
+            return Code.BAD_REQUEST
+        size = len(packet) + _RECORD_COST
+        if self._is_over_capacity(size) or (ledger is None and len(self._ledgers) >= self._options.ledgers_max):
+            return Code.TOO_MANY_REQUESTS
+        if ledger is None:
+            ledger = self._ledgers[m.ledger] = Ledger(m.ledger, m.master_key)
+        carries_key = not ledger.recorded
+        stored = Stored(packet, crc32c(packet))
+        record = Record(Kind.ADD, packet, stored.crc)
+        records: tuple[Record, ...] = (record,)
+        if carries_key:
+            ledger.recorded = True
+            records = (ledger_record(ledger.ledger, ledger.master_key, ledger.fenced), record)
+        self._tokens = token = self._tokens + 1
+        self._waiting.append(_Waiting(token, size, ledger, carries_key, peer, entry, stored))
+        self.waiting_bytes += size
+        ledger.adding[entry] = token
+        out.append(Persist(token, records))
+        return None
+
+    def _admits_in_reserve(self, m: AddEntry) -> bool:
+        if self._limbo and not m.recovery:
+            return False  # a fence may have been lost
+        return (m.recovery or m.high_priority) and self._free_bytes >= self._options.disk_free_reserve_bytes
+
+    def _is_over_capacity(self, size: int) -> bool:
+        options = self._options
+        if self._waiting and self.waiting_bytes + size > options.journal_waiting_bytes_max:
+            return True
+        cache = self._cache
+        return self._flush is not None and (
+            cache.bytes_active >= 2 * options.write_cache_bytes
+            or cache.entries_active >= 2 * options.write_cache_entries
+        )
+
+    def _resume_add(self, waiter: tuple[Peer, AddEntry], outcome: Outcome, out: list[Any]) -> None:
+        peer, m = waiter
+        if isinstance(outcome, bytes):
+            out.append(Send(peer, EntryAdded(m.ledger, m.entry, Code.OK)))
+        elif outcome is Code.NO_ENTRY:
+            self._add(peer, m, out, known_absent=self._in_memory(m.ledger, m.entry) is None)
+        elif outcome is None:
+            self._add(peer, m, out)
+        else:
+            out.append(Send(peer, EntryAdded(m.ledger, m.entry, outcome)))
+
+    # ---- the journal's answers ---------------------------------------------------------------------------------------
+
+    def _persisted(self, fact: Persisted, out: list[Any]) -> None:
+        waiting, upto, dirty = self._waiting, fact.upto, self._dirty
+        while waiting and waiting[0].token <= upto:
+            w = waiting.popleft()
+            self.waiting_bytes -= w.size
+            ledger = w.ledger
+            dirty[ledger.ledger] = ledger
+            stored = w.stored
+            if stored is not None:
+                entry = w.entry
+                del ledger.adding[entry]
+                self._cache.put(ledger.ledger, entry, stored)
+                if entry > ledger.last:
+                    ledger.last = entry
+                (lac,) = _LAC.unpack_from(stored.packet, 16)
+                if lac > ledger.lac:
+                    ledger.lac = lac
+                out.append(Send(w.peer, EntryAdded(ledger.ledger, entry, Code.OK)))
+            elif w.token == ledger.fence_token:
+                ledger.fence_durable, ledger.fence_token = True, NEVER
+            if w.parked is not None:
+                for peer, request in w.parked:
+                    self._serve_parked(peer, request, out)
+        self._flush_if_full(out)
+
+    def _persist_refused(self, fact: PersistRefused, out: list[Any]) -> None:
+        refused, self._waiting = self._waiting, deque()
+        self.waiting_bytes = 0
+        self._no_room = True
+        self._review_space(fact.reason, out)
+        for w in refused:
+            if w.carries_key:
+                w.ledger.recorded = False
+            if w.stored is not None:
+                del w.ledger.adding[w.entry]
+                out.append(Send(w.peer, EntryAdded(w.ledger.ledger, w.entry, Code.READ_ONLY)))
+            elif w.token == w.ledger.fence_token:
+                w.ledger.fence_token = NEVER
+            for peer, request in w.parked or ():
+                out.append(Send(peer, _refusal(request, Code.IO_ERROR)))
+
+    def _park(self, token: int, peer: Peer, request: Any) -> None:
+        """Serve the request again once `token` is durable; tokens in the queue are consecutive."""
+        w = self._waiting[token - self._waiting[0].token]
+        assert w.token == token
+        if w.parked is None:
+            w.parked = []
+        w.parked.append((peer, request))
+
+    def _serve_parked(self, peer: Peer, request: Any, out: list[Any]) -> None:
+        if isinstance(request, AddEntry):
+            out.append(Send(peer, EntryAdded(request.ledger, request.entry, Code.OK)))
+        elif isinstance(request, ReadEntry):
+            self._serve_read(peer, request, out)
+        elif isinstance(request, BatchRead):
+            self._start_batch(peer, request, out)
+        else:
+            self._gather(request, out)
+
+    # ---- fences ------------------------------------------------------------------------------------------------------
+
+    def _fence(self, peer: Peer, m: ReadEntry | BatchRead, out: list[Any]) -> Code | None:
+        """OK if the fence is durable already; None if the request waits for it; else why not."""
+        if len(m.master_key) == 0:
+            return Code.UNAUTHORIZED
+        ledger = self._ledgers.get(m.ledger)
+        if ledger is not None and not ledger.admits(m.master_key):
+            return Code.UNAUTHORIZED
+        if ledger is None or (not ledger.fence_durable and ledger.fence_token == NEVER):
+            size = len(m.master_key) + _RECORD_COST
+            if self._waiting and self.waiting_bytes + size > 2 * self._options.journal_waiting_bytes_max:
+                return Code.TOO_MANY_REQUESTS
+            if ledger is None:
+                if len(self._ledgers) >= self._options.ledgers_max:
+                    return Code.TOO_MANY_REQUESTS
+                ledger = self._ledgers[m.ledger] = Ledger(m.ledger, m.master_key)
+            ledger.fenced = True  # refuse adds from this instant
+            carries_key = not ledger.recorded
+            ledger.recorded = True
+            self._tokens = token = self._tokens + 1
+            ledger.fence_token = token
+            self._waiting.append(_Waiting(token, size, ledger, carries_key))
+            self.waiting_bytes += size
+            out.append(Tell(LedgerFencedHere(m.ledger)))
+            out.append(Persist(token, (ledger_record(ledger.ledger, ledger.master_key, True),)))
+        if ledger.fence_durable:
+            return Code.OK
+        self._park(ledger.fence_token, peer, m)
+        return None
+
+    # ---- reads -------------------------------------------------------------------------------------------------------
+
+    def _read(self, peer: Peer, m: ReadEntry, out: list[Any]) -> None:
+        code: Code | None = Code.OK
+        if m.ledger < 0 or m.entry < -1:
+            code = Code.BAD_REQUEST
+        elif m.fence:
+            code = self._fence(peer, m, out)
+        if code is Code.OK:
+            self._serve_read(peer, m, out)
+        elif code is not None:
+            out.append(Send(peer, EntryRead(m.ledger, m.entry, code, b"", m.fence)))
+
+    def _serve_read(self, peer: Peer, m: ReadEntry, out: list[Any], alone: bool = False) -> None:
+        outcome = self._find(m.ledger, m.entry, peer, m, self._resume_read, (peer, m), out, alone)
+        if outcome is not None:
+            self._resume_read((peer, m), outcome, out)
+
+    def _resume_read(self, waiter: tuple[Peer, ReadEntry], outcome: Outcome, out: list[Any]) -> None:
+        peer, m = waiter
+        if isinstance(outcome, bytes):
+            out.append(Send(peer, EntryRead(m.ledger, m.entry, Code.OK, outcome, m.fence)))
+        elif outcome is None:
+            self._serve_read(peer, m, out, alone=True)
+        else:
+            out.append(Send(peer, EntryRead(m.ledger, m.entry, outcome, b"", m.fence)))
+
+    def _find(
+        self,
+        number: int,
+        entry: int,
+        peer: Peer,
+        parked: Any,
+        resume: Resume,
+        waiter: Any,
+        out: list[Any],
+        alone: bool,
+    ) -> Outcome:
+        """The packet, or why not; None if it will come: `parked` is served then, or `resume` called with `waiter`."""
+        ledger = self._ledgers.get(number)
+        if ledger is None:
+            return Code.IO_ERROR if self._limbo else Code.NO_LEDGER
+        if entry < 0:
+            entry = ledger.last
+        token = ledger.adding.get(entry)
+        if token is not None:
+            self._park(token, peer, parked)
+            return None
+        if entry < 0 or entry > ledger.last:
+            return Code.IO_ERROR if self._limbo else Code.NO_ENTRY
+        packet = self._in_memory(number, entry)
+        if packet is not None:
+            return packet
+        if self.reads_waiting >= self._options.reads_waiting_max:
+            return Code.TOO_MANY_REQUESTS
+        self._fetch(number, entry, resume, waiter, out, alone=alone)
+        return None
+
+    def _in_memory(self, ledger: int, entry: int) -> bytes | None:
+        packet = self._cache.get(ledger, entry)
+        return packet if packet is not None else self._read_cache.get(ledger, entry)
+
+    def _fetch(self, ledger: int, entry: int, resume: Resume, waiter: Any, out: list[Any], *, alone: bool) -> None:
+        """Ask the disk, or wait for a question under way whose read-ahead should bring the entry."""
+        self.reads_waiting += 1
+        under_way = self._fetches_of.get(ledger)
+        if under_way is not None and not alone:
+            for fetching in under_way:
+                if fetching.entry <= entry < fetching.entry + self._options.read_ahead_entries:
+                    fetching.waiters.append((entry, resume, waiter))
+                    return
+        self._tokens_of_fetches = token = self._tokens_of_fetches + 1
+        fetching = _Fetching(ledger, entry, self._checkpoints, [(entry, resume, waiter)])
+        self._fetches[token] = fetching
+        self._fetches_of.setdefault(ledger, []).append(fetching)
+        out.append(Fetch(token, ledger, entry, self._options.read_ahead_entries, self._options.read_ahead_bytes))
+
+    def _fetched(self, fact: Fetched, out: list[Any]) -> None:
+        fetching = self._fetches.pop(fact.token)
+        under_way = self._fetches_of[fetching.ledger]
+        under_way.remove(fetching)
+        if not under_way:
+            del self._fetches_of[fetching.ledger]
+        first, packets = fetching.entry, fact.packets
+        for i, packet in enumerate(packets):
+            self._read_cache.put(fetching.ledger, first + i, packet)
+        nothing: Outcome = Code.NO_ENTRY
+        if fact.damage:
+            nothing = Code.IO_ERROR
+            out.append(Tell(EntryDamaged(fetching.ledger, first, fact.damage)))
+        elif self._limbo:
+            nothing = Code.IO_ERROR
+        elif fetching.checkpoints != self._checkpoints:
+            nothing = None  # what was in memory then may be in the index by now: look again
+        for entry, resume, waiter in fetching.waiters:
+            self.reads_waiting -= 1
+            outcome: Outcome = None
+            if entry - first < len(packets):
+                outcome = packets[entry - first]
+            elif entry == first:
+                outcome = nothing
+            resume(waiter, outcome, out)
+
+    # ---- batch reads -------------------------------------------------------------------------------------------------
+
+    def _batch_read(self, peer: Peer, m: BatchRead, out: list[Any]) -> None:
+        code: Code | None = Code.OK
+        if m.ledger < 0 or m.start < -1:
+            code = Code.BAD_REQUEST
+        elif m.fence:
+            code = self._fence(peer, m, out)
+        if code is Code.OK:
+            self._start_batch(peer, m, out)
+        elif code is not None:
+            out.append(Send(peer, BatchDone(m.ledger, m.start, m.request, code)))
+
+    def _start_batch(self, peer: Peer, m: BatchRead, out: list[Any]) -> None:
+        self._gather(_Batch(peer, m, min(m.max_bytes, BATCH_BYTES_MAX), m.start), out)
+
+    def _gather(self, batch: _Batch, out: list[Any], alone: bool = False) -> None:
+        """Take entries while they are at hand; the first that must be fetched goes on from `_resume_batch`."""
+        while True:
+            outcome = self._find(
+                batch.request.ledger, batch.entry, batch.peer, batch, self._resume_batch, batch, out, alone
+            )
+            if outcome is None or not self._take(batch, outcome, out):
+                return
+
+    def _resume_batch(self, batch: _Batch, outcome: Outcome, out: list[Any]) -> None:
+        if outcome is None:
+            self._gather(batch, out, alone=True)
+        elif self._take(batch, outcome, out):
+            self._gather(batch, out)
+
+    def _take(self, batch: _Batch, outcome: bytes | Code, out: list[Any]) -> bool:
+        """Whether the batch goes on; if not it has been answered. What is missing ends it, unless it is the first."""
+        m = batch.request
+        code = Code.OK
+        more = False
+        if isinstance(outcome, Code):
+            if not batch.packets:
+                code = outcome
+        elif not batch.packets or batch.size + len(outcome) + 4 <= batch.bytes_max:
+            batch.packets.append(outcome)
+            batch.size += len(outcome) + 4
+            batch.entry += 1
+            more = batch.size < batch.bytes_max and (m.max_count <= 0 or len(batch.packets) < m.max_count)
+        if not more:
+            out.append(Send(batch.peer, BatchDone(m.ledger, m.start, m.request, code, tuple(batch.packets))))
+        return more
+
+    # ---- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _checkpoint_due(self, _: CheckpointDue, out: list[Any]) -> None:
+        if self._flush_running:
+            return
+        if self._flush is None:
+            rows = tuple([ledger.row() for ledger in self._dirty.values()])
+            self._dirty = {}
+            self._flush = Flush(self._cache.swap(), rows)
+        self._flush_running = True
+        out.append(self._flush)
+
+    def _flush_if_full(self, out: list[Any]) -> None:
+        options = self._options
+        if (
+            self._cache.bytes_active >= options.write_cache_bytes
+            or self._cache.entries_active >= options.write_cache_entries
+        ) and self._flush is None:
+            self._checkpoint_due(CheckpointDue(), out)
+
+    def _flushed(self, fact: Flushed, out: list[Any]) -> None:
+        self._flush_running = False
+        if fact.failure:
+            self._no_room = True
+            out.append(Tell(CheckpointFailed(fact.failure)))
+        else:
+            self._flush = None
+            self._checkpoints += 1
+            self._cache.forget_flushed()
+            self._no_room = False
+            self._flush_if_full(out)
+        self._review_space(fact.failure, out)
+
+    # ---- space -------------------------------------------------------------------------------------------------------
+
+    def _space_seen(self, fact: SpaceSeen, out: list[Any]) -> None:
+        self._free_bytes = fact.free_bytes
+        if self._no_room and self._flush is None and fact.free_bytes >= self._writable_from():
+            self._no_room = False
+        self._review_space(f"free_bytes={fact.free_bytes} disk_free_min_bytes={self._options.disk_free_min_bytes}", out)
+
+    def _writable_from(self) -> int:
+        """A little above the limit, so that the state does not flap."""
+        limit = self._options.disk_free_min_bytes
+        return limit + limit // 10
+
+    def _review_space(self, reason: str, out: list[Any]) -> None:
+        if self._limbo:
+            return
+        floor = self._writable_from() if self.read_only else self._options.disk_free_min_bytes
+        read_only = self._no_room or self._free_bytes < floor
+        if read_only != self.read_only:
+            self.read_only = read_only
+            out.append(Tell(BookieReadOnly(reason) if read_only else BookieWritable()))
+
+    # ---- the rest ----------------------------------------------------------------------------------------------------
+
+    def _auth(self, peer: Peer, _: Auth, out: list[Any]) -> None:
+        out.append(Send(peer, AuthDone(AUTH_DISABLED)))
+
+    def _unsupported(self, peer: Peer, m: Unsupported, out: list[Any]) -> None:
+        out.append(Send(peer, m))
+
+
+def _refusal(request: Any, code: Code) -> Any:
+    if isinstance(request, _Batch):
+        request = request.request
+    if isinstance(request, AddEntry):
+        return EntryAdded(request.ledger, request.entry, code)
+    if isinstance(request, BatchRead):
+        return BatchDone(request.ledger, request.start, request.request, code)
+    return EntryRead(request.ledger, request.entry, code, b"", request.fence)

@@ -1,0 +1,95 @@
+"""Entries in memory: those not flushed yet, and those read ahead.
+
+The law of this file: `WriteCache` holds every durable entry that no index on disk knows, so it may only forget what
+was flushed. `ReadCache` may forget anything at any time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+_ENTRY_OVERHEAD = 200  # bytes of bookkeeping an entry costs beside its own
+
+
+class Stored(NamedTuple):
+    """An entry packet and its CRC32C, computed when it was received and kept to the disk."""
+
+    packet: bytes
+    crc: int
+
+
+Half = dict[int, dict[int, Stored]]  # ledger -> entry -> stored
+
+
+class WriteCache:
+    """Two halves: one takes what comes, the other is on its way to the disk."""
+
+    __slots__ = ("_active", "_flushing", "bytes_active", "entries_active")
+
+    def __init__(self) -> None:
+        self._active: Half = {}
+        self._flushing: Half = {}
+        self.bytes_active = 0
+        self.entries_active = 0
+
+    def put(self, ledger: int, entry: int, stored: Stored) -> None:
+        entries = self._active.get(ledger)
+        if entries is None:
+            entries = self._active[ledger] = {}
+        entries[entry] = stored
+        self.bytes_active += len(stored.packet) + _ENTRY_OVERHEAD
+        self.entries_active += 1
+
+    def get(self, ledger: int, entry: int) -> bytes | None:
+        for half in (self._active, self._flushing):
+            entries = half.get(ledger)
+            if entries is not None:
+                stored = entries.get(entry)
+                if stored is not None:
+                    return stored.packet
+        return None
+
+    @property
+    def is_flushing(self) -> bool:
+        return bool(self._flushing)
+
+    def swap(self) -> Half:
+        """Turn the active half into the one to flush and return it; the previous one must be forgotten by then."""
+        assert not self._flushing, "a half is forgotten before the next is flushed"
+        self._flushing, self._active = self._active, {}
+        self.bytes_active = self.entries_active = 0
+        return self._flushing
+
+    def forget_flushed(self) -> None:
+        """The half handed out by `swap` is on disk and in the index."""
+        self._flushing = {}
+
+
+class ReadCache:
+    """Least recently used entries, bounded by bytes."""
+
+    __slots__ = ("_bytes_max", "_entries", "bytes")
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._entries: OrderedDict[tuple[int, int], bytes] = OrderedDict()
+        self.bytes = 0
+
+    def put(self, ledger: int, entry: int, packet: bytes) -> None:
+        key = (ledger, entry)
+        old = self._entries.pop(key, None)
+        if old is not None:
+            self.bytes -= len(old) + _ENTRY_OVERHEAD
+        self._entries[key] = packet
+        self.bytes += len(packet) + _ENTRY_OVERHEAD
+        while self.bytes > self._bytes_max and self._entries:
+            _, oldest = self._entries.popitem(last=False)
+            self.bytes -= len(oldest) + _ENTRY_OVERHEAD
+
+    def get(self, ledger: int, entry: int) -> bytes | None:
+        key = (ledger, entry)
+        packet = self._entries.get(key)
+        if packet is not None:
+            self._entries.move_to_end(key)
+        return packet

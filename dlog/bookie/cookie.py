@@ -1,0 +1,83 @@
+"""Is this the disk I know? Decided before a bookie serves, from its cookies: one in ZooKeeper, one in each directory.
+
+The law of this file: a bookie that may have lost data does not serve. An emptied, swapped or foreign directory is
+refused with what to do next; only a bookie that has nothing anywhere is new. A first start that was interrupted is
+still a first start. Source: BookKeeper, "Cookie"; reliability J11.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlog.errors import CookieError
+from dlog.wire.bookie_info import Cookie, decode_cookie
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What lies in one directory: the text of its VERSION file, and whether it holds data of a bookie."""
+
+    directory: str
+    version: str | None
+    has_data: bool
+
+
+class Verdict(enum.Enum):
+    """What to do before serving."""
+
+    STAMP = "stamp"  # a new bookie: write VERSION everywhere, then the cookie in ZooKeeper
+    SERVE = "serve"
+
+
+def judge(expected: Cookie, registered: str | None, found: Sequence[Found]) -> Verdict:
+    """expected: who we are; registered: the cookie's text in ZooKeeper, None if there is none.
+
+    Raises CookieError: the bookie must not serve on these directories.
+    """
+    stamped = [item for item in found if item.version is not None]
+    for item in stamped:
+        assert item.version is not None
+        _compare(expected, decode_cookie(item.version), f"directory {item.directory}")
+    missing = [item.directory for item in found if item.version is None]
+    for item in found:
+        if item.version is None and item.has_data:
+            raise CookieError(
+                f"directory holds a bookie's data but no VERSION file, so it cannot be told whose it is; put the file "
+                f"back from another directory of the same bookie, or move the data away: dir={item.directory}"
+            )
+    if registered is not None:
+        _compare(expected, decode_cookie(registered), "the cookie in ZooKeeper")
+        if missing:
+            raise CookieError(
+                f"directory is empty though this bookie stored data before: mount the right disk; if the data is gone, "
+                f"let the other bookies re-replicate, delete the cookie of {expected.bookie} in ZooKeeper and start "
+                f"with all directories empty: dir={','.join(missing)}"
+            )
+        return Verdict.SERVE
+    if any(item.has_data for item in stamped):
+        raise CookieError(
+            f"directories hold a bookie's data but ZooKeeper knows no cookie of {expected.bookie}: it was "
+            f"decommissioned, or this is another cluster; empty the directories to start as a new bookie: "
+            f"dir={stamped[0].directory}"
+        )
+    return Verdict.STAMP
+
+
+def _compare(expected: Cookie, cookie: Cookie, where: str) -> None:
+    if cookie.instance_id != expected.instance_id:
+        raise CookieError(
+            f"{where} belongs to another cluster; give this cluster's ZooKeeper, or use empty directories: "
+            f"theirs={cookie.instance_id} ours={expected.instance_id}"
+        )
+    if cookie.bookie != expected.bookie:
+        raise CookieError(
+            f"{where} belongs to another bookie; start it with the port or --bookie-id it had, or use empty "
+            f"directories: theirs={cookie.bookie} ours={expected.bookie}"
+        )
+    if cookie.ledger_dirs != expected.ledger_dirs or cookie.journal_dirs != expected.journal_dirs:
+        raise CookieError(
+            f"{where} was written for other directories; start with those, in that order: "
+            f"journal={','.join(cookie.journal_dirs)} ledgers={','.join(cookie.ledger_dirs)}"
+        )

@@ -1,0 +1,69 @@
+"""An entry log's bytes: entries sorted by (ledger, entry), flush after flush, each flush closed by a table of contents.
+
+    file header  "DLE1" | 0 u32 | log id u64 | crc u32 | zeros                               32 bytes
+    entry        length u32 | crc u32 of the packet | packet
+    section end  0xffffffff | crc u32 of what follows | length u32 | previous section end u64 | count u32
+                 | count x (ledger i64, entries u32, bytes u64)
+
+The law of this file: an entry is handed out only if its length, its CRC and the ids inside its packet are those asked
+for. A table of contents says which ledgers a section holds, so that a log none of whose ledgers lives can be deleted.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from dlog.bookie.cache import Stored
+from dlog.errors import DamagedError
+
+LOG_HEADER_BYTES = 32
+NO_SECTION = 0
+HEAD_BYTES = 8
+
+_FILE = struct.Struct(">4sIQ")
+_HEAD = struct.Struct(">II")
+_SECTION = struct.Struct(">IIIQI")
+_CONTENT = struct.Struct(">qIQ")
+_IDS = struct.Struct(">qq")
+_SECTION_WORD = 0xFFFFFFFF
+
+
+def log_header(log_id: int) -> bytes:
+    head = _FILE.pack(b"DLE1", 0, log_id)
+    return (head + struct.pack(">I", crc32c(head))).ljust(LOG_HEADER_BYTES, b"\0")
+
+
+def entry_head(stored: Stored) -> bytes:
+    """What precedes the packet."""
+    return _HEAD.pack(len(stored.packet), stored.crc)
+
+
+def section_end(previous: int, contents: Iterable[tuple[int, int, int]]) -> bytes:
+    """Closes a flush. previous: offset of the last section end in this log; contents: (ledger, entries, bytes)."""
+    rows = [_CONTENT.pack(*row) for row in contents]
+    body = struct.pack(">QI", previous, len(rows)) + b"".join(rows)
+    return _HEAD.pack(_SECTION_WORD, crc32c(body)) + struct.pack(">I", len(body)) + body
+
+
+def parse_section_end(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
+    """Offset of the previous section end, and the contents. Raises DamagedError."""
+    if len(data) < _SECTION.size:
+        raise DamagedError("an entry log's table of contents is cut off")
+    word, crc, length, previous, count = _SECTION.unpack_from(data)
+    body = data[12 : 12 + length]
+    if word != _SECTION_WORD or len(body) != length or crc32c(body) != crc or length != 12 + count * _CONTENT.size:
+        raise DamagedError("an entry log's table of contents does not verify")
+    return previous, [_CONTENT.unpack_from(body, 12 + i * _CONTENT.size) for i in range(count)]
+
+
+def take_entry(data: bytes, at: int, ledger: int, entry: int, length: int) -> bytes:
+    """The packet whose record begins at `at`. Raises DamagedError if it is not the entry asked for, byte for byte."""
+    packet = data[at + HEAD_BYTES : at + HEAD_BYTES + length]
+    if len(packet) == length and len(packet) >= _IDS.size:
+        stored_length, crc = _HEAD.unpack_from(data, at)
+        if stored_length == length and crc32c(packet) == crc and _IDS.unpack_from(packet) == (ledger, entry):
+            return packet
+    raise DamagedError(f"a stored entry does not verify: ledger={ledger} entry={entry}")

@@ -1,0 +1,87 @@
+"""What a bookie tells operators, tests and metrics. Nothing here happens once per entry."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dlog.events import Event
+
+
+@dataclass(frozen=True, slots=True)
+class BookieReadOnly(Event):
+    """The bookie takes no more plain adds."""
+
+    name: ClassVar[str] = "bookie.read_only"
+    level: ClassVar[str] = "warning"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BookieWritable(Event):
+    name: ClassVar[str] = "bookie.writable"
+
+
+@dataclass(frozen=True, slots=True)
+class EntryDamaged(Event):
+    """A stored entry does not verify; it was answered with an I/O error."""
+
+    name: ClassVar[str] = "entry.damaged"
+    level: ClassVar[str] = "error"
+    ledger: int
+    entry: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFencedHere(Event):
+    """This bookie fenced a ledger."""
+
+    name: ClassVar[str] = "ledger.fenced_here"
+    level: ClassVar[str] = "info"
+    ledger: int
+
+
+@dataclass(frozen=True, slots=True)
+class JournalReplayed(Event):
+    """What a start found behind the last checkpoint."""
+
+    name: ClassVar[str] = "journal.replayed"
+    groups: int
+    adds: int
+    ledgers: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointFailed(Event):
+    """The disk is full; the entries stay in memory and in the journal, and it is tried again."""
+
+    name: ClassVar[str] = "checkpoint.failed"
+    level: ClassVar[str] = "error"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergeFailed(Event):
+    """Index runs stay apart because one of them is damaged; reads of what it covers get I/O errors."""
+
+    name: ClassVar[str] = "merge.failed"
+    level: ClassVar[str] = "error"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BookieStarted(Event):
+    name: ClassVar[str] = "bookie.started"
+    bookie: str
+    address: str
+    ledgers: int
+
+
+@dataclass(frozen=True, slots=True)
+class StorageDamaged(Event):
+    """Found at the start; what it touches is answered with I/O errors."""
+
+    name: ClassVar[str] = "storage.damaged"
+    level: ClassVar[str] = "error"
+    reason: str

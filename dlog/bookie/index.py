@@ -1,0 +1,292 @@
+"""Index runs: sorted, immutable files that say where each entry lies and what state its ledger is in.
+
+Each checkpoint writes one run per ledger directory; newer runs win; runs are merged as they gather. In memory a run is
+five arrays, about 36 bytes for up to 170 entries; chunks are read from the file when they are needed.
+
+    file header  "DLI1" | 0 u32 | run id u64 | crc u32 | zeros                               32 bytes
+    chunk        crc u32 | count u32 | ledger i64 | count x (entry i64, log u32, length u32, offset u64)
+    footer       columns ledger, first, last, offset, count of all chunks | states
+    state        ledger i64 | flags u8 (1 fenced) | key length u8 | lac i64 | last entry i64 | master key
+    trailer      "DLIE" | chunks u32 | states u32 | footer offset u64 | footer crc u32 | trailer crc u32
+
+The law of this file: nothing is answered from bytes that do not verify. What covers an entry and is damaged makes the
+entry damaged, never absent.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from dlog.errors import DamagedError
+
+RUN_HEADER_BYTES = 32
+CHUNK_ENTRIES = 170
+CHUNK_HEAD_BYTES = 16
+PLACE_BYTES = 24
+
+_FILE = struct.Struct(">4sIQ")
+_CHUNK = struct.Struct(">Iq")
+_PLACE = struct.Struct(">qIIQ")
+_STATE = struct.Struct(">qBBqq")
+_TRAILER = struct.Struct(">4sIIQI")
+_CRC = struct.Struct(">I")
+_ENTRY = struct.Struct(">q")
+TRAILER_BYTES = _TRAILER.size + 4
+_COLUMNS = "qqqQI"
+_COLUMN_BYTES = 8 + 8 + 8 + 8 + 4
+
+
+class Place(NamedTuple):
+    """Where an entry's record lies: entry log, length of its packet, offset of its record."""
+
+    entry: int
+    log: int
+    length: int
+    offset: int
+
+
+class LedgerRow(NamedTuple):
+    """A ledger's state as stored. `last` is its highest entry here, -1 if there is none."""
+
+    ledger: int
+    master_key: bytes
+    fenced: bool
+    lac: int
+    last: int
+
+
+def _new_columns() -> list[array[int]]:
+    return [array(code) for code in _COLUMNS]
+
+
+@dataclass(slots=True)
+class RunTable:
+    """A run's sparse table: one row a chunk, ordered by (ledger, first)."""
+
+    columns: list[array[int]] = field(default_factory=_new_columns)
+
+    def append(self, ledger: int, first: int, last: int, offset: int, count: int) -> None:
+        for column, value in zip(self.columns, (ledger, first, last, offset, count), strict=True):
+            column.append(value)
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+    def find(self, ledger: int, entry: int) -> int:
+        """Row of the chunk that covers the entry, or -1."""
+        ledgers, firsts, lasts = self.columns[0], self.columns[1], self.columns[2]
+        low = bisect_left(ledgers, ledger)
+        high = bisect_right(ledgers, ledger, low)
+        row = bisect_right(firsts, entry, low, high) - 1
+        return row if row >= low and lasts[row] >= entry else -1
+
+    def ledger(self, row: int) -> int:
+        return self.columns[0][row]
+
+    def first(self, row: int) -> int:
+        return self.columns[1][row]
+
+    def last(self, row: int) -> int:
+        return self.columns[2][row]
+
+    def span(self, row: int) -> tuple[int, int]:
+        """Offset and length of the chunk."""
+        return self.columns[3][row], CHUNK_HEAD_BYTES + self.columns[4][row] * PLACE_BYTES
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def run_header(run_id: int) -> bytes:
+    head = _FILE.pack(b"DLI1", 0, run_id)
+    return (head + _CRC.pack(crc32c(head))).ljust(RUN_HEADER_BYTES, b"\0")
+
+
+class RunBuilder:
+    """Turns sorted places into the bytes of a run; the caller writes what it returns, in order, behind the header."""
+
+    __slots__ = ("_offset", "table")
+
+    def __init__(self) -> None:
+        self.table = RunTable()
+        self._offset = RUN_HEADER_BYTES
+
+    def chunk(self, ledger: int, places: bytes) -> bytes:
+        """One chunk from packed places of one ledger, sorted by entry; at least one, at most CHUNK_ENTRIES."""
+        count = len(places) // PLACE_BYTES
+        assert 0 < count <= CHUNK_ENTRIES
+        (first,) = struct.unpack_from(">q", places)
+        (last,) = struct.unpack_from(">q", places, len(places) - PLACE_BYTES)
+        self.table.append(ledger, first, last, self._offset, count)
+        body = _CHUNK.pack(count, ledger) + places
+        self._offset += 4 + len(body)
+        return _CRC.pack(crc32c(body)) + body
+
+    def finish(self, states: Iterable[LedgerRow]) -> bytes:
+        """Footer and trailer."""
+        rows = [
+            _STATE.pack(row.ledger, row.fenced, len(row.master_key), row.lac, row.last) + row.master_key
+            for row in states
+        ]
+        footer = b"".join([*(_big_endian(column) for column in self.table.columns), *rows])
+        trailer = _TRAILER.pack(b"DLIE", len(self.table), len(rows), self._offset, crc32c(footer))
+        return footer + trailer + _CRC.pack(crc32c(trailer))
+
+
+def pack_place(entry: int, log: int, length: int, offset: int) -> bytes:
+    return _PLACE.pack(entry, log, length, offset)
+
+
+def _big_endian(column: array[int]) -> bytes:
+    if sys.byteorder == "little":
+        column = column[:]
+        column.byteswap()
+    return column.tobytes()
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+def parse_trailer(data: bytes) -> tuple[int, int, int, int]:
+    """chunks, states, footer offset, footer crc. Raises DamagedError."""
+    if len(data) == TRAILER_BYTES:
+        magic, chunks, states, offset, crc = _TRAILER.unpack_from(data)
+        if magic == b"DLIE" and _CRC.unpack_from(data, _TRAILER.size)[0] == crc32c(data[: _TRAILER.size]):
+            return chunks, states, offset, crc
+    raise DamagedError("an index run's trailer does not verify")
+
+
+def parse_footer(data: bytes, chunks: int, states: int, crc: int) -> tuple[RunTable, list[LedgerRow]]:
+    """Raises DamagedError."""
+    if crc32c(data) != crc or len(data) < chunks * _COLUMN_BYTES:
+        raise DamagedError("an index run's footer does not verify")
+    at = 0
+    columns = _new_columns()
+    for column in columns:
+        size = chunks * column.itemsize
+        column.frombytes(data[at : at + size])
+        if sys.byteorder == "little":
+            column.byteswap()
+        at += size
+    rows: list[LedgerRow] = []
+    for _ in range(states):
+        ledger, fenced, key_size, lac, last = _STATE.unpack_from(data, at)
+        at += _STATE.size
+        rows.append(LedgerRow(ledger, data[at : at + key_size], bool(fenced), lac, last))
+        at += key_size
+    return RunTable(columns), rows
+
+
+def parse_chunk(data: bytes, ledger: int) -> bytes:
+    """The packed places of a chunk. Raises DamagedError if it does not verify or is another ledger's."""
+    if len(data) > CHUNK_HEAD_BYTES:
+        (crc,) = _CRC.unpack_from(data)
+        count, stored_ledger = _CHUNK.unpack_from(data, 4)
+        if crc == crc32c(data[4:]) and stored_ledger == ledger and len(data) == CHUNK_HEAD_BYTES + count * PLACE_BYTES:
+            return data[CHUNK_HEAD_BYTES:]
+    raise DamagedError(f"an index chunk does not verify: ledger={ledger}")
+
+
+def locate(places: bytes, entry: int) -> int:
+    """Number of the entry among packed places, or -1."""
+    count = len(places) // PLACE_BYTES
+    first: int = _ENTRY.unpack_from(places)[0]
+    guess = entry - first
+    if 0 <= guess < count and struct.unpack_from(">q", places, guess * PLACE_BYTES)[0] == entry:
+        return guess
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if _ENTRY.unpack_from(places, middle * PLACE_BYTES)[0] < entry:
+            low = middle + 1
+        else:
+            high = middle
+    if low < count and struct.unpack_from(">q", places, low * PLACE_BYTES)[0] == entry:
+        return low
+    return -1
+
+
+def place_at(places: bytes, number: int) -> Place:
+    return Place._make(_PLACE.unpack_from(places, number * PLACE_BYTES))
+
+
+# ---- merging ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSource:
+    """A run to merge; `read_chunk(row)` gives a chunk's bytes as stored."""
+
+    table: RunTable
+    read_chunk: Callable[[int], bytes]
+
+
+def runs_to_merge(sizes: Sequence[int], *, together: int = 4) -> int:
+    """How many of the newest runs (the last of `sizes`) to merge into one now; 0 for none.
+
+    A run joins while it is not larger than twice all newer ones together, so each entry is rewritten a logarithmic
+    number of times and runs stay few.
+    """
+    total, count = 0, 0
+    for size in reversed(sizes):
+        if count and size > 2 * total:
+            break
+        total += size
+        count += 1
+    return count if count >= together else 0
+
+
+def merge(sources: Sequence[MergeSource]) -> Iterator[tuple[int, bytes]]:
+    """(ledger, packed places) of the merged run, in order and cut to chunks; sources from oldest to newest.
+
+    Chunks whose ranges do not overlap are joined without looking inside; where they overlap the newest place of an
+    entry wins. Raises DamagedError.
+    """
+    rows = sorted(
+        (source.table.ledger(row), source.table.first(row), age, row)
+        for age, source in enumerate(sources)
+        for row in range(len(source.table))
+    )
+    at = 0
+    pending_ledger, pending = 0, b""
+    while at < len(rows):
+        ledger, _, age, row = rows[at]
+        end = sources[age].table.last(row)
+        stop = at + 1
+        while stop < len(rows) and rows[stop][0] == ledger and rows[stop][1] <= end:
+            end = max(end, sources[rows[stop][2]].table.last(rows[stop][3]))
+            stop += 1
+        places = _join(sources, rows[at:stop])
+        if pending and (pending_ledger != ledger or len(pending) + len(places) > CHUNK_ENTRIES * PLACE_BYTES):
+            yield from _cut(pending_ledger, pending)
+            pending = b""
+        pending_ledger, pending = ledger, pending + places
+        at = stop
+    if pending:
+        yield from _cut(pending_ledger, pending)
+
+
+def _join(sources: Sequence[MergeSource], rows: list[tuple[int, int, int, int]]) -> bytes:
+    if len(rows) == 1:
+        ledger, _, age, row = rows[0]
+        return parse_chunk(sources[age].read_chunk(row), ledger)
+    newest: dict[int, bytes] = {}
+    for ledger, _, age, row in sorted(rows, key=lambda r: (r[2], r[3])):
+        places = parse_chunk(sources[age].read_chunk(row), ledger)
+        for at in range(0, len(places), PLACE_BYTES):
+            newest[struct.unpack_from(">q", places, at)[0]] = places[at : at + PLACE_BYTES]
+    return b"".join(newest[entry] for entry in sorted(newest))
+
+
+def _cut(ledger: int, places: bytes) -> Iterator[tuple[int, bytes]]:
+    step = CHUNK_ENTRIES * PLACE_BYTES
+    for at in range(0, len(places), step):
+        yield ledger, places[at : at + step]

@@ -1,0 +1,296 @@
+"""The journal's bytes: what one group commit writes, and how a restart tells a torn tail from damage.
+
+A journal is a row of files with consecutive ids. A file is a header block and then *groups*; a group is what one write
+and one fdatasync put down: a group header and its records, padded to whole blocks. Group numbers and record sequences
+run on through all files. All checks are CRC32C.
+
+The law of this file:
+- Every header's check is seeded by its file's header, which holds the id and a nonce drawn for this life of the file.
+  So nothing that an earlier life left behind is ever taken for new, nor anything a client wrote to look like a group.
+- A group is written only after the one before it is durable. So a group that does not verify is a torn tail, and was
+  never acknowledged, exactly if no valid group with a higher number exists anywhere behind it; otherwise it is damage.
+
+    file header   "DLJ1" | owner u32 | file id u64 | nonce u64 | crc u32                      padded to 4096
+    group header  "GRUP" | body length u32 | group u64 | first sequence u64 | count u32 | crc u32
+    record        length u32 | kind u8 | 0 0 0 | sequence u64 | payload crc u32 | head crc u32 | payload
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from dlog.errors import DamagedError
+
+BLOCK = 4096
+HEADER_BYTES = BLOCK
+
+_FILE = struct.Struct(">4sIQQ")
+_GROUP = struct.Struct(">4sIQQI")
+_HEAD = struct.Struct(">IBxxxQI")
+_CRC = struct.Struct(">I")
+_FILE_MAGIC, _GROUP_MAGIC = b"DLJ1", b"GRUP"
+_GROUP_BYTES = _GROUP.size + 4
+_HEAD_BYTES = _HEAD.size + 4
+_ZEROS = bytes(BLOCK)
+_LEDGER = struct.Struct(">qBB")
+_SCAN_BYTES = 256 * BLOCK
+
+PRead = Callable[[int, int], bytes]  # length, offset -> bytes, short at the end of the file
+
+
+class Kind(enum.IntEnum):
+    """Of a record."""
+
+    ADD = 1  # payload: the entry packet as received
+    LEDGER = 2  # payload: ledger i64 | flags u8 (1 fenced) | key length u8 | master key
+
+
+class Record(NamedTuple):
+    """What one record says. `crc` is the CRC32C of the payload."""
+
+    kind: int
+    payload: bytes
+    crc: int
+
+
+class Mark(NamedTuple):
+    """A place between two groups: everything before it is elsewhere on stable storage."""
+
+    file: int
+    offset: int
+    group: int  # number of the last group before the mark
+    sequence: int  # of the next record
+
+
+FIRST_MARK = Mark(1, HEADER_BYTES, 0, 0)
+
+
+class Group(NamedTuple):
+    """A whole, verified group and the mark behind it."""
+
+    number: int
+    records: list[Record]
+    end: Mark
+
+
+class JournalDamaged(DamagedError):
+    """Groups that were durable do not verify any more: acknowledged entries may be lost on this bookie."""
+
+
+def ledger_record(ledger: int, master_key: bytes, fenced: bool) -> Record:
+    """The record that creates a ledger with its key, or fences it."""
+    payload = _LEDGER.pack(ledger, fenced, len(master_key)) + master_key
+    return Record(Kind.LEDGER, payload, crc32c(payload))
+
+
+def parse_ledger_record(payload: bytes) -> tuple[int, bytes, bool]:
+    """ledger, master key, fenced."""
+    ledger, flags, size = _LEDGER.unpack_from(payload)
+    return ledger, payload[_LEDGER.size : _LEDGER.size + size], bool(flags & 1)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+
+
+def file_header(file_id: int, owner: int, nonce: int) -> bytes:
+    """First block of a file. owner: a number of the bookie; nonce: 64 bits nobody can guess, drawn anew each time."""
+    head = _FILE.pack(_FILE_MAGIC, owner, file_id, nonce)
+    return (head + _CRC.pack(crc32c(head))).ljust(HEADER_BYTES, b"\0")
+
+
+def seed_of(header: bytes, file_id: int, owner: int) -> int:
+    """What every check inside the file starts from.
+
+    Raises JournalDamaged if `header` (the first block or its begin) is not the header of this file of this bookie.
+    """
+    if len(header) >= _FILE.size + 4:
+        magic, stored_owner, stored_id, _ = _FILE.unpack_from(header)
+        head = header[: _FILE.size]
+        if magic == _FILE_MAGIC and crc32c(head) == _CRC.unpack_from(header, _FILE.size)[0]:
+            if stored_owner != owner:
+                raise JournalDamaged(f"journal file is another bookie's: file={file_id}")
+            if stored_id == file_id:
+                return crc32c(head, crc32c(head))
+    raise JournalDamaged(f"journal file's header does not verify: file={file_id}")
+
+
+def encode_group(seed: int, number: int, first_sequence: int, records: Sequence[Record]) -> tuple[list[bytes], int]:
+    """The group as buffers to write in order, and their total length, a multiple of BLOCK."""
+    buffers: list[bytes] = [b""]
+    body = 0
+    sequence = first_sequence
+    pack, crc_pack = _HEAD.pack, _CRC.pack
+    for kind, payload, crc in records:
+        head = pack(len(payload), kind, sequence, crc)
+        buffers.append(head + crc_pack(crc32c(head, seed)))
+        buffers.append(payload)
+        body += _HEAD_BYTES + len(payload)
+        sequence += 1
+    header = _GROUP.pack(_GROUP_MAGIC, body, number, first_sequence, len(records))
+    buffers[0] = header + crc_pack(crc32c(header, seed))
+    total = _GROUP_BYTES + body
+    padding = -total % BLOCK
+    if padding:
+        buffers.append(_ZEROS[:padding])
+    return buffers, total + padding
+
+
+def record_bytes(record: Record) -> int:
+    """What a record takes in its group."""
+    return _HEAD_BYTES + len(record.payload)
+
+
+class JournalPlan:
+    """Where the next group goes. One writer asks it, one group at a time."""
+
+    __slots__ = ("_file_bytes", "_seed", "mark")
+
+    def __init__(self, mark: Mark, file_bytes: int, seed: int) -> None:
+        self.mark = mark
+        self._file_bytes = file_bytes
+        self._seed = seed
+
+    def must_roll(self, payload_bytes: int, count: int) -> bool:
+        """Whether a group of that size belongs into the next file. One larger than any file gets a file that grows."""
+        size = _GROUP_BYTES + payload_bytes + count * _HEAD_BYTES
+        return self.mark.offset > HEADER_BYTES and self.mark.offset + size + BLOCK > self._file_bytes
+
+    def rolled(self, file_id: int, seed: int) -> None:
+        """The next group opens file `file_id`."""
+        assert file_id == self.mark.file + 1, "journal files have consecutive ids"
+        self.mark = Mark(file_id, HEADER_BYTES, self.mark.group, self.mark.sequence)
+        self._seed = seed
+
+    def group(self, records: Sequence[Record]) -> tuple[list[bytes], int]:
+        """Buffers of the next group and the offset they go to; the mark moves behind it."""
+        file, offset, number, sequence = self.mark
+        buffers, size = encode_group(self._seed, number + 1, sequence, records)
+        self.mark = Mark(file, offset + size, number + 1, sequence + len(records))
+        return buffers, offset
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JournalFile:
+    """A file to replay; `pread` reads it, `seed` is from its header."""
+
+    file_id: int
+    seed: int
+    size: int
+    pread: PRead
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A stretch of the journal that was durable once and does not verify."""
+
+    file: int
+    offset: int
+    group: int
+
+
+def replay(files: Sequence[JournalFile], mark: Mark, on_damage: Callable[[Damage], None]) -> Iterator[Group]:
+    """Groups behind `mark` in order. A torn tail is dropped in silence: it was never acknowledged.
+
+    on_damage hears of each damaged stretch; if it returns, reading goes on behind it. It is expected to raise.
+    """
+    expected = mark.group + 1
+    at = mark.offset
+    torn: Damage | None = None
+    if (files and files[0].file_id != mark.file) or (not files and mark != FIRST_MARK):
+        on_damage(Damage(mark.file, mark.offset, expected))
+        at = HEADER_BYTES
+    last_id = mark.file - 1
+    for file in files:
+        if file.file_id != last_id + 1 and last_id >= mark.file and torn is None:
+            torn = Damage(last_id + 1, 0, expected)  # a file is missing; damage if anything follows
+        last_id = file.file_id
+        while True:
+            found = _header_at(file, at)
+            group = _group_at(file, at, found) if found is not None and found.number == expected else None
+            if group is not None:
+                if torn is not None:
+                    on_damage(torn)
+                    torn = None
+                yield group
+                at, expected = group.end.offset, expected + 1
+                continue
+            later = _find_header(file, at if found is None or found.number > expected else at + BLOCK, expected)
+            if later is None:
+                if found is not None and torn is None:
+                    torn = Damage(file.file_id, at, expected)
+                break
+            on_damage(torn or Damage(file.file_id, at, expected))
+            torn = None
+            at, expected = later
+        at = HEADER_BYTES
+
+
+class _Header(NamedTuple):
+    number: int
+    first_sequence: int
+    records: int
+    body: int
+
+
+def _header_at(file: JournalFile, offset: int) -> _Header | None:
+    data = file.pread(_GROUP_BYTES, offset)
+    return _header_in(data, 0, file.seed)
+
+
+def _header_in(data: bytes, at: int, seed: int) -> _Header | None:
+    if len(data) - at < _GROUP_BYTES or data[at : at + 4] != _GROUP_MAGIC:
+        return None
+    _, body, number, first_sequence, count = _GROUP.unpack_from(data, at)
+    (crc,) = _CRC.unpack_from(data, at + _GROUP.size)
+    if crc != crc32c(data[at : at + _GROUP.size], seed):
+        return None
+    return _Header(number, first_sequence, count, body)
+
+
+def _group_at(file: JournalFile, offset: int, header: _Header) -> Group | None:
+    """The group, or None if one of its records does not verify."""
+    body = file.pread(header.body, offset + _GROUP_BYTES)
+    if len(body) != header.body:
+        return None
+    records: list[Record] = []
+    at = 0
+    for i in range(header.records):
+        if at + _HEAD_BYTES > len(body):
+            return None
+        length, kind, sequence, crc = _HEAD.unpack_from(body, at)
+        (head_crc,) = _CRC.unpack_from(body, at + _HEAD.size)
+        payload = body[at + _HEAD_BYTES : at + _HEAD_BYTES + length]
+        if (
+            head_crc != crc32c(body[at : at + _HEAD.size], file.seed)
+            or sequence != header.first_sequence + i
+            or len(payload) != length
+            or crc != crc32c(payload)
+        ):
+            return None
+        records.append(Record(kind, payload, crc))
+        at += _HEAD_BYTES + length
+    end = offset + _GROUP_BYTES + header.body
+    mark = Mark(file.file_id, end + -end % BLOCK, header.number, header.first_sequence + header.records)
+    return Group(header.number, records, mark)
+
+
+def _find_header(file: JournalFile, start: int, minimum: int) -> tuple[int, int] | None:
+    """Offset and number of the first valid group header at or behind `start` whose number is at least `minimum`."""
+    at = start
+    while at < file.size:
+        data = file.pread(_SCAN_BYTES, at)
+        for inner in range(0, len(data), BLOCK):
+            header = _header_in(data, inner, file.seed)
+            if header is not None and header.number >= minimum:
+                return at + inner, header.number
+        at += _SCAN_BYTES
+    return None

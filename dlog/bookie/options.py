@@ -1,0 +1,58 @@
+"""What may be chosen about a bookie, and what it will never exceed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.options import GiB, KiB, MiB, option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieOptions:
+    """Section [bookie]. Sizes in bytes, times in seconds."""
+
+    # who and where
+    dir: str = "var/bookie"  # journal in dir/journal, ledgers in dir/ledgers, unless the next two say otherwise
+    journal_dir: str = ""
+    ledger_dirs: str = ""  # comma-separated; their order and number may never change, the cookie sees to it
+    zookeeper: str = "127.0.0.1:2181"
+    namespace: str = "/messaging/dlog"
+    host: str = "127.0.0.1"
+    port: int = 3181  # 0: any free port; the bookie then keeps the id its directories already have
+    bookie_id: str = ""  # empty: host:port
+    metrics_port: int = 0  # 0: off
+
+    # journal
+    journal_file_bytes: int = option(64 * MiB, sim=(16 * KiB, 256 * KiB))
+    journal_group_bytes_max: int = option(8 * MiB, sim=(4 * KiB, 64 * KiB))  # one write and one fdatasync at most
+    journal_waiting_bytes_max: int = option(64 * MiB, sim=(4 * KiB, 1 * MiB))  # beyond it adds get TOO_MANY_REQUESTS
+    journal_files_max: int = 6  # so many files behind the mark make a checkpoint due
+
+    # storage
+    write_cache_bytes: int = option(64 * MiB, sim=(4 * KiB, 64 * KiB))  # of each half
+    write_cache_entries: int = option(200_000, sim=(4, 1000))  # of each half
+    read_cache_bytes: int = option(32 * MiB, sim=(0, 64 * KiB))
+    read_ahead_bytes: int = 1 * MiB
+    read_ahead_entries: int = 256
+    entry_log_bytes: int = 512 * MiB  # roll beyond it
+    checkpoint_s: float = 30.0
+    salvage: bool = False  # start in spite of a damaged journal: read-only for good, negatives become IO_ERROR
+
+    # bounds
+    reads_waiting_max: int = 10_000  # reads that wait for a disk, all connections together
+    ledgers_max: int = 1_000_000
+    connection_out_bytes_max: int = 4 * MiB  # a connection's requests rest while so much waits to be sent to it
+    connection_reads_max: int = 256  # ... or while so many of its requests have no answer because of a disk
+
+    # disk space
+    disk_check_s: float = 5.0
+    disk_free_min_bytes: int = 1 * GiB  # read-only below it in any directory
+    disk_free_reserve_bytes: int = 256 * MiB  # recovery and high-priority adds are taken down to here
+
+    def __post_init__(self) -> None:
+        if self.journal_file_bytes < 16 * KiB:
+            raise ValueError(f"journal_file_bytes is at least {16 * KiB}: value={self.journal_file_bytes}")
+        if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
+            raise ValueError("disk_free_reserve_bytes may not exceed disk_free_min_bytes")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port is between 0 and 65535: port={self.port}")

@@ -1,0 +1,287 @@
+"""The bookie's threads: one that writes the journal, one that flushes, one that makes files ahead, a few that read.
+
+The law of this file: the journal thread takes everything that waits, writes it with one write and one datasync, and
+only then says so; a failed datasync is the last thing it says. Facts are handed to the loop's thread; nothing here
+touches the machine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from dlog.bookie.bookie import Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
+from dlog.bookie.journal import Mark, Record, record_bytes
+from dlog.bookie.options import BookieOptions
+from dlog.errors import DamagedError
+from dlog.events import Event
+from dlog.io.bookie_store import LedgerDirs, Opened
+from dlog.io.disk import NO_SPACE, Disk
+from dlog.io.journal_files import JournalFiles
+from dlog.machine import Persisted
+
+_IDLE_S = 0.2  # after so long an empty group says that the last one was durable
+_READERS = 4
+_AHEAD = 2
+
+Records = tuple[Record, ...]
+Post = Callable[[Any], None]
+
+
+class JournalThread(threading.Thread):
+    """Group commit. `submit` from the loop; `on_durable(token, mark)` and the rest are called in this thread."""
+
+    def __init__(
+        self,
+        journal: JournalFiles,
+        group_bytes_max: int,
+        *,
+        on_durable: Callable[[int, Mark], None],
+        on_refused: Callable[[str], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(name="journal", daemon=True)
+        self._journal = journal
+        self._group_bytes_max = group_bytes_max
+        self._on_durable = on_durable
+        self._on_refused = on_refused
+        self._on_failed = on_failed
+        self._queue: SimpleQueue[list[tuple[int, Records, int]] | None] = SimpleQueue()
+        self._taken: deque[tuple[int, Records, int]] = deque()
+        self._refused_epoch = -1
+        self._marked = True  # nothing was written since the last empty group
+        self.groups = 0
+        self.records = 0
+
+    def submit(self, tokens: list[tuple[int, Records, int]]) -> None:
+        """(token, records, epoch) in order of tokens. After a refusal only a later epoch is listened to."""
+        self._queue.put(tokens)
+
+    def stop(self) -> None:
+        """Write what was submitted, then end."""
+        self._queue.put(None)
+
+    def run(self) -> None:
+        try:
+            while self._step():
+                pass
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the bookie must hear that nothing is durable
+            self._on_failed(error)
+
+    def _step(self) -> bool:
+        """One group. False: stopped and nothing left."""
+        open_ended = self._take()
+        records: list[Record] = []
+        size = 0
+        upto = -1
+        taken = self._taken
+        while taken and (not records or size < self._group_bytes_max):
+            token, more, epoch = taken.popleft()
+            if epoch <= self._refused_epoch:
+                continue
+            upto = token
+            records.extend(more)
+            for record in more:
+                size += record_bytes(record)
+        if records:
+            self._write(records, upto, epoch)
+        elif not taken and open_ended and not self._marked:
+            self._write([], upto, -1)
+        return open_ended or bool(taken)
+
+    def _take(self) -> bool:
+        """Move everything that waits to `_taken`, waiting for something if there is nothing. False: to be stopped."""
+        queue, taken = self._queue, self._taken
+        try:
+            item = queue.get(block=not taken, timeout=None if self._marked else _IDLE_S)
+            while item is not None:
+                taken.extend(item)
+                item = queue.get_nowait()
+        except Empty:
+            return True
+        queue.put(None)  # for the next round, should anything be left
+        return False
+
+    def _write(self, records: list[Record], upto: int, epoch: int) -> None:
+        try:
+            mark = self._journal.write(records)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            if records:
+                self._refused_epoch = epoch
+                self._on_refused(f"the journal cannot grow: {error.strerror}")
+            self._marked = True
+            return
+        self.groups += 1
+        self.records += len(records)
+        self._marked = not records
+        self._on_durable(upto, mark)
+
+
+class BookieDisk:
+    """Performs Persist, Fetch and Flush; `post` takes facts from any thread to the machine."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        opened: Opened,
+        options: BookieOptions,
+        directories: tuple[str, ...],
+        *,
+        post: Post,
+        on_failed: Callable[[BaseException], None],
+        tell: Callable[[Event], None],
+    ) -> None:
+        """post, on_failed and tell are called in threads of this object."""
+        self._disk = disk
+        self._journal = opened.journal
+        self._dirs: LedgerDirs = opened.dirs
+        self._options = options
+        self._directories = directories
+        self._post = post
+        self._on_failed = on_failed
+        self._tell = tell
+        self._epoch = 0
+        self._submitted: list[tuple[int, Records, int]] = []
+        self._durable = opened.journal.mark  # behind the last token the machine has heard of; the loop's
+        self._files_behind = opened.dirs.mark.file
+        self._checkpointed = opened.dirs.mark
+        self._thread = JournalThread(
+            opened.journal,
+            options.journal_group_bytes_max,
+            on_durable=lambda upto, mark: post(_Durable(upto, mark)),
+            on_refused=lambda reason: post(PersistRefused(reason)),
+            on_failed=on_failed,
+        )
+        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
+        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+
+    def start(self) -> None:
+        self._thread.start()
+        self._prepare()
+
+    # ---- from the loop -----------------------------------------------------------------------------------------------
+
+    def persist(self, token: int, records: Records) -> None:
+        """Hand over with the next `submit`."""
+        self._submitted.append((token, records, self._epoch))
+
+    def submit(self) -> None:
+        """Everything since the last call goes to the journal thread."""
+        if self._submitted:
+            self._thread.submit(self._submitted)
+            self._submitted = []
+
+    def heard(self, fact: Any) -> Any:
+        """What the machine is told of a fact that `post` brought to the loop; None: nothing."""
+        if isinstance(fact, _Durable):
+            if fact.mark.file != self._durable.file:
+                self._prepare()
+            self._durable = fact.mark
+            return Persisted(fact.upto) if fact.upto >= 0 else None
+        if isinstance(fact, PersistRefused):
+            self._submitted = []
+            self._epoch += 1
+        return fact
+
+    def fetch(self, fetch: Fetch) -> None:
+        self._readers.submit(self._fetch, fetch).add_done_callback(self._check)
+
+    def flush(self, flush: Flush) -> None:
+        """The mark is that of the last token the machine heard of: all before it is in this flush or an earlier one."""
+        self._flusher.submit(self._flush, flush, self._durable).add_done_callback(self._check)
+
+    def free_bytes(self) -> int:
+        """Of the fullest directory; blocks."""
+        return min(self._disk.free_bytes(directory) for directory in self._directories)
+
+    def look_at_space(self) -> None:
+        self._preparer.submit(self._look_at_space).add_done_callback(self._check)
+
+    @property
+    def is_checkpoint_due(self) -> bool:
+        """Whether the journal has grown long."""
+        return self._durable.file - self._checkpointed.file >= self._options.journal_files_max
+
+    @property
+    def has_unflushed(self) -> bool:
+        """Whether the journal holds anything behind the mark."""
+        return self._durable.group != self._checkpointed.group
+
+    def stop_journal(self) -> None:
+        """Blocks until everything submitted is durable and told."""
+        self.submit()
+        self._thread.stop()
+        self._thread.join()
+
+    def close(self) -> None:
+        """After the journal has stopped and the last flush was heard of."""
+        for pool in (self._readers, self._preparer, self._flusher):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._journal.close()
+        self._dirs.close()
+
+    # ---- in the threads ----------------------------------------------------------------------------------------------
+
+    def _fetch(self, fetch: Fetch) -> None:
+        try:
+            packets = self._dirs.lookup(fetch.ledger, fetch.entry, fetch.entries_max, fetch.bytes_max)
+        except DamagedError as error:
+            self._post(Fetched(fetch.token, (), error.message))
+        except OSError as error:
+            self._post(Fetched(fetch.token, (), f"the disk cannot be read: {error.strerror}"))
+        else:
+            self._post(Fetched(fetch.token, tuple(packets)))
+
+    def _flush(self, flush: Flush, mark: Mark) -> None:
+        try:
+            self._dirs.flush(flush.entries, flush.rows, mark)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self._post(Flushed(f"no room for a checkpoint: {error.strerror}"))
+            return
+        self._checkpointed = self._dirs.mark
+        self._post(Flushed())
+        self._journal.release(self._checkpointed)
+        self._merge()
+
+    def _merge(self) -> None:
+        try:
+            self._dirs.merge_runs(self._tell)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+
+    def _prepare(self) -> None:
+        self._preparer.submit(self._prepare_files).add_done_callback(self._check)
+
+    def _prepare_files(self) -> None:
+        try:
+            self._journal.prepare(_AHEAD)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+
+    def _look_at_space(self) -> None:
+        self._post(SpaceSeen(self.free_bytes()))
+
+    def _check(self, future: Future[None]) -> None:
+        if not future.cancelled() and (error := future.exception()) is not None:
+            self._on_failed(error)
+
+
+class _Durable:
+    """A group is durable: tokens up to `upto` (-1: none), journal up to `mark`."""
+
+    __slots__ = ("mark", "upto")
+
+    def __init__(self, upto: int, mark: Mark) -> None:
+        self.upto = upto
+        self.mark = mark

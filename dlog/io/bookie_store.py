@@ -1,0 +1,170 @@
+"""A bookie's storage as a whole: several ledger directories and one journal, and how a start brings them together.
+
+The law of this file: the journal gives a file free only when the marks of all directories are past it; a start writes
+nothing to the journal before a checkpoint has moved all marks to the new, empty file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from fastcrc.crc32 import iscsi as crc32c
+
+from dlog.bookie.cache import Half
+from dlog.bookie.events import JournalReplayed, MergeFailed, StorageDamaged
+from dlog.bookie.index import LedgerRow
+from dlog.bookie.journal import Damage, Group, JournalDamaged, Mark
+from dlog.bookie.options import BookieOptions
+from dlog.bookie.restoring import Restored
+from dlog.errors import DamagedError, UnavailableError
+from dlog.events import Event
+from dlog.io.disk import NO_SPACE, Disk
+from dlog.io.journal_files import JournalFiles
+from dlog.io.ledger_dir import LedgerDir
+
+T = TypeVar("T")
+Tell = Callable[[Event], None]
+
+
+class LedgerDirs:
+    """All ledger directories; a ledger lives in one of them, chosen by its id for good."""
+
+    def __init__(self, disk: Disk, directories: Sequence[str], entry_log_bytes: int) -> None:
+        self._dirs = [LedgerDir(disk, directory, entry_log_bytes) for directory in directories]
+
+    def load(self, tell: Tell) -> list[LedgerRow]:
+        """Raises DamagedError if what is there cannot be trusted."""
+        rows = [row for directory in self._dirs for row in directory.load()]
+        for directory in self._dirs:
+            for name in directory.missing_logs():
+                tell(StorageDamaged(f"entry log is missing or cut off, its entries cannot be read: file={name}"))
+        return rows
+
+    def lookup(self, ledger: int, entry: int, entries_max: int, bytes_max: int) -> list[bytes]:
+        """See LedgerDir.lookup."""
+        return self._of(ledger).lookup(ledger, entry, entries_max, bytes_max)
+
+    def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False) -> None:
+        """See LedgerDir.flush. May be repeated as a whole after NO_SPACE, whatever part was done."""
+        count = len(self._dirs)
+        rows = list(rows)
+        for number, directory in enumerate(self._dirs):
+            share = entries if count == 1 else {k: v for k, v in entries.items() if k % count == number}
+            states = [row for row in rows if row.ledger % count == number]
+            directory.flush(share, states, max(mark, directory.manifest.mark), limbo=limbo)
+
+    def merge_runs(self, tell: Tell) -> None:
+        """Merge where enough runs have gathered; damage is told and stops nothing."""
+        for directory in self._dirs:
+            try:
+                while directory.merge_runs():
+                    pass
+            except DamagedError as error:
+                tell(MergeFailed(error.message))
+
+    @property
+    def mark(self) -> Mark:
+        """Where a replay must begin."""
+        return min(directory.manifest.mark for directory in self._dirs)
+
+    @property
+    def limbo(self) -> bool:
+        return any(directory.manifest.limbo for directory in self._dirs)
+
+    def has(self, ledger: int, group: int) -> bool:
+        """Whether what this journal group says of the ledger was flushed already."""
+        return group <= self._of(ledger).manifest.mark.group
+
+    def close(self) -> None:
+        for directory in self._dirs:
+            directory.close()
+
+    def _of(self, ledger: int) -> LedgerDir:
+        return self._dirs[ledger % len(self._dirs)]
+
+
+@dataclass(slots=True)
+class Opened:
+    """Storage that is ready to serve: everything found is in the index, the journal stands at a new file."""
+
+    journal: JournalFiles
+    dirs: LedgerDirs
+    rows: list[LedgerRow]
+    limbo: bool
+
+
+def open_storage(disk: Disk, options: BookieOptions, paths: StoragePaths, bookie: str, tell: Tell) -> Opened:
+    """Load, replay, checkpoint. Blocks; call it before serving.
+
+    Raises DamagedError (JournalDamaged with the place, unless options.salvage), UnavailableError when the disk is too
+    full to start, OSError.
+    """
+    journal = JournalFiles(disk, paths.journal, crc32c(bookie.encode()), options.journal_file_bytes)
+    dirs = LedgerDirs(disk, paths.ledgers, options.entry_log_bytes)
+    restored = Restored(dirs.load(tell))
+    limbo = dirs.limbo
+
+    def on_damage(damage: Damage) -> None:
+        nonlocal limbo
+        text = (
+            f"the journal is damaged where it was durable: dir={paths.journal} file={damage.file:016x} "
+            f"offset={damage.offset} group={damage.group}"
+        )
+        if not options.salvage:
+            raise JournalDamaged(
+                f"{text}. Acknowledged entries may be lost here. Put the file back, or let other bookies re-replicate: "
+                "start once with --salvage to serve what is left read-only, then decommission this bookie"
+            )
+        limbo = True
+        tell(StorageDamaged(text))
+
+    after = dirs.mark
+    groups = 0
+    for group in journal.replay(after, on_damage):
+        groups += 1
+        _apply(group, dirs, restored, salvage=limbo)
+        after = group.end
+        if restored.bytes >= options.write_cache_bytes:
+            _with_room(journal, partial(dirs.flush, *restored.take(), after, limbo=limbo), paths)
+    mark = _with_room(journal, partial(journal.start, max(after, dirs.mark)), paths)
+    _with_room(journal, partial(dirs.flush, *restored.take(), mark, limbo=limbo), paths)
+    journal.release(dirs.mark)
+    tell(JournalReplayed(groups, restored.adds, len(restored.rows)))
+    return Opened(journal, dirs, list(restored.rows.values()), limbo)
+
+
+@dataclass(frozen=True, slots=True)
+class StoragePaths:
+    """Where journal and ledgers lie."""
+
+    journal: str
+    ledgers: tuple[str, ...]
+
+
+def _apply(group: Group, dirs: LedgerDirs, restored: Restored, *, salvage: bool) -> None:
+    for record in group.records:
+        ledger = int.from_bytes(record.payload[:8], "big", signed=True)
+        if not dirs.has(ledger, group.number):
+            restored.apply(record, salvage=salvage)
+
+
+def _with_room(journal: JournalFiles, work: Callable[[], T], paths: StoragePaths) -> T:
+    """Do it; if the disk is full, give up the journal's spare files and try once more."""
+    try:
+        return work()
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+    journal.drop_spares()
+    try:
+        return work()
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise UnavailableError(
+            f"the disk is too full to start, nothing is lost; make room and start again: journal={paths.journal} "
+            f"ledgers={','.join(paths.ledgers)}"
+        ) from error

@@ -1,0 +1,219 @@
+"""The disk port: the few calls a bookie makes on files, so that a simulated disk can stand behind them.
+
+The law of this file: all calls block and may be made from any thread but the loop's. `pwritev` writes everything or
+raises; nothing is durable before `datasync` (contents) or `sync_dir` (names) has returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from dlog.errors import CookieError
+
+_VECTOR_MAX = 1024  # buffers in one call, by POSIX's usual limit
+_JOIN_BYTES = 4096  # smaller buffers are joined: cheaper than one more element of the vector
+
+#: failures that mean "not enough room", after which a bookie goes on reading; any other failed write ends it
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class File(Protocol):
+    """An open file, read and written at explicit offsets; safe to read from several threads."""
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None: ...
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Short at the end of the file only."""
+        ...
+
+    def datasync(self) -> None:
+        """Never raises a NO_SPACE number: after a failed sync nothing may be taken for granted."""
+        ...
+
+    def size(self) -> int: ...
+
+    def close(self) -> None:
+        """Idempotent; a file that is dropped is closed too."""
+        ...
+
+
+class Disk(Protocol):
+    """Paths are plain strings. Every call raises OSError."""
+
+    def create(self, path: str) -> File:
+        """A new, empty file; FileExistsError if there is one."""
+        ...
+
+    def open(self, path: str) -> File: ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Replaces `new`."""
+        ...
+
+    def unlink(self, path: str) -> None: ...
+
+    def names(self, directory: str) -> list[str]:
+        """Sorted names in the directory; FileNotFoundError if there is none."""
+        ...
+
+    def sync_dir(self, directory: str) -> None: ...
+
+    def free_bytes(self, directory: str) -> int: ...
+
+
+class RealFile:
+    """A file descriptor."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        vector = list(_joined(buffers))
+        for at in range(0, len(vector), _VECTOR_MAX):
+            offset = self._write_all(vector[at : at + _VECTOR_MAX], offset)
+
+    def _write_all(self, vector: list[bytes], offset: int) -> int:
+        expected = sum(map(len, vector))
+        written = os.pwritev(self._fd, vector, offset)
+        if written < expected:  # a signal, or the disk is full: the next call tells
+            rest = memoryview(b"".join(vector))[written:]
+            while rest:
+                step = os.pwrite(self._fd, rest, offset + expected - len(rest))
+                rest = rest[step:]
+        return offset + expected
+
+    def pread(self, length: int, offset: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        while len(data) < length:
+            more = os.pread(self._fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+    def datasync(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:  # pages may be gone, whatever the number says: never "no space, go on"
+            raise OSError(errno.EIO, f"fdatasync failed: {error.strerror}") from error
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _joined(buffers: Sequence[bytes]) -> Iterator[bytes]:
+    small: list[bytes] = []
+    for buffer in buffers:
+        if len(buffer) < _JOIN_BYTES:
+            small.append(buffer)
+            continue
+        if small:
+            yield b"".join(small)
+            small = []
+        yield buffer
+    if small:
+        yield b"".join(small)
+
+
+class RealDisk:
+    """The machine's file systems."""
+
+    def create(self, path: str) -> File:
+        return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+
+    def open(self, path: str) -> File:
+        return RealFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def rename(self, old: str, new: str) -> None:
+        os.replace(old, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def names(self, directory: str) -> list[str]:
+        return sorted(os.listdir(directory))
+
+    def sync_dir(self, directory: str) -> None:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, directory: str) -> int:
+        stat = os.statvfs(directory)
+        return stat.f_bavail * stat.f_frsize
+
+
+# ---- small whole files, and directories of our own -------------------------------------------------------------------
+
+
+def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
+    """Put `data` under `name`, durable and all or nothing: a new file, synced, renamed, directory synced."""
+    path, draft = f"{directory}/{name}", f"{directory}/{name}.new"
+    with contextlib.suppress(FileNotFoundError):
+        disk.unlink(draft)
+    file = disk.create(draft)
+    try:
+        file.pwritev([data], 0)
+        file.datasync()
+    finally:
+        file.close()
+    disk.rename(draft, path)
+    disk.sync_dir(directory)
+
+
+def read_whole(disk: Disk, directory: str, name: str) -> bytes | None:
+    """The file's bytes, or None if there is no such file."""
+    try:
+        file = disk.open(f"{directory}/{name}")
+    except FileNotFoundError:
+        return None
+    try:
+        return file.pread(file.size(), 0)
+    finally:
+        file.close()
+
+
+def make_dir(path: str) -> None:
+    """Make the directory and its parents, each durable in the one above."""
+    target = Path(path).absolute()
+    missing = [p for p in (target, *target.parents) if not p.exists()]
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir()
+        RealDisk().sync_dir(str(directory.parent))
+
+
+class DirectoryLock:
+    """flock on a file in a directory; held until closed or the process ends, however it ends."""
+
+    def __init__(self, directory: str) -> None:
+        """Raises CookieError at once if another process holds it."""
+        self._fd = os.open(f"{directory}/LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise CookieError(f"another bookie runs on this directory; stop it first: dir={directory}") from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

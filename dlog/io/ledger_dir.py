@@ -1,0 +1,340 @@
+"""One ledger directory: entry logs, index runs and the manifest that says which of them count.
+
+The law of this file: files are written and synced, then named in a new manifest, then used; so a crash at any point
+leaves the old manifest or the new one, each with all it names. What no manifest names is removed at the next start.
+One thread flushes and merges; any thread may look up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from dlog.bookie.cache import Half, Stored
+from dlog.bookie.entry_log import HEAD_BYTES, entry_head, log_header, section_end, take_entry
+from dlog.bookie.index import (
+    CHUNK_ENTRIES,
+    PLACE_BYTES,
+    TRAILER_BYTES,
+    LedgerRow,
+    MergeSource,
+    Place,
+    RunBuilder,
+    RunTable,
+    locate,
+    merge,
+    pack_place,
+    parse_chunk,
+    parse_footer,
+    parse_trailer,
+    place_at,
+    run_header,
+    runs_to_merge,
+)
+from dlog.bookie.journal import Mark
+from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
+from dlog.errors import DamagedError
+from dlog.io.disk import Disk, File, read_whole, write_whole
+
+MANIFEST = "MANIFEST"
+_WRITE_BYTES = 1 << 20
+_CHUNK_PLACES = CHUNK_ENTRIES * PLACE_BYTES
+
+
+class _Run:
+    """An open index run."""
+
+    __slots__ = ("file", "number", "rows", "size", "table")
+
+    def __init__(self, number: int, file: File, size: int) -> None:
+        """Read table and states. Raises DamagedError."""
+        chunks, states, offset, crc = parse_trailer(file.pread(TRAILER_BYTES, max(0, size - TRAILER_BYTES)))
+        footer = file.pread(size - TRAILER_BYTES - offset, offset)
+        self.number = number
+        self.file = file
+        self.size = size
+        self.table: RunTable
+        self.rows: list[LedgerRow]
+        self.table, self.rows = parse_footer(footer, chunks, states, crc)
+
+    def read_chunk(self, row: int) -> bytes:
+        offset, length = self.table.span(row)
+        return self.file.pread(length, offset)
+
+
+class LedgerDir:
+    """See the module. `load` first."""
+
+    def __init__(self, disk: Disk, directory: str, entry_log_bytes: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._entry_log_bytes = entry_log_bytes
+        self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
+        self._logs: dict[int, File] = {}
+        self.manifest = Manifest()
+
+    def load(self) -> list[LedgerRow]:
+        """Open what the manifest names, remove what it does not. Returns the ledgers' states.
+
+        Raises DamagedError if manifest or index cannot be trusted.
+        """
+        data = read_whole(self._disk, self._directory, MANIFEST)
+        if data is not None:
+            try:
+                self.manifest = decode(data)
+            except DamagedError as error:
+                raise DamagedError(f"{error.message}: dir={self._directory}") from error
+        self._runs = tuple(self._open_run(run) for run in self.manifest.runs)
+        known = {_run_name(r.run) for r in self.manifest.runs} | {_log_name(e.log) for e in self.manifest.logs}
+        for name in self._disk.names(self._directory):
+            if name.startswith(("index-", "entries-")) and name not in known:
+                self._disk.unlink(f"{self._directory}/{name}")
+        rows: dict[int, LedgerRow] = {}
+        for run in self._runs:
+            rows.update((row.ledger, row) for row in run.rows)
+            run.rows = []
+        return list(rows.values())
+
+    def missing_logs(self) -> list[str]:
+        """Entry logs that are gone or shorter than they were: what they held is answered with I/O errors."""
+        missing = []
+        for log in self.manifest.logs:
+            try:
+                whole = self._log(log.log).size() >= log.length
+            except DamagedError:
+                whole = False
+            if not whole:
+                missing.append(f"{self._directory}/{_log_name(log.log)}")
+        return missing
+
+    # ---- lookups -----------------------------------------------------------------------------------------------------
+
+    def lookup(self, ledger: int, entry: int, entries_max: int, bytes_max: int) -> list[bytes]:
+        """Packets of `entry` and those that follow it without a gap and lie behind it; empty if it is not here.
+
+        Raises DamagedError if it cannot be told, OSError if the disk cannot be read.
+        """
+        for run in reversed(self._runs):
+            row = run.table.find(ledger, entry)
+            if row < 0:
+                continue
+            places = parse_chunk(run.read_chunk(row), ledger)
+            number = locate(places, entry)
+            if number >= 0:
+                return self._read(ledger, _neighbours(places, number, entries_max, bytes_max))
+        return []
+
+    def _read(self, ledger: int, places: Sequence[Place]) -> list[bytes]:
+        first, last = places[0], places[-1]
+        data = self._log(first.log).pread(last.offset + HEAD_BYTES + last.length - first.offset, first.offset)
+        packets: list[bytes] = []
+        for place in places:
+            try:
+                packets.append(take_entry(data, place.offset - first.offset, ledger, place.entry, place.length))
+            except DamagedError:
+                if not packets:
+                    raise
+                break
+        return packets
+
+    def _log(self, number: int) -> File:
+        file = self._logs.get(number)
+        if file is None:
+            try:
+                file = self._disk.open(f"{self._directory}/{_log_name(number)}")
+            except FileNotFoundError as error:
+                raise DamagedError(f"an entry log is missing: dir={self._directory} log={number}") from error
+            self._logs[number] = file
+        return file
+
+    # ---- flushing ----------------------------------------------------------------------------------------------------
+
+    def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False) -> None:
+        """Put entries and states on stable storage and move the mark; when it returns they can be looked up.
+
+        Raises OSError; after NO_SPACE nothing has changed and the flush may be repeated.
+        """
+        old = self.manifest
+        assert mark >= old.mark, "a mark never moves backwards"
+        rows = list(rows)
+        limbo = limbo or old.limbo
+        if not entries and not rows:
+            if mark != old.mark or limbo != old.limbo:
+                self._install(replace(old, mark=mark, limbo=limbo), self._runs)
+            return
+        builder = RunBuilder()
+        chunks: list[bytes] = []
+        logs = old.logs
+        next_file = old.next_file
+        if entries:
+            if logs and logs[-1].length < self._entry_log_bytes:
+                log, logs = logs[-1], logs[:-1]
+            else:
+                log = LogFile(next_file, 0, 0)
+                next_file += 1
+            logs = (*logs, self._write_entries(log, entries, builder, chunks))
+        run = RunFile(next_file, self._write_run(next_file, [*chunks, builder.finish(rows)]))
+        opened = self._open_run(run)
+        opened.rows = []
+        manifest = Manifest(mark=mark, next_file=next_file + 1, runs=(*old.runs, run), logs=logs, limbo=limbo)
+        self._install(manifest, (*self._runs, opened))
+
+    def _write_entries(self, log: LogFile, entries: Half, builder: RunBuilder, chunks: list[bytes]) -> LogFile:
+        """Append all entries in order, then the table of contents; durable when it returns."""
+        file = self._log(log.log) if log.length else self._create(_log_name(log.log))
+        self._logs[log.log] = file
+        writer = _Appender(file, log.length)
+        if log.length == 0:
+            writer.add(log_header(log.log))
+        contents: list[tuple[int, int, int]] = []
+        for ledger in sorted(entries):
+            contents.append(_append_ledger(writer, log.log, ledger, entries[ledger], builder, chunks))
+        section = writer.offset
+        writer.add(section_end(log.section, contents))
+        writer.write()
+        file.datasync()
+        return LogFile(log.log, writer.offset, section)
+
+    def _write_run(self, number: int, buffers: Sequence[bytes]) -> int:
+        file = self._create(_run_name(number))
+        writer = _Appender(file, 0)
+        writer.add(run_header(number))
+        for buffer in buffers:
+            writer.add(buffer)
+        writer.write()
+        file.datasync()
+        file.close()
+        return writer.offset
+
+    def _create(self, name: str) -> File:
+        """A new file; one that a failed flush left behind gives way."""
+        path = f"{self._directory}/{name}"
+        with contextlib.suppress(FileNotFoundError):
+            self._disk.unlink(path)
+        return self._disk.create(path)
+
+    def _install(self, manifest: Manifest, runs: tuple[_Run, ...]) -> None:
+        """From here on `manifest` is the truth. Its directory sync also makes the names of new files durable."""
+        self._disk.sync_dir(self._directory)
+        write_whole(self._disk, self._directory, MANIFEST, encode(manifest))
+        self.manifest = manifest
+        self._runs = runs
+
+    def _open_run(self, run: RunFile) -> _Run:
+        try:
+            file = self._disk.open(f"{self._directory}/{_run_name(run.run)}")
+        except FileNotFoundError as error:
+            raise DamagedError(f"an index run is missing: dir={self._directory} run={run.run}") from error
+        try:
+            return _Run(run.run, file, run.size)
+        except DamagedError as error:
+            raise DamagedError(f"{error.message}: dir={self._directory} run={run.run}") from error
+
+    # ---- merging -----------------------------------------------------------------------------------------------------
+
+    def merge_runs(self) -> bool:
+        """Merge the newest runs if enough have gathered; whether it did.
+
+        Raises DamagedError if one of them is damaged: they stay as they are. OSError as `flush`.
+        """
+        old = self.manifest
+        count = runs_to_merge([run.size for run in self._runs])
+        if not count:
+            return False
+        kept, merged = self._runs[:-count], self._runs[-count:]
+        builder = RunBuilder()
+        number = old.next_file
+        file = self._create(_run_name(number))
+        writer = _Appender(file, 0)
+        writer.add(run_header(number))
+        for ledger, places in merge([MergeSource(run.table, run.read_chunk) for run in merged]):
+            writer.add(builder.chunk(ledger, places))
+        rows: dict[int, LedgerRow] = {}
+        for run in merged:
+            rows.update((row.ledger, row) for row in _Run(run.number, run.file, run.size).rows)
+        writer.add(builder.finish(rows[ledger] for ledger in sorted(rows)))
+        writer.write()
+        file.datasync()
+        file.close()
+        result = RunFile(number, writer.offset)
+        opened = self._open_run(result)
+        opened.rows = []
+        self._install(
+            replace(old, next_file=number + 1, runs=(*old.runs[:-count], result)),
+            (*kept, opened),
+        )
+        for run in merged:
+            self._disk.unlink(f"{self._directory}/{_run_name(run.number)}")
+        return True
+
+    def close(self) -> None:
+        for file in [*self._logs.values(), *(run.file for run in self._runs)]:
+            file.close()
+
+
+class _Appender:
+    """Gathers buffers and writes them in large steps."""
+
+    __slots__ = ("_buffers", "_file", "_gathered", "offset")
+
+    def __init__(self, file: File, offset: int) -> None:
+        self._file = file
+        self._buffers: list[bytes] = []
+        self._gathered = 0
+        self.offset = offset  # of the next byte to be added
+
+    def add(self, buffer: bytes) -> None:
+        self._buffers.append(buffer)
+        self._gathered += len(buffer)
+        self.offset += len(buffer)
+        if self._gathered >= _WRITE_BYTES:
+            self.write()
+
+    def write(self) -> None:
+        self._file.pwritev(self._buffers, self.offset - self._gathered)
+        self._buffers, self._gathered = [], 0
+
+
+def _append_ledger(
+    writer: _Appender, log: int, ledger: int, entries: dict[int, Stored], builder: RunBuilder, chunks: list[bytes]
+) -> tuple[int, int, int]:
+    """One ledger's entries in order; returns its line of the table of contents."""
+    begin = writer.offset
+    places: list[bytes] = []
+    for entry in sorted(entries):
+        stored = entries[entry]
+        places.append(pack_place(entry, log, len(stored.packet), writer.offset))
+        writer.add(entry_head(stored))
+        writer.add(stored.packet)
+    packed = b"".join(places)
+    for at in range(0, len(packed), _CHUNK_PLACES):
+        chunks.append(builder.chunk(ledger, packed[at : at + _CHUNK_PLACES]))
+    return ledger, len(entries), writer.offset - begin
+
+
+def _neighbours(places: bytes, number: int, entries_max: int, bytes_max: int) -> list[Place]:
+    """The place and those behind it that are next in number and on the disk, within the bounds."""
+    count = len(places) // PLACE_BYTES
+    found = [place_at(places, number)]
+    size = found[0].length
+    while len(found) < entries_max and number + len(found) < count:
+        before, place = found[-1], place_at(places, number + len(found))
+        size += place.length
+        if (
+            place.entry != before.entry + 1
+            or place.log != before.log
+            or place.offset != before.offset + HEAD_BYTES + before.length
+            or size > bytes_max
+        ):
+            break
+        found.append(place)
+    return found
+
+
+def _run_name(number: int) -> str:
+    return f"index-{number:08x}"
+
+
+def _log_name(number: int) -> str:
+    return f"entries-{number:08x}"
