@@ -1,0 +1,181 @@
+"""The segment store as a machine's peer: performs what an owner's machine sends to STORE, posts what came of it.
+
+The law of this room: every question is answered once, by a fact that names it. Appends are handed to their writer in
+the order they were sent and confirmed in that order; everything else is a named task of the actor, so it ends with it.
+A writer that failed stays dead: its appends fail, the machine decides what follows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, assert_never
+
+from dlog.errors import ClosedError, DLogError
+from dlog.log.messages import (
+    STORE,
+    AppendEntry,
+    CreateSegment,
+    DeleteSegment,
+    EntriesRead,
+    EntryAppended,
+    ReadEntries,
+    RecoverSegment,
+    SealSegment,
+    SegmentCreated,
+    SegmentDeleted,
+    SegmentRecovered,
+    SegmentSealed,
+    StoreFailed,
+    StoreQuestion,
+    StoreReply,
+)
+from dlog.machine import Fact, Peer, Received
+from dlog.model.ids import SegmentNumber, StreamName
+from dlog.model.segment import Segment
+from dlog.stores.contract import (
+    MisconfiguredError,
+    SegmentNotFoundError,
+    SegmentReader,
+    SegmentRef,
+    SegmentStore,
+    SegmentWriter,
+    StoreUnavailableError,
+)
+
+SlowQuestion = CreateSegment | RecoverSegment | ReadEntries | SealSegment | DeleteSegment
+READ_BYTES_MAX = 4 * 1024 * 1024  # of entries read back at once while a predecessor's segment is looked through
+
+
+class SegmentDesk:
+    """One stream's dealings with its stores, for one life of its owner's machine."""
+
+    def __init__(self, stream: StreamName, stores: Mapping[str, SegmentStore], post: Callable[[Fact], None]) -> None:
+        self._stream = stream
+        self._stores = stores
+        self._post = post
+        self._writers: dict[SegmentNumber, SegmentWriter] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+        self._pending: set[asyncio.Task[None]] = set()
+
+    def send(self, peer: Peer, question: StoreQuestion) -> None:
+        """Take a question of the machine; a Driver's `send`."""
+        assert peer == STORE, f"an owner speaks to its store only: peer={peer}"
+        if isinstance(question, AppendEntry):
+            self._append(question)
+            return
+        self._start(self._answer(question), f"{type(question).__name__} {self._stream}")
+
+    def open(self, tasks: asyncio.TaskGroup) -> None:
+        """Work in this group from now on; must come before the first `send`."""
+        self._tasks = tasks
+
+    async def close(self) -> None:
+        """End what is under way and abandon the open writers: nothing is decided about their segments."""
+        for task in tuple(self._pending):
+            task.cancel()
+        writers, self._writers = self._writers, {}
+        for writer in writers.values():
+            await writer.abandon()
+
+    # ---- appends: no task, strictly in order ------------------------------------------------------------------------
+
+    def _append(self, question: AppendEntry) -> None:
+        writer = self._writers.get(question.number)
+        if writer is None:
+            self._say(StoreFailed(question, SegmentNotFoundError(f"no open segment: segment={question.number}")))
+            return
+        appended = writer.append(question.entry, question.parts)
+        appended.add_done_callback(partial(self._appended, question))
+
+    def _appended(self, question: AppendEntry, appended: asyncio.Future[None]) -> None:
+        if appended.cancelled():
+            self._say(StoreFailed(question, ClosedError("the append was abandoned", outcome_unknown=True)))
+            return
+        error = appended.exception()
+        if error is None:
+            self._say(EntryAppended(question.number, question.entry))
+        elif isinstance(error, DLogError):
+            self._say(StoreFailed(question, error))
+        else:
+            self._start(_raise(error), f"broken append {self._stream}")  # ends the actor
+
+    # ---- everything else: a task each -------------------------------------------------------------------------------
+
+    async def _answer(self, question: SlowQuestion) -> None:
+        try:
+            reply = await self._perform(question)
+        except DLogError as error:
+            reply = StoreFailed(question, error)
+        except OSError as error:
+            reply = StoreFailed(question, StoreUnavailableError(str(error)))
+        self._say(reply)
+
+    async def _perform(self, question: SlowQuestion) -> StoreReply:
+        match question:
+            case CreateSegment(number, epoch, store, quorum):
+                writer = await self._store(store).create(self._stream, number, epoch, quorum)
+                former = self._writers.pop(number, None)
+                self._writers[number] = writer
+                if former is not None:
+                    await former.abandon()
+                return SegmentCreated(number, writer.place)
+            case RecoverSegment(segment, epoch):
+                last = await self._store(segment.store).recover(self._ref(segment), epoch)
+                return SegmentRecovered(segment.number, last)
+            case ReadEntries():
+                return await self._read(question.segment, question)
+            case SealSegment(number):
+                writer = self._open_writer(number)
+                last = await writer.seal()
+                self._writers.pop(number, None)
+                return SegmentSealed(number, last)
+            case DeleteSegment(store, place, number):
+                await self._abandon(place)
+                await self._store(store).delete(SegmentRef(self._stream, number, place))
+                return SegmentDeleted(place)
+        assert_never(question)
+
+    async def _read(self, segment: Segment, question: ReadEntries) -> EntriesRead:
+        store = self._store(segment.store)
+        reader: SegmentReader = await store.open_reader(self._ref(segment), sealed_at=question.last)
+        try:
+            payloads = await reader.read(question.first, question.last, READ_BYTES_MAX)
+        finally:
+            await reader.close()
+        return EntriesRead(segment.number, question.first, tuple(payloads))
+
+    async def _abandon(self, place: str) -> None:
+        for number, writer in tuple(self._writers.items()):
+            if writer.place == place:
+                del self._writers[number]
+                await writer.abandon()
+
+    def _store(self, name: str) -> SegmentStore:
+        store = self._stores.get(name)
+        if store is None:
+            raise MisconfiguredError(f"this proxy has no such segment store: store={name} known={sorted(self._stores)}")
+        return store
+
+    def _ref(self, segment: Segment) -> SegmentRef:
+        return SegmentRef(self._stream, segment.number, segment.place)
+
+    def _open_writer(self, number: SegmentNumber) -> SegmentWriter:
+        writer = self._writers.get(number)
+        if writer is None:
+            raise SegmentNotFoundError(f"no open segment: segment={number}")
+        return writer
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._tasks is not None, "the desk is open while its actor lives"
+        task = self._tasks.create_task(work, name=name)
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    def _say(self, reply: StoreReply) -> None:
+        self._post(Received(STORE, reply))
+
+
+async def _raise(error: BaseException) -> None:
+    raise error

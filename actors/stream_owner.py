@@ -1,0 +1,121 @@
+"""A stream's owner, alive: the owner machine, its stores, the metadata, one mailbox.
+
+The law of this room: an owner lives once. Whatever ends it (stopped, fenced, broken) ends its claim to serve; whoever
+wants the stream next judges anew and builds another. What it knows of the LAC is said to whoever listens (`on_lac`) the
+moment it is true.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actors.segment_desk import SegmentDesk
+from dlog.events import Event, LacMoved
+from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.io.driver import Driver, Sink
+from dlog.io.metadata import Metadata
+from dlog.lease.lease import Claimant
+from dlog.log.messages import ReleaseStream, StreamTaken, TakeStream
+from dlog.log.options import OwnerOptions
+from dlog.log.owner import StreamOwner as OwnerMachine
+from dlog.model.ids import Epoch, StreamName
+from dlog.model.segment import StreamKey
+from dlog.stores.contract import SegmentStore
+
+
+class StreamOwner:
+    """One stream, owned by this process from `take` on until it is lost or released.
+
+    on_lac: hears every LacMoved. tell: hears every other event. on_end: called once when the life is over.
+    """
+
+    def __init__(
+        self,
+        stream: StreamName,
+        claimant: Claimant,
+        *,
+        metadata: Metadata,
+        stores: Mapping[str, SegmentStore],
+        options: OwnerOptions,
+        requests_max: int,
+        on_lac: Callable[[LacMoved], None],
+        tell: Callable[[Event], None],
+        on_end: Callable[[], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.stream = stream
+        self.name = f"stream_owner {stream} {claimant.nonce}"
+        self._on_lac = on_lac
+        self._tell = tell
+        self._on_end = on_end
+        self._clock = clock
+        self._lived = False
+        self._desk = SegmentDesk(stream, stores, self._post)
+        self._driver = Driver(
+            OwnerMachine(
+                StreamKey(stream),
+                claimant,
+                options,
+                final_stores=frozenset(n for n, s in stores.items() if s.capabilities.visible_is_final),
+            ),
+            name=self.name,
+            send=self._desk.send,
+            metadata=metadata,
+            on_event=self._hear,
+            requests_max=requests_max,
+            clock=clock,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Nothing can be asked any more."""
+        return self._driver.ended
+
+    async def take(self, if_epoch: Epoch | None) -> StreamTaken:
+        """Claim, recover and serve; see TakeStream. Cancelling forgets the waiter only."""
+        taken = await self._driver.ask(TakeStream(if_epoch, self._clock.unix_ms()))
+        assert isinstance(taken, StreamTaken)
+        return taken
+
+    def submit(self, request: Any, sink: Sink) -> None:
+        """See Driver.submit."""
+        self._driver.submit(request, sink)
+
+    def ask(self, request: Any) -> asyncio.Future[Any]:
+        """See Driver.ask."""
+        return self._driver.ask(request)
+
+    async def release(self) -> None:
+        """Finish what was taken, complete the segment, hand the claim back, end. Raises what the machine answers."""
+        try:
+            await self._driver.ask(ReleaseStream())
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        self._driver.stop()
+
+    async def run(self) -> None:
+        """Live. A second call returns at once: an owner that broke is not started again, its stream is judged anew."""
+        if self._lived:
+            return
+        self._lived = True
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._desk.open(tasks)
+                await self._driver.run()
+                await self._desk.close()
+        finally:
+            await self._desk.close()
+            self._on_end()
+
+    def _post(self, fact: Any) -> None:
+        self._driver.post(fact)
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, LacMoved):
+            self._on_lac(event)
+        else:
+            self._tell(event)

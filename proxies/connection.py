@@ -1,0 +1,250 @@
+"""One accepted connection: frames in, frames out, once per turn of the loop.
+
+The law of this room:
+- nothing here waits, and nothing a stranger sends reaches further than this connection: bytes that are no frames, a
+  first frame that is no hello, a hello that does not come, all end in a closed connection and nothing else;
+- what is said during one turn of the loop leaves in one write at its end;
+- a peer that does not take what we say is not listened to either, so what it can make us keep is bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from typing import Protocol, cast
+
+from dlog.errors import DLogError, OverCapacityError, ProtocolError, SequenceGapError, TruncatedError
+from dlog.errors import UnsupportedVersionError as VersionError
+from dlog.model import dlsn
+from dlog.wire.proxy import PROTOCOL_VERSION, Failed, Hello, Message, Welcome
+from dlog.wire.proxy_codec import FrameDecoder, encode
+
+HELLO_BYTES_MAX = 4096  # before a hello, nobody may make us keep more
+JOINED_BYTES_MAX = 64 * 1024  # up to here one copy is cheaper than a long vector of buffers
+OUTPUT_HIGH_BYTES = 512 * 1024  # unsent beyond this: the session is told to stop and the peer is not read
+
+
+class Session(Protocol):
+    """What a role does on one connection. Methods return at once; a DLogError they raise answers the question."""
+
+    def received(self, message: Message) -> None:
+        """A question came, in order."""
+        ...
+
+    def flush(self) -> None:
+        """The turn ends: say now what was gathered in it."""
+        ...
+
+    def writable(self, yes: bool) -> None:
+        """The peer takes (again), or does not take, what we send."""
+        ...
+
+    def closed(self) -> None:
+        """The connection is gone; called once."""
+        ...
+
+
+class Reception(Protocol):
+    """What a connection needs of the server that accepted it."""
+
+    role: str
+    name: str
+    limits: dict[str, int]
+    hello_s: float
+
+    def admit(self, connection: Connection) -> bool:
+        """Count the connection in; False when there are too many."""
+        ...
+
+    def open(self, connection: Connection, hello: Hello) -> Session:
+        """The hello was said and answered: begin."""
+        ...
+
+    def leave(self, connection: Connection) -> None:
+        """Count the connection out; also called after a refused `admit`."""
+        ...
+
+
+class Pause(enum.Flag):
+    """Why the socket is not read."""
+
+    NOT = 0
+    OUTPUT = enum.auto()  # the peer does not take our answers
+    ADMISSION = enum.auto()  # enough of its work is in flight
+
+
+class Connection(asyncio.Protocol):
+    """Server side of one connection of the proxy protocol."""
+
+    def __init__(self, reception: Reception) -> None:
+        self.peer = ""
+        self._reception = reception
+        self._loop = asyncio.get_running_loop()
+        self._decoder = FrameDecoder(HELLO_BYTES_MAX)
+        self._session: Session | None = None
+        self._transport: asyncio.Transport | None = None
+        self._hello_timer: asyncio.TimerHandle | None = None
+        self._out: list[bytes | bytearray | memoryview] = []
+        self._out_bytes = 0
+        self._planned = False
+        self._paused = Pause.NOT
+
+    # ---- what the transport tells -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+        address = self._transport.get_extra_info("peername")
+        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+        self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        if not self._reception.admit(self):
+            self.end(OverCapacityError("too many connections to this proxy"))
+            return
+        self._hello_timer = self._loop.call_later(self._reception.hello_s, self._no_hello)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._decoder.feed(data):
+                if self._session is not None:
+                    self._hear(self._session, message)
+                elif self._transport is None:
+                    return
+                else:
+                    self._greet(message)
+        except ProtocolError as error:
+            self.end(error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._cancel_hello_timer()
+        session, self._session = self._session, None
+        if session is not None:
+            session.closed()
+        self._reception.leave(self)
+
+    def pause_writing(self) -> None:
+        self._pause(Pause.OUTPUT)
+        if self._session is not None:
+            self._session.writable(False)
+
+    def resume_writing(self) -> None:
+        self._resume(Pause.OUTPUT)
+        if self._session is not None:
+            self._session.writable(True)
+
+    # ---- what a session does ----------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, message: Message) -> None:
+        """Say something; it leaves at the end of this turn. Dropped when the connection is gone."""
+        if self._transport is None:
+            return
+        for part in encode(message):
+            self._out.append(part)
+            self._out_bytes += len(part)
+        self.plan_flush()
+
+    def fail(self, request: int, error: DLogError) -> None:
+        """Answer a question with an error."""
+        self.send(failure(request, error))
+
+    def plan_flush(self) -> None:
+        """Have `Session.flush` called, and the output written, at the end of this turn."""
+        if not self._planned:
+            self._planned = True
+            self._loop.call_soon(self._flush)
+
+    def hold(self, yes: bool) -> None:
+        """Stop (or go on) reading questions from this peer: enough of its work is in flight."""
+        if yes:
+            self._pause(Pause.ADMISSION)
+        else:
+            self._resume(Pause.ADMISSION)
+
+    def end(self, error: DLogError | None = None) -> None:
+        """Close after what was said has left. error: told to the peer first, as an answer to no question."""
+        if self._transport is None:
+            return
+        if error is not None:
+            self.send(failure(0, error))
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close now, whatever waits."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _hear(self, session: Session, message: Message) -> None:
+        try:
+            session.received(message)
+        except ProtocolError:
+            raise
+        except DLogError as error:
+            self.fail(getattr(message, "request", 0), error)
+
+    def _greet(self, message: Message) -> None:
+        if not isinstance(message, Hello):
+            raise ProtocolError(f"the first frame of a connection is a hello: got={type(message).__name__}")
+        if not message.version_min <= PROTOCOL_VERSION <= message.version_max:
+            asked = f"{message.version_min}..{message.version_max}"
+            self.fail(message.request, VersionError(f"we speak version {PROTOCOL_VERSION} only: asked={asked}"))
+            self.end()
+            return
+        self._cancel_hello_timer()
+        here = self._reception
+        self.send(Welcome(message.request, PROTOCOL_VERSION, here.name, here.role, here.limits))
+        self._decoder.length_max = here.limits["frame_bytes_max"]
+        self._session = here.open(self, message)
+
+    def _no_hello(self) -> None:
+        self._hello_timer = None
+        self.end(ProtocolError(f"no hello came within {self._reception.hello_s:g} s"))
+
+    def _cancel_hello_timer(self) -> None:
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+            self._hello_timer = None
+
+    def _flush(self) -> None:
+        self._planned = False
+        if self._session is not None:
+            self._session.flush()
+        out, size = self._out, self._out_bytes
+        if not out or self._transport is None:
+            return
+        self._out, self._out_bytes = [], 0
+        if self._transport.is_closing():
+            return
+        if len(out) > 1 and size > JOINED_BYTES_MAX:
+            self._transport.writelines(out)
+        else:
+            self._transport.write(b"".join(out) if len(out) > 1 else out[0])
+
+    def _pause(self, why: Pause) -> None:
+        if not self._paused and self._transport is not None:
+            self._transport.pause_reading()
+        self._paused |= why
+
+    def _resume(self, why: Pause) -> None:
+        was = self._paused
+        self._paused &= ~why
+        if was and not self._paused and self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+
+def failure(request: int, error: DLogError) -> Failed:
+    """The frame that tells `error` as the answer to `request`."""
+    detail: dict[str, object] = {}
+    if isinstance(error, SequenceGapError) and error.expected >= 0:
+        detail["expected"] = error.expected
+    if isinstance(error, TruncatedError) and error.first is not None:
+        detail["first"] = list(dlsn.parse(error.first))
+    return Failed(request, error.code, error.message, error.location, error.outcome_unknown, detail)

@@ -1,0 +1,166 @@
+"""Our side of a connection to another proxy: probing it, and hearing from an owner how far its stream is confirmed.
+
+The law of this room: a link is opened within a given time or not at all, answers are matched by the number of their
+question, and when it ends everybody who waits on it hears so once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+from dlog.errors import ConnectionLostError, DLogError, ProtocolError, UnavailableError, from_wire
+from dlog.wire.proxy import PROTOCOL_VERSION, Cancel, Done, Failed, Hello, Message, Ping, Question, Welcome
+from dlog.wire.proxy_codec import FrameDecoder, encode
+
+FRAME_BYTES_MAX = 256 * 1024  # what one proxy says to another is small
+
+
+class Link(asyncio.Protocol):
+    """Open with `Link.open`."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._decoder = FrameDecoder(FRAME_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._pushed: dict[int, tuple[Callable[[Message], None], Callable[[], None]]] = {}
+        self._request = 0
+        self._ended = False
+
+    @classmethod
+    async def open(cls, address: str, *, name: str, timeout_s: float) -> Link:
+        """Connect and shake hands within timeout_s. Raises UnavailableError; a cancelled open leaves nothing open."""
+        host, _, port = address.rpartition(":")
+        link = cls(address)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.get_running_loop().create_connection(lambda: link, host.strip("[]"), int(port))
+                welcome = await link.ask(lambda n: Hello(n, PROTOCOL_VERSION, PROTOCOL_VERSION, "read-proxy", name))
+        except TimeoutError as error:
+            link.close()
+            raise UnavailableError(f"no greeting within {timeout_s:g} s: address={address}") from error
+        except (OSError, ValueError) as error:
+            link.close()
+            raise UnavailableError(f"cannot connect: {error}: address={address}") from error
+        except BaseException:
+            link.close()
+            raise
+        if not isinstance(welcome, Welcome):
+            link.close()
+            raise UnavailableError(f"does not greet like a proxy: address={address}")
+        return link
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    def ask(self, question: Callable[[int], Question]) -> asyncio.Future[Any]:
+        """Ask what has one answer: the map of Done, or Welcome. Raises (in the future) what was answered, or
+        ConnectionLostError. Cancelling forgets the waiter."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self._ended:
+            future.set_exception(ConnectionLostError(f"connection lost: address={self.address}"))
+            return future
+        self._request += 1
+        self._asked[self._request] = future
+        self._send(question(self._request))
+        return future
+
+    def subscribe(
+        self, question: Callable[[int], Question], hear: Callable[[Message], None], on_end: Callable[[], None]
+    ) -> int:
+        """Ask for pushes; returns the question's number.
+
+        hear: gets each message that carries the number, a Failed among them. on_end: called once if the connection
+        ends. Raises ConnectionLostError.
+        """
+        if self._ended:
+            raise ConnectionLostError(f"connection lost: address={self.address}", outcome_unknown=False)
+        self._request += 1
+        self._pushed[self._request] = (hear, on_end)
+        self._send(question(self._request))
+        return self._request
+
+    def unsubscribe(self, request: int) -> None:
+        """Want no more; idempotent."""
+        if self._pushed.pop(request, None) is not None:
+            self._send(Cancel(request))
+
+    async def ping(self, timeout_s: float) -> bool:
+        """Whether the other side answered a ping within timeout_s."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.ask(Ping)
+        except (TimeoutError, DLogError):
+            return False
+        return True
+
+    async def watch(self, every_s: float, timeout_s: float) -> None:
+        """Ping again and again; return when one was not answered or the connection is gone."""
+        answered = True
+        while answered:
+            answered = await self.ping(timeout_s)
+            await asyncio.sleep(every_s if answered else 0.0)
+
+    def close(self) -> None:
+        """Cut the connection; idempotent."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end("closed by us")
+
+    # ---- what the transport tells -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+        if self._ended:
+            transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._decoder.feed(data):
+                self._hear(message)
+        except ProtocolError as error:
+            self._end(error.message)
+            if self._transport is not None:
+                self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(str(exc) if exc else "closed by the other side")
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _send(self, question: Question) -> None:
+        if self._transport is not None:
+            self._transport.write(b"".join(encode(question)))
+
+    def _hear(self, message: Message) -> None:
+        number = getattr(message, "request", 0)
+        pushed = self._pushed.get(number)
+        if pushed is not None:
+            pushed[0](message)
+            return
+        future = self._asked.pop(number, None)
+        if future is None or future.done():
+            return
+        match message:
+            case Failed():
+                error = from_wire(message.code, message.message, message.location, message.outcome_unknown)
+                future.set_exception(error)
+            case Done():
+                future.set_result(message.result)
+            case _:
+                future.set_result(message)
+
+    def _end(self, reason: str) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        pushed, self._pushed = self._pushed, {}
+        asked, self._asked = self._asked, {}
+        for future in asked.values():
+            if not future.done():
+                future.set_exception(ConnectionLostError(f"connection lost, {reason}: address={self.address}"))
+        for _, on_end in pushed.values():
+            on_end()

@@ -1,0 +1,185 @@
+"""What both proxies are made of: options, the listening socket, the parts behind them, the ready line.
+
+The law of this room: a process is composed once, from values, in the order in which its parts need each other, and
+taken apart in the reverse order whatever happens. Nothing here knows a role.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from dlog.errors import ConfigError
+from dlog.events import Event
+from dlog.io import logs, metrics
+from dlog.io.settings import configured, load
+from dlog.options import KiB, MiB, option
+from dlog.wire.proxy import GoAway, Hello
+from proxies.connection import Connection, Session
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingOptions:
+    """What every proxy is told.
+
+    id: name in the cluster, by default the address. advertise: address that others are sent to, by default the one
+    listened on.
+    """
+
+    zookeeper: str = "127.0.0.1:2181"
+    namespace: str = "/dlog"
+    host: str = "127.0.0.1"
+    port: int = 0
+    id: str = ""
+    advertise: str = ""
+    log_format: str = ""
+    log_level: str = "info"
+    metrics_port: int = -1  # -1: no metrics endpoint
+    connections_max: int = option(2000, sim=(1, 4))
+    hello_s: float = 5.0  # a connection that has not said hello by then is closed
+    batch_bytes_max: int = option(MiB, sim=(KiB, MiB))
+    drain_s: float = 10.0  # all of the hand-over on SIGTERM
+
+    def __post_init__(self) -> None:
+        if self.log_format not in ("", "json", "text"):
+            raise ValueError(f"log_format is json, text or nothing: {self.log_format}")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"not a port: {self.port}")
+
+
+FRAME_OVERHEAD_BYTES = 64 * KiB + 6  # a frame is never longer than its body and this
+
+
+class Listener:
+    """Accepts connections for one role and keeps them counted."""
+
+    def __init__(
+        self,
+        role: str,
+        name: str,
+        limits: dict[str, int],
+        options: ServingOptions,
+        open_session: Callable[[Connection], Session],
+    ) -> None:
+        self.role = role
+        self.name = name
+        self.limits = limits
+        self.hello_s = options.hello_s
+        self.connections: set[Connection] = set()
+        self.refused = 0
+        self._options = options
+        self._open_session = open_session
+        self._server: asyncio.Server | None = None
+        self._empty = asyncio.Event()
+
+    async def bind(self) -> str:
+        """Take the port; returns host:port as bound. Nobody is served before `serve`. Raises ConfigError."""
+        options = self._options
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(
+                lambda: Connection(self), options.host, options.port, start_serving=False, backlog=512
+            )
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen: {error.strerror or error}; is the port taken? address={options.host}:{options.port}"
+            ) from error
+        port = self._server.sockets[0].getsockname()[1]
+        return f"[{options.host}]:{port}" if ":" in options.host else f"{options.host}:{port}"
+
+    async def serve(self) -> None:
+        """Accept from now on."""
+        assert self._server is not None, "bind comes first"
+        await self._server.start_serving()
+
+    def close(self) -> None:
+        """Accept no more; idempotent."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def dismiss(self, reason: str) -> None:
+        """Say goodbye to everybody and close what they are told."""
+        for connection in tuple(self.connections):
+            connection.send(GoAway(0, reason))
+            connection.end()
+
+    async def gone(self, timeout_s: float) -> None:
+        """Wait until all connections are closed; what is still open then is cut."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while self.connections:
+                    self._empty.clear()
+                    await self._empty.wait()
+        for connection in tuple(self.connections):
+            connection.abort()
+
+    # ---- Reception --------------------------------------------------------------------------------------------------
+
+    def admit(self, connection: Connection) -> bool:
+        self.connections.add(connection)
+        if len(self.connections) > self._options.connections_max:
+            self.refused += 1
+            return False
+        return True
+
+    def open(self, connection: Connection, hello: Hello) -> Session:
+        return self._open_session(connection)
+
+    def leave(self, connection: Connection) -> None:
+        self.connections.discard(connection)
+        if not self.connections:
+            self._empty.set()
+
+
+def limits(options: ServingOptions) -> dict[str, int]:
+    """What every proxy tells in its welcome."""
+    return {
+        "frame_bytes_max": options.batch_bytes_max + FRAME_OVERHEAD_BYTES,
+        "batch_bytes_max": options.batch_bytes_max,
+    }
+
+
+def read_arguments(role: str, cls: type[Any], arguments: list[str]) -> Any:
+    """Options of a role from its command line, its file and its environment. Raises ConfigError; --help exits."""
+    parser = argparse.ArgumentParser(prog=f"python -m proxies.{role}", allow_abbrev=False)
+    parser.add_argument("--config", help=f"TOML file; its section [{role}] is read")
+    for f in dataclasses.fields(cls):
+        parser.add_argument(
+            "--" + f.name.replace("_", "-"), dest=f.name, metavar=str(f.type).upper(), help=f"default {f.default}"
+        )
+    given = vars(parser.parse_args(arguments))
+    path = given.pop("config")
+    options = load(cls, role, path, given)
+    logs.setup(options.log_format or None, level=options.log_level, role=role)
+    tell(configured(role, options, path))
+    return options
+
+
+def tell(event: Event) -> None:
+    """Log an event and count it."""
+    metrics.count(event)
+    logs.tell(event)
+
+
+def seeded() -> random.Random:
+    """A generator of this process's own, for jitter and placement; nothing safe depends on it."""
+    return random.Random()
+
+
+@asynccontextmanager
+async def metrics_endpoint(port: int) -> AsyncIterator[None]:
+    """Serve metrics while the scope lasts, if a port is given."""
+    endpoint = metrics.serve(port if port >= 0 else None)
+    try:
+        yield
+    finally:
+        if endpoint is not None:
+            endpoint.close()

@@ -1,0 +1,58 @@
+"""Answers to batches, joined: consecutive requests that lie back to back in one entry become one frame.
+
+The law of this room: joining changes nothing a client can tell. The second batch of a range begins where the first one
+ends, in the same entry, and its transaction id is the first one's; whatever is not so starts a new range.
+"""
+
+from __future__ import annotations
+
+from dlog.log.messages import BatchWritten
+from dlog.wire.proxy import Written
+
+
+class AckRuns:
+    """Gathers the answers of one turn of the loop on one connection."""
+
+    __slots__ = ("_end_slot", "_entry", "_first", "_last", "_segment", "_slot", "_txid", "_whole")
+
+    def __init__(self) -> None:
+        self._whole: list[Written] = []
+        self._first = self._last = -1
+        self._segment = self._entry = self._slot = self._end_slot = -1
+        self._txid = -1
+
+    def add(self, request: int, written: BatchWritten) -> None:
+        """The batch of `request` is durable."""
+        segment, entry, slot = written.dlsn
+        if written.duplicate:
+            self._cut()
+            self._whole.append(Written(request, request, (segment, entry, slot), written.txid, True))
+            return
+        if (
+            request == self._last + 1
+            and slot == self._end_slot
+            and entry == self._entry
+            and segment == self._segment
+            and written.txid == self._txid
+        ):
+            self._last = request
+            self._end_slot += written.count
+            return
+        self._cut()
+        self._first = self._last = request
+        self._segment, self._entry, self._slot = segment, entry, slot
+        self._end_slot = slot + written.count
+        self._txid = written.txid
+
+    def take(self) -> list[Written]:
+        """The ranges since the last call, in the order of the answers."""
+        self._cut()
+        whole, self._whole = self._whole, []
+        return whole
+
+    def _cut(self) -> None:
+        if self._first >= 0:
+            dlsn = (self._segment, self._entry, self._slot)
+            self._whole.append(Written(self._first, self._last, dlsn, self._txid))
+            self._first = self._last = -1
+            self._end_slot = -1

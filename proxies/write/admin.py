@@ -1,0 +1,150 @@
+"""Create, delete, describe: what is asked of streams as wholes.
+
+The law of this room: metadata decides, by compare-and-set, and is changed first when a stream is made and when it is
+deleted. A crash between metadata and stores leaves bytes that nobody names (a check of the cluster finds them), never
+a name without its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dlog.errors import (
+    DLogError,
+    InvalidRequestError,
+    MetadataUnavailableError,
+    OwnedElsewhereError,
+    StreamExistsError,
+)
+from dlog.events import Event, SegmentDeleted, SegmentLeftBehind
+from dlog.io.metadata import Metadata
+from dlog.log.changes import allocated_place
+from dlog.log.messages import StatStream, StreamStat
+from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
+from dlog.model.ids import SegmentNumber, stream_name
+from dlog.model.quorum import Quorum
+from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
+from dlog.stores.contract import SegmentRef, SegmentStore
+from proxies import catalog
+from proxies.write.holdings import Holdings, Placement
+from proxies.write.placing import Theirs, read_stream
+
+SEGMENT_BYTES_MIN = 64 * 1024
+_TYPES: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("ensemble", "write_quorum", "ack_quorum", "segment_bytes"), (int,)),
+    **dict.fromkeys(("segment_age_s", "retention_s"), (int, float)),
+}
+
+
+class Admin:
+    """Answers one process's questions about whole streams."""
+
+    def __init__(
+        self,
+        metadata: Metadata,
+        stores: Mapping[str, SegmentStore],
+        holdings: Holdings,
+        placement: Placement,
+        *,
+        tell: Any,
+    ) -> None:
+        self._metadata = metadata
+        self._stores = stores
+        self._holdings = holdings
+        self._placement = placement
+        self._tell = tell
+
+    async def create(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a stream.
+
+        Raises InvalidStreamNameError, InvalidRequestError, StreamExistsError, MetadataUnavailableError (may be made).
+        """
+        stream = stream_name(name)
+        made = StreamMetadata(name=stream, settings=self._settings(settings))
+        outcome = await self._metadata.compare_and_set(StreamKey(stream), made, None)
+        match outcome:
+            case Versioned():
+                return {"settings": catalog.describe_settings(made.settings)}
+            case Conflict() | Missing():
+                raise StreamExistsError(f"a stream of that name exists: stream={stream}")
+            case OutcomeUnknown(reason):
+                raise MetadataUnavailableError(
+                    f"whether the stream was made is unknown: {reason}", outcome_unknown=True
+                )
+
+    async def delete(self, name: str) -> dict[str, Any]:
+        """Delete a stream with all its segments. Raises OwnedElsewhereError while another proxy owns it."""
+        stream = stream_name(name)
+        if self._holdings.find(stream) is None:
+            advice = await self._placement.judge(stream)
+            if isinstance(advice, Theirs) and advice.is_owner:
+                raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
+        seen = await read_stream(self._metadata, stream)
+        await self._holdings.abandon(stream)
+        await self._metadata.delete(StreamKey(stream))
+        deleted = 0
+        for store, ref in _places(seen.value):
+            deleted += await self._delete_segment(store, ref)
+        return {"segments": deleted}
+
+    async def stat(self, name: str) -> dict[str, Any]:
+        """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
+        stream = stream_name(name)
+        seen = await read_stream(self._metadata, stream)
+        told = catalog.describe(seen.value)
+        holding = self._holdings.find(stream)
+        if holding is None or holding.owner is None or not holding.serving:
+            return told
+        stat = await holding.owner.ask(StatStream())
+        assert isinstance(stat, StreamStat)
+        told["state"] = stat.state
+        told["producers"] = stat.producers
+        return catalog.with_tail(told, stat.segment, stat.lac, stat.last_dlsn)
+
+    async def names(self, after: str, limit: int) -> dict[str, Any]:
+        """Names of streams in order. Raises MetadataUnavailableError."""
+        return await catalog.list_streams(self._metadata, after, limit)
+
+    def _settings(self, given: Mapping[str, Any]) -> StreamSettings:
+        known = catalog.describe_settings(StreamSettings())
+        for key, value in given.items():
+            if key not in known:
+                raise InvalidRequestError(f"no such setting, known are {sorted(known)}: setting={key}")
+            if type(value) not in _TYPES.get(key, (str,)):
+                raise InvalidRequestError(f"a setting of the wrong type: setting={key} value={value!r}")
+        wanted = {**known, **given}
+        if wanted["store"] not in self._stores:
+            raise InvalidRequestError(f"no such store, known are {sorted(self._stores)}: store={wanted['store']}")
+        if wanted["segment_bytes"] < SEGMENT_BYTES_MIN:
+            raise InvalidRequestError(f"a segment has at least {SEGMENT_BYTES_MIN} bytes: {wanted['segment_bytes']}")
+        if not wanted["segment_age_s"] >= 1 or not wanted["retention_s"] >= 0:
+            raise InvalidRequestError("segment_age_s is at least 1, retention_s at least 0")
+        return StreamSettings(
+            store=wanted["store"],
+            quorum=Quorum(ensemble=wanted["ensemble"], write=wanted["write_quorum"], ack=wanted["ack_quorum"]),
+            segment_bytes=wanted["segment_bytes"],
+            segment_age_s=float(wanted["segment_age_s"]),
+            retention_s=float(wanted["retention_s"]),
+        )
+
+    async def _delete_segment(self, store: str, ref: SegmentRef) -> bool:
+        try:
+            if store not in self._stores:
+                raise InvalidRequestError(f"this proxy has no such store: store={store}")
+            await self._stores[store].delete(ref)
+        except DLogError as error:
+            left: Event = SegmentLeftBehind(ref.stream, ref.number, ref.place, error.message)
+            self._tell(left)
+            return False
+        self._tell(SegmentDeleted(ref.stream, ref.number, ref.place))
+        return True
+
+
+def _places(value: StreamMetadata) -> list[tuple[str, SegmentRef]]:
+    """Everything a stream holds in stores."""
+    places = [(s.store, SegmentRef(value.name, s.number, s.place)) for s in value.segments]
+    if value.allocated:
+        store, place = allocated_place(value.allocated)
+        places.append((store, SegmentRef(value.name, SegmentNumber(value.max_segment + 1), place)))
+    return places

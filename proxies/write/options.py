@@ -1,0 +1,41 @@
+"""What a write proxy may be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.log.options import OwnerOptions
+from dlog.options import KiB, MiB, option
+from proxies.detector import DetectorOptions
+from proxies.serving import ServingOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteOptions(ServingOptions):
+    """Bounds are bytes of batches in flight: taken and not answered. What a connection has beyond its own bound is not
+    read; what a stream or the process has beyond theirs is refused (517)."""
+
+    connection_bytes_max: int = option(16 * MiB, sim=(KiB, MiB))
+    stream_bytes_max: int = option(16 * MiB, sim=(KiB, MiB))
+    process_bytes_max: int = option(128 * MiB, sim=(4 * KiB, 4 * MiB))
+    requests_max: int = option(10_000, sim=(2, 100))  # waiting for one stream's owner
+    takes_max: int = option(1000, sim=(1, 10))  # streams being taken at once
+    ping_every_s: float = option(0.15, sim=(0.01, 0.5))
+    ping_timeout_s: float = option(0.3, sim=(0.05, 1.0))
+    inherit_jitter_s: float = option(0.2, sim=(0.0, 1.0))  # before a dead proxy's streams are taken unasked
+    inflight_entries_max: int = option(3, sim=(1, 4))
+    cut_bytes: int = option(256 * KiB, sim=(64, 2 * KiB))
+    control_after_ms: float = option(10.0, sim=(0.0, 50.0))
+
+    @property
+    def detector(self) -> DetectorOptions:
+        return DetectorOptions(ping_every_s=self.ping_every_s, ping_timeout_s=self.ping_timeout_s)
+
+    @property
+    def owner(self) -> OwnerOptions:
+        return OwnerOptions(
+            inflight_entries_max=self.inflight_entries_max,
+            cut_bytes=self.cut_bytes,
+            control_after_ms=self.control_after_ms,
+            pending_bytes_max=self.stream_bytes_max,
+        )

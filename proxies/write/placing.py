@@ -1,0 +1,97 @@
+"""Which proxy should own a stream now: what metadata says, what is known of its owner's health, and the ring.
+
+The law of this room: it only advises. An owner that lives is respected, whatever the ring says; without one the ring
+decides among the proxies that live, so that all who are asked point at the same. The claim that may follow names the
+epoch that was judged: if somebody else was faster, it fails and the stream is judged anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from dlog.errors import MetadataUnavailableError, StreamNotFoundError
+from dlog.io.metadata import Metadata
+from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
+from dlog.model.ids import Epoch, ProxyId, StreamName
+from dlog.model.segment import Owner, StreamKey, StreamMetadata
+from proxies.detector import Detector
+from proxies.preference import Preference
+
+
+@dataclass(frozen=True, slots=True)
+class Ours:
+    """Claim it, while the newest claim is this epoch."""
+
+    if_epoch: Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Theirs:
+    """Go to `address`. owner: it holds the claim already; else the ring prefers it. epoch: of the newest claim."""
+
+    address: str
+    epoch: Epoch
+    is_owner: bool
+
+
+async def read_stream(metadata: Metadata, stream: StreamName) -> Versioned:
+    """The stream's metadata, read now. Raises StreamNotFoundError, MetadataUnavailableError."""
+    outcome = await metadata.read(StreamKey(stream))
+    match outcome:
+        case Versioned():
+            return outcome
+        case Missing():
+            raise StreamNotFoundError(f"no such stream, create it first: stream={stream}")
+        case OutcomeUnknown(reason):
+            raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
+        case Conflict():
+            raise AssertionError("a read has no version to conflict with")
+
+
+class Placing:
+    """Judges for one proxy. drains: whether this proxy takes no more streams."""
+
+    def __init__(
+        self, me: ProxyId, address: str, metadata: Metadata, detector: Detector, drains: Callable[[], bool]
+    ) -> None:
+        self._me = me
+        self._address = address
+        self._metadata = metadata
+        self._detector = detector
+        self._drains = drains
+        self._ring = Preference()
+
+    async def judge(self, stream: StreamName, doubted: Collection[str] = ()) -> Ours | Theirs:
+        """Read the stream and advise. doubted: addresses that failed an asker; each is asked by ourselves before.
+
+        Raises StreamNotFoundError, MetadataUnavailableError.
+        """
+        seen = await read_stream(self._metadata, stream)
+        assert isinstance(seen.value, StreamMetadata)
+        owner = seen.value.owner
+        if owner.epoch and not owner.released and owner.proxy != self._me and not await self._is_gone(owner, doubted):
+            return Theirs(owner.address, owner.epoch, True)
+        preferred = self.preferred(stream)
+        while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
+            preferred = self.preferred(stream)
+        if preferred is None or preferred in doubted:
+            return Ours(owner.epoch)
+        return Theirs(preferred, owner.epoch, False)
+
+    def preferred(self, stream: str) -> str | None:
+        """Address of the proxy that the ring prefers for a stream; None: ourselves."""
+        proxies = self._metadata.known_members().write_proxies.values()
+        members = {p.proxy: p.address for p in proxies if not self._detector.suspects(p.address)}
+        members.pop(self._me, None)
+        if not self._drains():
+            members[self._me] = self._address
+        chosen = self._ring.choose(members, stream)
+        return None if chosen is None or chosen == self._me else members[chosen]
+
+    async def _is_gone(self, owner: Owner, doubted: Collection[str]) -> bool:
+        if self._detector.suspects(owner.address):
+            return True
+        if owner.address in doubted or owner.proxy not in self._metadata.known_members().write_proxies:
+            return await self._detector.is_gone(owner.address)
+        return False

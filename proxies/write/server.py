@@ -1,0 +1,242 @@
+"""The write proxy: takes streams, takes batches, hands over.
+
+The law of this room: it owns the process's parts and their order. Streams are taken because somebody writes, or because
+the proxy that had them does not answer and the ring says that they come to us. On the way out everything owned is
+handed over before the door closes, within a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actors.runtime import Lifetime
+from actors.stream_owner import StreamOwner
+from actors.supervisor import Supervisor
+from dlog.errors import DLogError, InvalidRequestError
+from dlog.events import Event, LeaseLost, ProxyDrained, ProxyDraining
+from dlog.io.metadata import Metadata, ProxyInfo
+from dlog.lease.lease import Claimant
+from dlog.machine import Versioned
+from dlog.model.ids import ProxyId, StreamName, stream_name
+from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.stores.contract import SegmentStore
+from proxies import serving
+from proxies.connection import Connection, Session
+from proxies.detector import Detector
+from proxies.preference import Preference
+from proxies.write.admin import Admin
+from proxies.write.admission import Admission
+from proxies.write.holdings import Holdings
+from proxies.write.options import WriteOptions
+from proxies.write.placing import Placing
+from proxies.write.session import WriteSession
+from proxies.write.tails import Tails
+
+RELEASES_AT_ONCE = 32
+INHERITS_AT_ONCE = 8
+UNREGISTER_S = 2.0
+OWNERS_END_S = 2.0  # what is left of them after the hand-over
+
+
+class WriteProxy:
+    """One write proxy. `run` is its life."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        metadata: Metadata,
+        stores: Mapping[str, SegmentStore],
+        *,
+        tell: Callable[[Event], None] = serving.tell,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.options = options
+        self.address = ""
+        self.id = ProxyId(options.id)
+        self.tails = Tails()
+        self.admission = Admission(
+            process_bytes_max=options.process_bytes_max, stream_bytes_max=options.stream_bytes_max
+        )
+        self.connection_bytes_max = options.connection_bytes_max
+        self.batch_bytes_max = options.batch_bytes_max
+        self.tasks: Lifetime
+        self.holdings: Holdings
+        self.placing: Placing
+        self.admin: Admin
+        self.listener: serving.Listener
+        self._metadata = metadata
+        self._stores = stores
+        self._tell = tell
+        self._rng = rng or serving.seeded()
+        self._detector: Detector
+        self._readers = Preference()
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[str, str], None]) -> None:
+        """Serve until `stop`, then hand over and return. on_ready: called with id and address once clients may come.
+
+        Raises ConfigError (port taken), MetadataUnavailableError (cannot register).
+        """
+        options = self.options
+        limits = {**serving.limits(options), "inflight_bytes_max": options.connection_bytes_max}
+        self.listener = serving.Listener("write", options.id, limits, options, self._open_session)
+        bound = await self.listener.bind()
+        self.address = options.advertise or bound
+        self.id = ProxyId(options.id or self.address)
+        self.listener.name = self.id
+        supervisor = Supervisor("owners", rng=self._rng, on_event=self._tell, drain_s=OWNERS_END_S)
+        try:
+            async with supervisor, Lifetime(drain_s=0.0) as self.tasks:
+                self._compose(supervisor)
+                self.tasks.start(self._detector.run(), name="detector")
+                await self.listener.serve()
+                await self._metadata.register_proxy(ProxyInfo(self.id, "write", self.address))
+                on_ready(self.id, self.address)
+                await stop.wait()
+                await self._drain()
+        finally:
+            self.listener.close()
+            for connection in tuple(self.listener.connections):
+                connection.abort()
+
+    # ---- House, for sessions ----------------------------------------------------------------------------------------
+
+    def read_proxy(self, stream: str) -> str | None:
+        """Address of the read proxy that the ring prefers for a stream."""
+        members = {p.proxy: p.address for p in self._metadata.known_members().read_proxies.values()}
+        chosen = self._readers.choose(members, stream)
+        return None if chosen is None else members[chosen]
+
+    def proxies(self) -> list[str]:
+        """Addresses of all registered proxies that are not suspected."""
+        members = self._metadata.known_members()
+        every = [*members.write_proxies.values(), *members.read_proxies.values()]
+        return sorted(p.address for p in every if not self._detector.suspects(p.address))[:1000]
+
+    async def release(self, stream: str) -> dict[str, Any]:
+        """Hand a stream over. Raises OwnedElsewhereError when it is not ours."""
+        name = stream_name(stream)
+        if not await self.holdings.release(name):
+            raise InvalidRequestError(f"not owned by this proxy: stream={name}")
+        return {}
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _compose(self, supervisor: Supervisor) -> None:
+        self._detector = Detector(
+            self.id, self.address, self._metadata, self.options.detector, on_suspect=self._suspected, tell=self._tell
+        )
+        self.placing = Placing(
+            self.id, self.address, self._metadata, self._detector, drains=lambda: self.holdings.draining
+        )
+        self.holdings = Holdings(
+            supervisor,
+            self.tasks,
+            self.placing,
+            self._build,
+            waiting_max=self.options.requests_max,
+            takes_max=self.options.takes_max,
+            on_gone=self._gone,
+        )
+        self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, tell=self._tell)
+
+    def _open_session(self, connection: Connection) -> Session:
+        return WriteSession(self, connection)
+
+    def _build(self, stream: StreamName, on_end: Callable[[], None]) -> StreamOwner:
+        owner = StreamOwner(
+            stream,
+            Claimant(proxy=self.id, address=self.address, nonce=os.urandom(8).hex()),
+            metadata=self._metadata,
+            stores=self._stores,
+            options=self.options.owner,
+            requests_max=self.options.requests_max,
+            on_lac=self.tails.moved,
+            tell=lambda event: self._hear(owner, event),
+            on_end=on_end,
+        )
+        return owner
+
+    def _hear(self, owner: StreamOwner, event: Event) -> None:
+        """An owner told something."""
+        self._tell(event)
+        if isinstance(event, LeaseLost):
+            self.holdings.lost(owner.stream, owner)
+
+    def _gone(self, stream: StreamName) -> None:
+        self.tails.end(stream, lambda: self.holdings.elsewhere(stream))
+
+    # ---- taking what another left behind ----------------------------------------------------------------------------
+
+    def _suspected(self, address: str) -> None:
+        if not self.holdings.draining:
+            self.tasks.start(self._inherit(address), name=f"inherit from {address}")
+
+    async def _inherit(self, address: str) -> None:
+        """Take those of a silent proxy's streams that the ring gives us, a few at a time, after a moment's jitter."""
+        await asyncio.sleep(self._rng.random() * self.options.inherit_jitter_s)
+        try:
+            names = await self._metadata.streams()
+        except DLogError:
+            return  # whoever writes next takes the stream
+        room = asyncio.Semaphore(INHERITS_AT_ONCE)
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                if self.holdings.find(name) is None and self.placing.preferred(name) is None:
+                    await room.acquire()
+                    taking = group.create_task(self._inherit_one(name, address), name=f"inherit {name}")
+                    taking.add_done_callback(lambda _: room.release())
+
+    async def _inherit_one(self, stream: StreamName, address: str) -> None:
+        seen = await self._metadata.read(StreamKey(stream))
+        if not isinstance(seen, Versioned) or not isinstance(seen.value, StreamMetadata):
+            return
+        owner = seen.value.owner
+        still = self._detector.suspects(address) and not self.holdings.draining
+        if still and owner.address == address and owner.epoch and not owner.released:
+            try:
+                await self.holdings.ask(stream, None, address)
+            except DLogError:
+                return  # somebody else was faster, or it cannot be taken now; a write will ask again
+
+    # ---- the way out ------------------------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        self.holdings.draining = True
+        owned = [holding.stream for holding in self.holdings.all]
+        self._tell(ProxyDraining(len(owned)))
+        handed = 0
+        room = asyncio.Semaphore(RELEASES_AT_ONCE)
+
+        async def hand_over(stream: StreamName) -> None:
+            nonlocal handed
+            async with room:
+                try:
+                    await self.holdings.ask(stream, None)  # one that is being taken is taken first
+                    handed += await self.holdings.release(stream)
+                except DLogError:
+                    return  # it is not ours any more, or its state is unknown: the next owner recovers it
+
+        try:
+            async with asyncio.timeout(self.options.drain_s):
+                await self._unregister()
+                async with asyncio.TaskGroup() as group:
+                    for stream in owned:
+                        group.create_task(hand_over(stream), name=f"hand over {stream}")
+        except TimeoutError:
+            pass
+        self._tell(ProxyDrained(handed, len(owned) - handed))
+        self.listener.close()
+        self.listener.dismiss("this proxy ends")
+        await self.listener.gone(1.0)
+
+    async def _unregister(self) -> None:
+        """From here on the ring leaves us out; who asks about our streams is still answered."""
+        try:
+            async with asyncio.timeout(UNREGISTER_S):
+                await self._metadata.unregister_proxy(self.id)
+        except (TimeoutError, DLogError):
+            return  # the session's end will do it

@@ -1,0 +1,90 @@
+"""Who listens, on this proxy, to how far a stream is confirmed: read proxies, one subscription each.
+
+The law of this room: a listener hears the newest LAC of every segment that moved, at most once a turn, and whether the
+segment ended. What it has not taken yet is replaced, not queued, so a slow listener costs one number per segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from dlog.errors import DLogError
+from dlog.events import LacMoved
+from dlog.wire.proxy import Lac
+
+
+class Listener(Protocol):
+    """A session that relays to its connection."""
+
+    def lac_moved(self, tail: Tail) -> None:
+        """Something is in `tail.take()`."""
+        ...
+
+    def tail_ended(self, tail: Tail, error: DLogError) -> None:
+        """Nothing more comes: the stream is not ours (any more), or gone."""
+        ...
+
+
+class Tail:
+    """One subscription; `request` is its number on its connection."""
+
+    __slots__ = ("_moved", "listener", "request", "stream")
+
+    def __init__(self, listener: Listener, request: int, stream: str) -> None:
+        self.listener = listener
+        self.request = request
+        self.stream = stream
+        self._moved: dict[int, LacMoved] = {}
+
+    def note(self, event: LacMoved) -> None:
+        """Keep the newest of each segment."""
+        self._moved[event.segment] = event
+
+    def take(self) -> list[Lac]:
+        """What moved since the last call, in the order of segments."""
+        moved, self._moved = self._moved, {}
+        return [Lac(self.request, e.segment, e.lac, e.ended) for _, e in sorted(moved.items())]
+
+
+class Tails:
+    """All subscriptions of this process, by stream, and the newest LAC of each stream owned here."""
+
+    def __init__(self) -> None:
+        self._tails: dict[str, set[Tail]] = {}
+        self._newest: dict[str, LacMoved] = {}
+
+    def __len__(self) -> int:
+        return sum(len(tails) for tails in self._tails.values())
+
+    def newest(self, stream: str) -> LacMoved | None:
+        """Where the stream's last segment stands, if its owner lives here and said so."""
+        return self._newest.get(stream)
+
+    def moved(self, event: LacMoved) -> None:
+        """The owner of a stream says how far it is confirmed."""
+        self._newest[event.stream] = event
+        for tail in self._tails.get(event.stream, ()):
+            tail.note(event)
+            tail.listener.lac_moved(tail)
+
+    def add(self, tail: Tail) -> None:
+        """Begin with where the stream stands."""
+        self._tails.setdefault(tail.stream, set()).add(tail)
+        newest = self._newest.get(tail.stream)
+        if newest is not None:
+            tail.note(newest)
+            tail.listener.lac_moved(tail)
+
+    def remove(self, tail: Tail) -> None:
+        tails = self._tails.get(tail.stream)
+        if tails is not None:
+            tails.discard(tail)
+            if not tails:
+                del self._tails[tail.stream]
+
+    def end(self, stream: str, error: Callable[[], DLogError]) -> None:
+        """The stream is not owned here any more: its listeners look elsewhere."""
+        self._newest.pop(stream, None)
+        for tail in self._tails.pop(stream, ()):
+            tail.listener.tail_ended(tail, error())
