@@ -11,9 +11,8 @@ import logging
 import sys
 from typing import Any
 
-import structlog
-
 from dlog.events import Event
+from dlog.io.lean_structlog import structlog
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _log: Any = structlog.get_logger("dlog")
