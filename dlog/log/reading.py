@@ -1,0 +1,457 @@
+"""Reading a stream: one machine per reader, from a position on, across segments, up to the tail and along with it.
+
+The law of this room: a reader sees a contiguous run of what is confirmed, and if it cannot it hears why. No entry above
+a segment's LAC is ever asked for; the LAC of an in-progress segment comes from the source, that of a completed one is
+its end. What ends a reader is a typed event: the stream's end, truncation, damage, deletion; never silence.
+
+Facts it hears: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/read_messages.py),
+PeerLost(SOURCE), TimerFired. It sends questions to SOURCE and proxy.Entries and ReaderEvent to READER. `has_ended` says
+that it may be put away.
+
+Source: DistributedLog's readers; positions by txid and time are ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dlog.errors import DamagedError, DLogError, Remedy, StreamNotFoundError
+from dlog.log.contents import Contents, read_contents
+from dlog.log.read_messages import (
+    READER,
+    SOURCE,
+    EntriesGot,
+    GetEntries,
+    GetStream,
+    LacSeen,
+    SourceFailed,
+    SourceQuestion,
+    StreamSeen,
+    WatchLac,
+)
+from dlog.log.seeking import Goal, Halving
+from dlog.machine import CancelTimer, Effect, Fact, PeerLost, Received, Send, SetTimer, TimerFired
+from dlog.model.dlsn import DLSN, of
+from dlog.model.ids import NO_ENTRY, EntryId
+from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.options import KiB, option
+from dlog.wire.proxy import Cancel, Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
+
+Buffer = bytes | bytearray | memoryview
+
+RETRY_TIMER = ("retry",)
+_LAC_UNKNOWN = EntryId(-2)
+_GONE_MAX = 3  # looks at new metadata before entries that are not there count as lost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadingOptions:
+    """Of one reader."""
+
+    chunk_bytes: int = option(512 * KiB, sim=(1, 4 * KiB))  # of entries asked for at once
+    retry_after_s: float = option(0.1, sim=(0.001, 0.2))  # after a failure of the source that may pass
+
+
+class StreamReader:
+    """Reads one stream for one reader.
+
+    position: the next place that is looked at. Bytes delivered never exceed the credit by more than one entry.
+    """
+
+    def __init__(self, options: ReadingOptions | None = None) -> None:
+        self.has_ended = False
+        self._options = options or ReadingOptions()
+        self._read: Read | None = None
+        self._credit = 0
+        self._stream: StreamMetadata | None = None
+        self._number = 0  # of the segment at hand; 0: the first that appears
+        self._segment: Segment | None = None  # None: it is not in the list yet
+        self._entry = 0
+        self._slot = 0
+        self._lac = int(_LAC_UNKNOWN)
+        self._lac_is_final = False  # nothing comes after it in this segment
+        self._is_placed = False  # the position is decided, STARTED was said
+        self._goal: Goal | None = None  # drop records until one matches
+        self._halving: Halving | None = None
+        self._from_tail = False
+        self._stop: tuple[int, int] | None = None  # segment and entry after which a reader that does not follow ends
+        self._stop_segment = 0
+        self._caught_up = False
+        self._asked: GetEntries | None = None
+        self._watched: WatchLac | None = None
+        self._gone = 0  # times in a row that entries which should be there were not
+        self._retrying = False
+        self._out: list[Effect] = []
+
+    @property
+    def position(self) -> DLSN:
+        return of(self._number, self._entry, self._slot)
+
+    # ---- the door ---------------------------------------------------------------------------------------------------
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        self._out = []
+        if self.has_ended:
+            return []
+        match fact:
+            case Received(_, EntriesGot() as got):
+                self._note_entries(got)
+            case Received(_, LacSeen() as seen):
+                self._note_lac(seen)
+            case Received(_, Credit(_, more)):
+                self._credit += more
+            case Received(_, Read() as read):
+                self._open(read)
+            case Received(_, Cancel()):
+                self._end()
+            case Received(_, StreamSeen(stream)):
+                self._note_stream(stream)
+            case Received(_, SourceFailed(question, error)):
+                self._note_failed(question, error)
+            case PeerLost(peer) if peer == READER:
+                self._end()
+            case PeerLost():
+                self._asked = self._watched = None
+                self._retry_later()
+            case TimerFired():
+                self._retrying = False
+                self._out.append(Send(SOURCE, GetStream(fresh=True)))
+            case _:
+                raise AssertionError(f"not a fact of this machine: {fact}")
+        self._settle()
+        return self._out
+
+    def _open(self, read: Read) -> None:
+        assert self._read is None, "a reader is opened once"
+        self._read = read
+        self._credit = read.credit
+        if read.start in (Start.TXID, Start.TIME):
+            self._goal = Goal(read.start is Start.TIME, int(read.value))
+        self._out.append(Send(SOURCE, GetStream()))
+
+    # ---- metadata ---------------------------------------------------------------------------------------------------
+
+    def _note_stream(self, stream: StreamMetadata | None) -> None:
+        if stream is None:
+            self._say(ReaderEventKind.DELETED)
+            self._end()
+            return
+        is_first, self._stream = self._stream is None, stream
+        if is_first:
+            self._choose_segment(stream)
+        if not self.has_ended:
+            self._follow_segment(stream)
+
+    def _choose_segment(self, stream: StreamMetadata) -> None:
+        """Find the segment of the start position; where in it, may need its LAC and a look at its entries."""
+        assert self._read is not None
+        segments = stream.segments
+        self._stop_segment = segments[-1].number if segments else 0
+        match self._read.start:
+            case Start.START:
+                self._begin_at_first(stream)
+            case Start.TAIL:
+                self._from_tail = bool(segments)
+                self._number = segments[-1].number if segments else 0
+            case Start.DLSN:
+                self._begin_at(stream, of(*self._read.value))
+            case _:
+                assert self._goal is not None
+                found = self._goal.segment_of(stream)
+                if found is not None:
+                    self._number, self._entry, self._slot = found.first_dlsn
+                elif segments:
+                    self._number = segments[-1].number + 1
+
+    def _begin_at_first(self, stream: StreamMetadata) -> None:
+        first = next((s for s in stream.segments if s.truncation is not Truncation.TRUNCATED), None)
+        if first is not None:
+            self._number, self._entry, self._slot = first.first_dlsn
+
+    def _begin_at(self, stream: StreamMetadata, dlsn: DLSN) -> None:
+        first = next((s.first_dlsn for s in stream.segments if s.truncation is not Truncation.TRUNCATED), None)
+        if first is not None and dlsn < first:
+            if first <= of(1, 0, 0):
+                self._begin_at_first(stream)  # nothing was ever before it
+            else:
+                self._end_truncated(first)
+            return
+        self._number, self._entry, self._slot = dlsn.segment, max(0, dlsn.entry), max(0, dlsn.slot)
+        segment = stream.segment(dlsn.segment)
+        if segment is not None and segment.completed and dlsn > segment.last_dlsn:
+            self._next_segment()
+
+    def _follow_segment(self, stream: StreamMetadata) -> None:
+        """Is the segment at hand still what it was? It may have begun, ended, been replaced or truncated."""
+        if self._number == 0 and stream.segments:
+            self._begin_at_first(stream)
+        segment = stream.segment(self._number)
+        if segment is None and self._segment is not None and self._is_read:
+            self._next_segment()
+            segment = stream.segment(self._number)
+        if segment is None:
+            first = next((s for s in stream.segments if s.truncation is not Truncation.TRUNCATED), None)
+            if first is not None and first.number > self._number > 0:
+                self._end_truncated(first.first_dlsn)
+            elif self._segment is not None and self._is_untouched:
+                self._segment = None  # it was empty and is gone; its number comes again
+            return
+        if self._is_cut_off(segment):
+            return
+        known = self._segment
+        if known is None or known.place != segment.place:
+            if known is not None and not self._is_untouched:
+                self._end_damaged(DamagedError(f"segment {segment.number} lies elsewhere than what was read of it"))
+                return
+            self._lac, self._lac_is_final = int(_LAC_UNKNOWN), False
+            self._asked = self._watched = None
+        elif known.completed:
+            return  # nothing but truncation changes a completed one
+        self._segment = segment
+        if segment.completed:
+            self._lac, self._lac_is_final = segment.last_entry, True
+
+    @property
+    def _is_untouched(self) -> bool:
+        return self._entry == 0 and self._slot == 0
+
+    @property
+    def _is_read(self) -> bool:
+        """Whether the segment at hand is delivered to its end."""
+        return self._lac_is_final and self._entry > self._lac
+
+    def _is_cut_off(self, segment: Segment) -> bool:
+        """Whether the truncation point has passed our position; if so, that ends the reader."""
+        assert self._stream is not None
+        is_behind = segment.truncation is Truncation.TRUNCATED or self.position < segment.first_dlsn
+        if not is_behind or self._is_read:
+            return False
+        first = next((s for s in self._stream.segments if s.truncation is not Truncation.TRUNCATED), segment)
+        self._end_truncated(first.first_dlsn)
+        return True
+
+    # ---- what the source says ---------------------------------------------------------------------------------------
+
+    def _note_lac(self, seen: LacSeen) -> None:
+        segment = self._segment
+        if segment is None or (seen.number, seen.place) != (segment.number, segment.place):
+            return
+        self._watched = None
+        if self._lac_is_final:
+            return
+        self._lac = max(self._lac, seen.lac)
+        self._lac_is_final = seen.ended
+
+    def _note_entries(self, got: EntriesGot) -> None:
+        asked = self._asked
+        if asked is None or got.first != asked.first:
+            return
+        if (got.number, got.place) != (asked.segment.number, asked.segment.place):
+            return
+        self._asked = None
+        self._gone = 0
+        try:
+            if self._halving is not None:
+                self._halving.hear(self._contents(got.payloads[0]))
+            else:
+                self._deliver(got.payloads)
+        except DamagedError as error:
+            self._end_damaged(error)
+
+    def _note_failed(self, question: SourceQuestion, error: DLogError) -> None:
+        if isinstance(error, StreamNotFoundError):
+            self._note_stream(None)
+        elif isinstance(question, GetEntries) and question == self._asked:
+            self._asked = None
+            self._gone += error.remedy is Remedy.STOP  # truncated, most likely: then new metadata says so
+            if error.remedy is Remedy.RETRY or 0 < self._gone < _GONE_MAX:
+                self._retry_later()
+            else:
+                self._end_damaged(error)
+        elif isinstance(question, WatchLac) and question == self._watched:
+            self._watched = None
+            self._retry_later()
+        elif isinstance(question, GetStream):
+            self._retry_later()
+
+    def _retry_later(self) -> None:
+        if not self._retrying:
+            self._retrying = True
+            self._out.append(SetTimer(RETRY_TIMER, self._options.retry_after_s))
+
+    # ---- settle -----------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Go on until something must be waited for."""
+        while not self.has_ended and self._stream is not None and not self._retrying and self._asked is None:
+            segment = self._segment
+            if segment is None:
+                if not self._at_missing_segment(self._stream):
+                    return
+            elif self._lac == _LAC_UNKNOWN:
+                self._watch(segment)
+                return
+            elif not self._is_placed:
+                self._place(segment)
+            elif self._is_past_stop():
+                self._end_caught_up()
+            elif self._entry <= self._lac:
+                self._ask(segment)
+                return
+            elif self._lac_is_final:
+                if self._is_last_of_sealed(segment):
+                    self._end_of_stream()
+                    return
+                self._next_segment()
+                self._follow_segment(self._stream)
+            else:
+                self._tell_caught_up()
+                self._watch(segment)
+                return
+
+    def _at_missing_segment(self, stream: StreamMetadata) -> bool:
+        """The segment at hand is not in the list (yet). Whether there is more to do now."""
+        if stream.is_sealed and (not stream.segments or self._number > stream.segments[-1].number):
+            self._end_of_stream()
+            return False
+        if not self._is_placed:
+            self._started()
+        self._tell_caught_up()
+        return False
+
+    def _place(self, segment: Segment) -> None:
+        """Decide where in its segment the reader begins, now that the LAC is known."""
+        if self._from_tail:
+            self._from_tail = False
+            self._entry, self._slot = self._lac + 1, 0
+        elif self._goal is not None:
+            if self._halving is None:
+                low = segment.min_entry if segment.truncation is Truncation.PARTIAL else 0
+                self._halving = Halving(self._goal, low, self._lac)
+            if not self._halving.is_done:
+                middle = EntryId(self._halving.middle)
+                self._asked = GetEntries(segment, middle, middle, 1)
+                self._out.append(Send(SOURCE, self._asked))
+                return
+            if self._halving.low > self._entry:
+                self._entry, self._slot = self._halving.low, 0
+            self._halving = None
+            if self._entry <= self._lac:
+                self._is_placed = True  # STARTED is said when the record is found
+                return
+        self._started()
+
+    def _started(self) -> None:
+        self._is_placed = True
+        self._say(ReaderEventKind.STARTED, dlsn=list(self.position))
+
+    def _is_past_stop(self) -> bool:
+        """A reader that does not follow ends at the tail as it was when the reader reached the last segment."""
+        assert self._read is not None
+        if self._read.follow:
+            return False
+        if self._stop is None and self._number >= self._stop_segment:
+            self._stop = (self._number, self._lac if self._number == self._stop_segment else int(NO_ENTRY))
+        return self._stop is not None and (self._number, self._entry) > self._stop and not self._is_sealed_end()
+
+    def _is_sealed_end(self) -> bool:
+        return self._segment is not None and self._lac_is_final and self._is_last_of_sealed(self._segment)
+
+    def _is_last_of_sealed(self, segment: Segment) -> bool:
+        stream = self._stream
+        return stream is not None and stream.is_sealed and segment.number == stream.segments[-1].number
+
+    def _watch(self, segment: Segment) -> None:
+        if self._watched is None:
+            self._watched = WatchLac(segment, EntryId(self._lac))
+            self._out.append(Send(SOURCE, self._watched))
+
+    def _ask(self, segment: Segment) -> None:
+        if self._credit > 0:
+            room = min(self._credit, self._options.chunk_bytes)
+            self._asked = GetEntries(segment, EntryId(self._entry), EntryId(self._lac), room)
+            self._out.append(Send(SOURCE, self._asked))
+
+    def _next_segment(self) -> None:
+        self._number += 1
+        self._entry = self._slot = 0
+        self._segment = None
+        self._lac, self._lac_is_final = int(_LAC_UNKNOWN), False
+        self._watched = None
+
+    # ---- delivering -------------------------------------------------------------------------------------------------
+
+    def _deliver(self, payloads: tuple[Buffer, ...]) -> None:
+        first = self._entry
+        for payload in payloads:
+            if self._goal is None:
+                break
+            slot = self._goal.slot_in(self._contents(payload))
+            if slot is not None:
+                self._goal = None
+                self._slot = max(slot, self._slot if self._entry == first else 0)
+                self._started()
+                break
+            self._entry, self._slot = self._entry + 1, 0
+        rest = payloads[self._entry - first :]
+        if rest:
+            self._push(rest)
+
+    def _push(self, payloads: tuple[Buffer, ...]) -> None:
+        assert self._read is not None and self._entry + len(payloads) - 1 <= self._lac, "never past the LAC"
+        lengths = tuple(map(len, payloads))
+        if not all(map(self._is_control_only, payloads)):
+            body = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+            self._credit -= sum(lengths)
+            message = Entries(self._read.request, self._number, self._entry, lengths, self._slot, body)
+            self._out.append(Send(READER, message))
+        self._entry, self._slot = self._entry + len(payloads), 0
+
+    def _is_control_only(self, payload: Buffer) -> bool:
+        """Whether an entry holds nothing for a reader. Cheap for those that do: their first record says so."""
+        assert self._segment is not None
+        is_plain = self._segment.version >= 4 and len(payload) > 20 and not payload[4] & 3
+        if is_plain and not payload[20] & 1:  # low byte of the first record's flags
+            return False
+        return self._contents(payload).is_control_only
+
+    def _contents(self, payload: Buffer) -> Contents:
+        assert self._segment is not None
+        return read_contents(payload, enveloped=self._segment.version >= 4)
+
+    # ---- saying -----------------------------------------------------------------------------------------------------
+
+    def _tell_caught_up(self) -> None:
+        assert self._read is not None
+        if not self._read.follow:
+            self._end_caught_up()
+        elif not self._caught_up:
+            self._caught_up = True
+            self._say(ReaderEventKind.CAUGHT_UP)
+
+    def _end_caught_up(self) -> None:
+        self._say(ReaderEventKind.CAUGHT_UP)
+        self._end()
+
+    def _end_of_stream(self) -> None:
+        if not self._is_placed or self._goal is not None:
+            self._started()
+        self._say(ReaderEventKind.END_OF_STREAM)
+        self._end()
+
+    def _end_truncated(self, first: DLSN) -> None:
+        self._say(ReaderEventKind.TRUNCATED, first=list(first))
+        self._end()
+
+    def _end_damaged(self, error: DLogError) -> None:
+        self._say(ReaderEventKind.DAMAGED, dlsn=list(self.position), message=error.message)
+        self._end()
+
+    def _say(self, kind: ReaderEventKind, **detail: Any) -> None:
+        assert self._read is not None
+        self._out.append(Send(READER, ReaderEvent(self._read.request, kind, detail)))
+
+    def _end(self) -> None:
+        self.has_ended = True
+        self._out.append(CancelTimer(RETRY_TIMER))

@@ -1,0 +1,70 @@
+"""Seeking: from a txid or a time to the first record that is not before it. Pure arithmetic over what entries say.
+
+Segments say the txid and the time of their end, entries those of their records, so both are found by halving. An entry
+that cannot say its time (a control record alone) counts as late enough: the search then ends a little early and the
+reader drops entries until one matches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.log.contents import Contents
+from dlog.model.segment import Segment, StreamMetadata, Truncation
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """The first record with a txid, or written at a time (unix milliseconds), of at least `least`."""
+
+    by_time: bool
+    least: int
+
+    def segment_of(self, stream: StreamMetadata) -> Segment | None:
+        """The first readable segment that may hold it; None: it is not written yet."""
+        for segment in stream.segments:
+            if segment.truncation is Truncation.TRUNCATED:
+                continue
+            end = segment.completed_unix_ms if self.by_time else segment.last_txid
+            if not segment.completed or end >= self.least:
+                return segment
+        return None
+
+    def is_before(self, contents: Contents) -> bool:
+        """Whether everything in this entry is certainly too early."""
+        if not self.by_time:
+            return contents.last_txid < self.least
+        if contents.note is not None:
+            return contents.note.unix_ms < self.least
+        return bool(contents.txids) and contents.txids[-1] < self.least
+
+    def slot_in(self, contents: Contents) -> int | None:
+        """Slot of the first record of this entry that matches; None if there is none."""
+        if self.by_time and contents.note is not None:
+            late = contents.note.unix_ms >= self.least
+            return contents.first_slots[0] if late and contents.first_slots else None
+        return contents.slot_of_txid(self.least)
+
+
+class Halving:
+    """Finds the first entry of low..high that is not before the goal: ask for `middle`, `hear` what it holds."""
+
+    def __init__(self, goal: Goal, low: int, high: int) -> None:
+        self._goal = goal
+        self.low = low  # once `is_done`: the entry found, or high + 1
+        self._end = high + 1
+
+    @property
+    def is_done(self) -> bool:
+        return self.low >= self._end
+
+    @property
+    def middle(self) -> int:
+        return (self.low + self._end) // 2
+
+    def hear(self, contents: Contents) -> None:
+        """What the entry at `middle` holds."""
+        if self._goal.is_before(contents):
+            self.low = self.middle + 1
+        else:
+            self._end = self.middle
