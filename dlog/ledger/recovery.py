@@ -339,6 +339,8 @@ class LedgerRecoverer:
 
     def _settle_search(self) -> None:
         quorum = self._metadata.quorum
+        if self._window is not None and self._window.confirm():
+            self._attempts = 0
         while self._end is None:
             upcoming = EntryId(self._pushed + 1)
             search = self._searches.get(upcoming)
@@ -359,11 +361,8 @@ class LedgerRecoverer:
                     why = f"cannot tell whether an entry exists: ledger={self.ledger} entry={upcoming}"
                     self._wait(EntryUnreadableError(why))
                 break
-        if self._window is not None and self._stage is _Stage.SEARCHING:
-            if self._window.confirm():
-                self._attempts = 0
-            if self._window.failed and len(self._window):
-                self._mend(self._window, again=False)
+        if self._window is not None and self._window.failed and len(self._window):
+            self._mend(self._window, again=False)
         if self._stage is _Stage.SEARCHING and self._end is not None and self._confirmed == self._end:
             self._measure()
 

@@ -9,6 +9,7 @@ How to use it
     sim.ask("w/adder-1", Add(...), f)                        # f(result or DLogError), once, or never if the host dies
     sim.metadata.create(LedgerKey(1), value)
     sim.every_event = checker                                # called after each event: raise Violation("L5", "...")
+    sim.on_fact, sim.on_effect = see, see                    # probes: what machines hear and do, with their host
     sim.run(until_s=10.0)                                    # or run(until=lambda: done, until_s=limit)
     sim.heal(); sim.run(...)                                 # faults off: now liveness may be demanded
 
@@ -98,6 +99,8 @@ class Simulation:
         self.trace_hash = 0
         self.events = 0
         self.every_event: Callable[[], None] | None = None
+        self.on_fact: Callable[[Host, Fact], None] | None = None  # sees every fact before the machine does
+        self.on_effect: Callable[[Host, Effect], None] | None = None  # sees every effect before it is performed
         self.on_environment: Callable[[Fault], None] | None = None  # performs FaultKind.ENVIRONMENT
         self.now = 0
         self.healed = False
@@ -247,9 +250,13 @@ class Simulation:
             host.node.backlog.append(lambda: self.hand(host, fact))
             return
         self._note(host.address, fact)
+        if self.on_fact is not None:
+            self.on_fact(host, fact)
         effects = host.machine.handle(fact)
         host.story.append((fact, effects))
         for effect in effects:
+            if self.on_effect is not None:
+                self.on_effect(host, effect)
             self._perform(host, effect)
 
     def _perform(self, host: Host, effect: Effect) -> None:

@@ -1,0 +1,124 @@
+"""A bookie as the ledger protocol sees it: small, and faithful in what must be durable before which answer.
+
+Adds and fences go to a journal and are answered once synced. What was accepted is readable at once. A fence refuses
+plain adds from the instant it is accepted. After a crash the state is what the journal kept. The real machine is
+dlog/bookie/bookie.py; its own simulation is elsewhere.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
+from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+
+
+class Ailments:
+    """What is wrong with a bookie now; drawn by the world, outlives its crashes."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.io_error = 0.0  # probability that an answer is IO_ERROR
+        self.damage = 0.0  # probability that a packet read has a bit flipped
+        self.read_only = False
+
+    def cure(self) -> None:
+        self.io_error = self.damage = 0.0
+        self.read_only = False
+
+
+class BookieModel:
+    """One bookie. `records`: what its journal kept: ("add", ledger, entry, packet) and ("fence", ledger)."""
+
+    def __init__(self, records: list[tuple[int, Any]], ailments: Ailments) -> None:
+        self.entries: dict[tuple[int, int], bytes] = {}
+        self.last: dict[int, int] = {}
+        self.fenced: set[int] = set()
+        self.ailments = ailments
+        self.token = records[-1][0] if records else 0
+        self.waiting: list[tuple[int, Any, Any]] = []  # token, peer, what was asked
+        for _, record in records:
+            if record[0] == "fence":
+                self.fenced.add(record[1])
+            else:
+                self.store(*record[1:])
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        match fact:
+            case Received(peer, AddEntry() as add):
+                return self.add(peer, add)
+            case Received(peer, ReadEntry(fence=True) as read):
+                return self.fence(peer, read)
+            case Received(peer, ReadEntry() as read):
+                return [Send(peer, self.read(read))]
+            case Received(peer, BatchRead() as read):
+                return [Send(peer, self.read_batch(read))]
+            case Persisted(upto):
+                done = [w for w in self.waiting if w[0] <= upto]
+                self.waiting = [w for w in self.waiting if w[0] > upto]
+                return [Send(peer, self.after_durable(asked)) for _, peer, asked in done]
+            case PeerLost():
+                return []
+        raise AssertionError(f"not a fact of a bookie: {fact!r}")
+
+    def add(self, peer: Any, add: AddEntry) -> list[Effect]:
+        if add.ledger in self.fenced and not add.recovery:
+            return [Send(peer, EntryAdded(add.ledger, add.entry, Code.FENCED))]
+        if self.ailments.read_only and not add.high_priority:
+            return [Send(peer, EntryAdded(add.ledger, add.entry, Code.READ_ONLY))]
+        if self.is_ill():
+            return [Send(peer, EntryAdded(add.ledger, add.entry, Code.IO_ERROR))]
+        packet = b"".join(bytes(part) for part in add.parts)
+        self.store(add.ledger, add.entry, packet)
+        return self.persist(peer, add, ("add", add.ledger, add.entry, packet))
+
+    def store(self, ledger: int, entry: int, packet: bytes) -> None:
+        """The first bytes of an entry stay."""
+        self.entries.setdefault((ledger, entry), packet)
+        self.last[ledger] = max(self.last.get(ledger, -1), entry)
+
+    def fence(self, peer: Any, read: ReadEntry) -> list[Effect]:
+        self.fenced.add(read.ledger)
+        return self.persist(peer, read, ("fence", read.ledger))
+
+    def persist(self, peer: Any, asked: Any, record: Any) -> list[Effect]:
+        self.token += 1
+        self.waiting.append((self.token, peer, asked))
+        return [Persist(self.token, record)]
+
+    def after_durable(self, asked: Any) -> Any:
+        if isinstance(asked, AddEntry):
+            return EntryAdded(asked.ledger, asked.entry, Code.OK)
+        return self.read(asked)
+
+    def read(self, read: ReadEntry) -> EntryRead:
+        entry = self.last.get(read.ledger, -1) if read.entry == -1 else read.entry
+        packet = self.entries.get((read.ledger, entry))
+        if self.is_ill():
+            return EntryRead(read.ledger, read.entry, Code.IO_ERROR, b"", read.fence)
+        if packet is None:
+            known = read.ledger in self.last or read.ledger in self.fenced
+            return EntryRead(read.ledger, read.entry, Code.NO_ENTRY if known else Code.NO_LEDGER, b"", read.fence)
+        return EntryRead(read.ledger, read.entry, Code.OK, self.perhaps_damaged(packet), read.fence)
+
+    def read_batch(self, read: BatchRead) -> BatchDone:
+        packets: list[bytes] = []
+        size = 36
+        while read.max_count <= 0 or len(packets) < read.max_count:
+            packet = self.entries.get((read.ledger, read.start + len(packets)))
+            if packet is None or (packets and size + 4 + len(packet) > read.max_bytes):
+                break
+            size += 4 + len(packet)
+            packets.append(self.perhaps_damaged(packet))
+        code = Code.IO_ERROR if self.is_ill() else Code.OK if packets else Code.NO_ENTRY
+        return BatchDone(read.ledger, read.start, read.request, code, tuple(packets) if code is Code.OK else ())
+
+    def is_ill(self) -> bool:
+        return self.ailments.io_error > 0 and self.ailments.rng.random() < self.ailments.io_error
+
+    def perhaps_damaged(self, packet: bytes) -> bytes:
+        if self.ailments.damage > 0 and self.ailments.rng.random() < self.ailments.damage:
+            at = self.ailments.rng.randrange(len(packet))
+            return packet[:at] + bytes([packet[at] ^ 0x40]) + packet[at + 1 :]
+        return packet

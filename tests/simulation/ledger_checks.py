@@ -1,0 +1,262 @@
+"""What must hold of a ledger: L1 to L12 of the reliability goals, checked as it happens, by the god view.
+
+The checker sees every fact and effect, every version of metadata and every journal. It knows nothing of how the
+machines work: only messages, metadata, answers and what is durable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from dlog.errors import DLogError, EntryMissingError
+from dlog.events import BookieLost, EnsembleChanged, LedgerFenced, LedgerRecoveryFenced, LedgerRecoveryStarted
+from dlog.ledger.tailing import LacSeen
+from dlog.machine import CompareAndSet, Effect, Fact, MetadataSeen, OutcomeUnknown, Received, Send, Tell
+from dlog.model.ids import BookieId, EntryId
+from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie import AddEntry, Code, EntryRead, ReadEntry
+from dlog.wire.digest import ENTRY_HEAD, Digest
+from tests.simulation.kernel import Simulation, Violation
+from tests.simulation.network import Host
+
+ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
+
+
+class LedgerChecks:
+    """Checks one ledger in one simulation."""
+
+    def __init__(
+        self, sim: Simulation, key: LedgerKey, bookies: Collection[BookieId], quorum: Quorum, digest: Digest
+    ) -> None:
+        self.sim = sim
+        self.key = key
+        self.ledger = key.ledger
+        self.quorum = quorum
+        self.digest = digest
+        self.payloads: dict[int, bytes] = {}  # by entry id: ids are given in order of asking
+        self.asked_at: dict[int, int] = {}
+        self.lac = -1  # of what was answered to the writer's caller
+        self.closed_at: int | None = None
+        self.ends: dict[str, tuple[int, int]] = {}
+        self.packets: dict[int, bytes] = {}  # as the writer first sent them
+        self.bytes_read: dict[int, bytes] = {}
+        self.session_lac = -1
+        self.visible_max = -1
+        self.searching: dict[str, tuple[int, dict[int, set[BookieId]]]] = {}  # host -> from, denials by entry
+        self._holds: dict[BookieId, set[int]] = {b: set() for b in bookies}
+        self._fenced: set[BookieId] = set()
+        self._scanned: dict[BookieId, int] = dict.fromkeys(bookies, 0)
+        sim.metadata.on_change = self.metadata_changed
+        sim.on_fact = self.see_fact
+        sim.on_effect = self.see_effect
+
+    # ---- the god view ------------------------------------------------------------------------------------------------
+
+    def holders(self, entry: int) -> set[BookieId]:
+        """Who has the entry on stable storage."""
+        self._scan()
+        return {b for b, held in self._holds.items() if entry in held}
+
+    def fenced(self) -> set[BookieId]:
+        """Whose fence is on stable storage."""
+        self._scan()
+        return self._fenced
+
+    def _scan(self) -> None:
+        for bookie, upto in self._scanned.items():
+            durable = self.sim.disk(bookie).durable
+            for _, record in durable[upto:]:
+                if record[0] == "fence":
+                    self._fenced.add(bookie)
+                else:
+                    self._holds[bookie].add(record[2])
+            self._scanned[bookie] = len(durable)
+
+    @property
+    def metadata(self) -> LedgerMetadata:
+        value = self.sim.metadata.values[self.key].value
+        assert isinstance(value, LedgerMetadata)
+        return value
+
+    def held_in_ensemble(self, entry: int, metadata: LedgerMetadata) -> int:
+        """How many of those that metadata names for an entry have it."""
+        return len(self.holders(entry) & set(metadata.bookies_of(entry)))
+
+    # ---- the writer --------------------------------------------------------------------------------------------------
+
+    def asked(self, number: int, payload: bytes) -> None:
+        self.asked_at[len(self.payloads)] = self.sim.now
+        self.payloads[len(self.payloads)] = payload
+
+    def acked(self, number: int, entry: EntryId) -> None:
+        """An add was answered with success."""
+        metadata = self.metadata
+        if entry != self.lac + 1:
+            raise Violation("L6", f"entry {entry} confirmed after {self.lac}")
+        self.lac = entry
+        held = self.held_in_ensemble(entry, metadata)
+        if held < self.quorum.ack:
+            raise Violation("L10", f"entry {entry} confirmed, {held} of its ensemble {metadata.bookies_of(entry)} hold it")
+        if metadata.is_closed:
+            if entry > metadata.last_entry:
+                raise Violation("L7", f"entry {entry} confirmed, the ledger was closed at {metadata.last_entry}")
+            if self.closed_at is not None and self.asked_at[entry] > self.closed_at:
+                raise Violation("L7", f"entry {entry} confirmed though asked for after the ledger was closed")
+
+    def see_effect(self, host: Host, effect: Effect) -> None:
+        if isinstance(effect, Send):
+            message = effect.message
+            if isinstance(message, AddEntry) and not message.recovery:
+                self._see_add(message)
+            elif isinstance(message, ReadEntry) and host.address in self.searching:
+                self._see_search(host, message)
+        elif isinstance(effect, Tell):
+            self._see_event(host, effect.event)
+        elif isinstance(effect, CompareAndSet) and "recoverer" in host.address:
+            if effect.value.is_closed:
+                self._see_end(host, effect.value)
+
+    def _see_add(self, message: AddEntry) -> None:
+        packet = b"".join(bytes(part) for part in message.parts)
+        first = self.packets.setdefault(message.entry, packet)
+        if packet != first:
+            raise Violation("L11", f"entry {message.entry} sent with other bytes than before")
+        lac = ENTRY_HEAD.unpack_from(packet)[2]
+        if lac > self.lac:
+            raise Violation("L5", f"entry {message.entry} carries LAC {lac}, confirmed is {self.lac}")
+
+    # ---- recovery ----------------------------------------------------------------------------------------------------
+
+    def _see_event(self, host: Host, event: Any) -> None:
+        match event:
+            case LedgerRecoveryStarted():
+                self.sim.reach("recovery")
+                self.searching.pop(host.address, None)
+            case LedgerRecoveryFenced(_, entry, _):
+                self._see_coverage(entry)
+                self.searching[host.address] = (entry, {})
+                self.sim.reach("fenced_cover")
+            case EnsembleChanged():
+                self.sim.reach("recovery_changed_ensemble" if "recoverer" in host.address else "ensemble_change")
+            case LedgerFenced():
+                self.sim.reach("fenced_writer")
+            case BookieLost():
+                self.sim.reach("bookie_lost")
+
+    def _see_coverage(self, entry: int) -> None:
+        metadata = self.metadata
+        last = metadata.fragments[-1]
+        fenced = [bookie in self.fenced() for bookie in last.ensemble]
+        if metadata.is_closed:
+            return  # somebody else has finished; our evidence counts for nothing
+        for start in range(len(fenced)):
+            window = [fenced[(start + i) % len(fenced)] for i in range(self.quorum.write)]
+            if window.count(True) < self.quorum.negatives_needed:
+                raise Violation("L8", f"the search begins with {fenced} of {last.ensemble} fenced")
+        if entry < last.first_entry - 1:
+            raise Violation("L9", f"the search begins behind {entry}, the last fragment at {last.first_entry}")
+
+    def _see_search(self, host: Host, message: ReadEntry) -> None:
+        if message.entry > self.searching[host.address][0] and not message.fence:
+            raise Violation("L8", f"entry {message.entry} sought by recovery without a fence")
+
+    def see_fact(self, host: Host, fact: Fact) -> None:
+        if isinstance(fact, Received):
+            answer = fact.message
+            if isinstance(answer, EntryRead) and answer.fence and host.address in self.searching:
+                if answer.code in ABSENT and answer.entry >= 0:
+                    denials = self.searching[host.address][1]
+                    denials.setdefault(answer.entry, set()).add(BookieId(str(fact.peer)))
+        elif isinstance(fact, MetadataSeen) and isinstance(fact.outcome, OutcomeUnknown):
+            self.sim.reach("settled_unknown")
+
+    def _see_end(self, host: Host, value: LedgerMetadata) -> None:
+        """A recoverer is about to write an end: it must have heard enough denials of the entry behind it."""
+        _, denials = self.searching.get(host.address, (0, {}))
+        denied = denials.get(value.last_entry + 1, set())
+        if len(denied) < self.quorum.negatives_needed:
+            raise Violation("L8", f"end at {value.last_entry} with the next entry denied by {sorted(denied)} only")
+
+    # ---- metadata ----------------------------------------------------------------------------------------------------
+
+    def metadata_changed(self, key: Any, old: LedgerMetadata | None, new: LedgerMetadata) -> None:
+        if key != self.key:
+            return
+        firsts = [f.first_entry for f in new.fragments]
+        if firsts[0] != 0 or any(a >= b for a, b in zip(firsts, firsts[1:], strict=False)):
+            raise Violation("L9", f"fragments begin at {firsts}")
+        if old is None:
+            return
+        if old.is_closed and new != old:
+            raise Violation("L2", f"a closed ledger was changed: {old} -> {new}")
+        if old.state is LedgerState.IN_RECOVERY and new.state is LedgerState.OPEN:
+            raise Violation("L2", "a ledger in recovery was opened again")
+        if new.is_closed and not old.is_closed:
+            self.closed_at = self.sim.now
+            self._closed(new)
+
+    def _closed(self, new: LedgerMetadata) -> None:
+        if new.last_entry < self.lac:
+            raise Violation("L1", f"closed at {new.last_entry}, confirmed is {self.lac}")
+        if new.last_entry < new.fragments[-1].first_entry - 1:
+            raise Violation("L9", f"closed at {new.last_entry} before the last fragment {new.fragments[-1].first_entry}")
+        for entry in range(new.last_entry + 1):
+            held = self.held_in_ensemble(entry, new)
+            if held < self.quorum.ack:
+                raise Violation("L4", f"closed at {new.last_entry}, {held} of {new.bookies_of(entry)} hold {entry}")
+        length = sum(len(self.payloads[e]) for e in range(new.last_entry + 1))
+        if new.length != length:
+            raise Violation("length", f"closed with length {new.length}, the payloads have {length}")
+
+    def ended(self, who: str, last_entry: int, length: int) -> None:
+        """Somebody was told the ledger's end."""
+        self.ends[who] = (last_entry, length)
+        metadata = self.metadata
+        if not metadata.is_closed or (last_entry, length) != (metadata.last_entry, metadata.length):
+            end = (metadata.last_entry, metadata.length)
+            raise Violation("L12", f"{who} was told the end {last_entry, length}, metadata says {end}")
+
+    # ---- readers -----------------------------------------------------------------------------------------------------
+
+    def new_session(self) -> None:
+        self.session_lac = -1
+
+    def visible(self, seen: LacSeen) -> None:
+        """A tail was told a LAC."""
+        if seen.lac < self.session_lac:
+            raise Violation("L5", f"the LAC of a reader went from {self.session_lac} to {seen.lac}")
+        if not seen.closed and seen.lac > self.lac:
+            raise Violation("L5", f"LAC {seen.lac} is visible, confirmed is {self.lac}")
+        self.session_lac = seen.lac
+        self.visible_max = max(self.visible_max, seen.lac)
+
+    def read_entry(self, entry: int, payload: bytes) -> None:
+        known = self.bytes_read.setdefault(entry, payload)
+        if known != payload or payload != self.payloads[entry]:
+            raise Violation("L3", f"entry {entry} was read as {payload!r}, written as {self.payloads[entry]!r}")
+
+    def read_failed(self, error: DLogError) -> None:
+        if isinstance(error, EntryMissingError):
+            self.sim.reach("read_missing")
+        else:
+            self.sim.reach("read_failed")
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """All is quiet: the ledger is closed and the tail has read to its end."""
+        metadata = self.metadata
+        if metadata.last_entry < self.visible_max:
+            raise Violation("L5", f"LAC {self.visible_max} was visible, the ledger ended at {metadata.last_entry}")
+        for entry in range(metadata.last_entry + 1):
+            if entry not in self.bytes_read:
+                raise Violation("L1", f"entry {entry} of {metadata.last_entry} was never read")
+        for bookie, held in self._holds.items():
+            for _, record in self.sim.disk(bookie).durable:
+                if record[0] == "add" and record[2] <= metadata.last_entry:
+                    payload = record[3][ENTRY_HEAD.size + self.digest.size :]
+                    if payload != self.payloads[record[2]]:
+                        raise Violation("L3", f"{bookie} holds other bytes for entry {record[2]}")
+            assert held is not None
