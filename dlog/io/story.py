@@ -1,21 +1,28 @@
 """A machine's story: its last few hundred facts and effects, kept without payloads, told when it dies.
 
-The law of this room: remembering is cheap (well under a microsecond a value), holds no reference to a payload, and
-text is made only when somebody reads it.
+The law of this room: remembering is cheap (a fraction of a microsecond a value), holds no reference to a payload, and
+text is made only when somebody reads it. A value that can hold no payload is kept as it is; of the others the fields
+that name things are kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import attrgetter
 from typing import Any
 
+_Outliner = Callable[[Any], Any]
+
 _PLAIN = (int, float, str, bool, type(None), Enum)
 _BUFFERS = (bytes, bytearray, memoryview)
-_outliners: dict[type, Callable[[Any], Any]] = {}
+_IDS = frozenset({"LedgerId", "EntryId", "BookieId", "SegmentNumber", "Epoch", "Txid", "StreamName", "ProxyId"})
+_LIGHT = _IDS | {"int", "float", "str", "bool", "None", "Code", "Peer", "Token", "Ticket"}
+
+_outliners: dict[type, _Outliner | None] = {}  # None: kept as it is
+_UNKNOWN: Any = object()
 
 
 class Story:
@@ -24,11 +31,11 @@ class Story:
     __slots__ = ("_ring",)
 
     def __init__(self, pairs_max: int = 256) -> None:
-        self._ring: deque[tuple[Any, tuple[Any, ...]]] = deque(maxlen=pairs_max)
+        self._ring: deque[tuple[Any, Any]] = deque(maxlen=pairs_max)
 
-    def note(self, fact: Any, effects: Iterable[Any]) -> None:
+    def note(self, fact: Any, effects: Sequence[Any]) -> None:
         """Remember that `fact` led to `effects`."""
-        self._ring.append((outline(fact), tuple([outline(effect) for effect in effects])))
+        self._ring.append((outline(fact), [outline(effect) for effect in effects] if effects else ()))
 
     def __len__(self) -> int:
         return len(self._ring)
@@ -43,55 +50,79 @@ class Story:
 
 
 def outline(value: Any) -> Any:
-    """The value without its payloads: buffers become their length, dataclasses a tuple of their light fields."""
+    """The value if it can hold no payload; else what names it, with buffers as their length or left out."""
     cls = value.__class__
-    outliner = _outliners.get(cls)
+    outliner = _outliners.get(cls, _UNKNOWN)
     if outliner is None:
+        return value
+    if outliner is _UNKNOWN:
         outliner = _outliners[cls] = _make(cls)
+        return value if outliner is None else outliner(value)
     return outliner(value)
 
 
-def _make(cls: type) -> Callable[[Any], Any]:
+def _make(cls: type) -> _Outliner | None:
     if issubclass(cls, _PLAIN):
-        return lambda value: value
+        return None
     if issubclass(cls, _BUFFERS):
         return lambda value: _Bytes(len(value))
     if issubclass(cls, BaseException):
         return lambda value: _Said(f"{cls.__name__}({value})")
     if issubclass(cls, tuple | list):
-        return lambda value: tuple([outline(item) for item in value[:16]])
+        return lambda value: [outline(item) for item in value[:16]]
     if dataclasses.is_dataclass(cls):
         return _make_dataclass(cls)
     return lambda value: _Said(f"<{cls.__name__}>")
 
 
-def _make_dataclass(cls: type) -> Callable[[Any], Any]:
-    """Fields whose annotation names plain types are kept by one attrgetter; the others are outlined one by one."""
+def _make_dataclass(cls: type) -> _Outliner | None:
+    """Judge the fields by their annotations: plain ones are kept, buffers left out, the others outlined."""
     plain: list[str] = []
     nested: list[str] = []
     for f in dataclasses.fields(cls):
         words = str(f.type).replace("|", " ").split()
-        (plain if all(word in _LIGHT for word in words) else nested).append(f.name)
-    names = (cls.__name__, *plain, *nested)
-    light: Callable[[Any], tuple[Any, ...]]
-    if not plain:
-        light = lambda _: ()  # noqa: E731
-    elif len(plain) == 1:
-        one = attrgetter(plain[0])
-        light = lambda value: (one(value),)  # noqa: E731
-    else:
-        light = attrgetter(*plain)
+        if all(word in _LIGHT for word in words):
+            plain.append(f.name)
+        elif "Buffer" not in str(f.type) and "bytes" not in str(f.type):
+            nested.append(f.name)
+    if len(plain) == len(dataclasses.fields(cls)):
+        return None
+    light = _getter(plain)
     if not nested:
-        return lambda value: (names, *light(value))
-    if len(nested) == 1:
+        names = (cls.__name__, *plain)
+        return lambda value: _Outline(names, light(value))
+    heavy = _getter(nested)
+    complete = len(plain) + len(nested) == len(dataclasses.fields(cls))
+    names = (cls.__name__, *plain, *nested)
+    if complete and len(nested) == 1:
         only = attrgetter(nested[0])
-        return lambda value: (names, *light(value), outline(only(value)))
-    heavy = attrgetter(*nested)
-    return lambda value: (names, *light(value), *[outline(item) for item in heavy(value)])
+
+        def outline_one(value: Any) -> Any:
+            inner = only(value)
+            kept = outline(inner)
+            return value if kept is inner else _Outline(names, (*light(value), kept))
+
+        return outline_one
+    return lambda value: _Outline(names, (*light(value), *[outline(item) for item in heavy(value)]))
 
 
-_IDS = frozenset({"LedgerId", "EntryId", "BookieId", "SegmentNumber", "Epoch", "Txid", "StreamName", "ProxyId"})
-_LIGHT = _IDS | {"int", "float", "str", "bool", "None", "Code", "Peer", "Token", "Ticket"}
+def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) > 1:
+        return attrgetter(*names)
+    if names:
+        one = attrgetter(names[0])
+        return lambda value: (one(value),)
+    return lambda value: ()
+
+
+class _Outline:
+    """What is left of a dataclass."""
+
+    __slots__ = ("names", "values")
+
+    def __init__(self, names: tuple[str, ...], values: tuple[Any, ...]) -> None:
+        self.names = names
+        self.values = values
 
 
 class _Bytes:
@@ -112,10 +143,10 @@ class _Said(str):
 
 
 def _render(outlined: Any) -> str:
-    if not isinstance(outlined, tuple):
-        return repr(outlined)
-    if outlined and isinstance(outlined[0], tuple):
-        name, *fields = outlined[0]
-        shown = ", ".join(f"{key}={_render(item)}" for key, item in zip(fields, outlined[1:], strict=True))
+    if isinstance(outlined, _Outline):
+        name, *fields = outlined.names
+        shown = ", ".join(f"{key}={_render(item)}" for key, item in zip(fields, outlined.values, strict=True))
         return f"{name}({shown})"
-    return "(" + ", ".join(_render(item) for item in outlined) + ")"
+    if isinstance(outlined, list):
+        return "[" + ", ".join(_render(item) for item in outlined) + "]"
+    return repr(outlined)
