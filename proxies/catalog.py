@@ -10,6 +10,7 @@ from typing import Any
 
 from dlog.io.metadata import Metadata
 from dlog.model.dlsn import DLSN
+from dlog.model.ids import TXID_END_OF_STREAM
 from dlog.model.segment import Segment, StreamMetadata, StreamSettings, Truncation
 
 NAMES_MAX = 10_000  # in one answer to List
@@ -27,6 +28,7 @@ def describe(value: StreamMetadata) -> dict[str, Any]:
     """One stream, as an answer to Stat."""
     kept = [s for s in value.segments if s.truncation is not Truncation.TRUNCATED]
     completed = [s for s in kept if s.completed and s.record_count]
+    txids = [s.last_txid for s in completed if s.last_txid != TXID_END_OF_STREAM]
     shown = value.segments[-SEGMENTS_MAX:]
     owner = value.owner
     return {
@@ -41,7 +43,7 @@ def describe(value: StreamMetadata) -> dict[str, Any]:
         },
         "first_dlsn": list(kept[0].first_dlsn) if kept else None,
         "last_dlsn": list(completed[-1].last_dlsn) if completed else None,
-        "last_txid": completed[-1].last_txid if completed else None,
+        "last_txid": txids[-1] if txids else None,
         "records": sum(s.record_count for s in kept),
         "segments": [describe_segment(s) for s in shown],
         "segments_left_out": len(value.segments) - len(shown),

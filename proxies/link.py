@@ -115,7 +115,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
         if self._ended:
-            transport.abort()
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:

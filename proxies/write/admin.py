@@ -27,8 +27,9 @@ from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore
 from proxies import catalog
+from proxies.streams import read_stream
 from proxies.write.holdings import Holdings, Placement
-from proxies.write.placing import Theirs, read_stream
+from proxies.write.placing import Theirs
 
 SEGMENT_BYTES_MIN = 64 * 1024
 _TYPES: dict[str, tuple[type, ...]] = {

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from dlog.errors import MetadataUnavailableError, StreamNotFoundError
 from dlog.io.metadata import Metadata
-from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import Epoch, ProxyId, StreamName
-from dlog.model.segment import Owner, StreamKey, StreamMetadata
+from dlog.model.segment import Owner, StreamMetadata
 from proxies.detector import Detector
 from proxies.preference import Preference
+from proxies.streams import read_stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +32,6 @@ class Theirs:
     address: str
     epoch: Epoch
     is_owner: bool
-
-
-async def read_stream(metadata: Metadata, stream: StreamName) -> Versioned:
-    """The stream's metadata, read now. Raises StreamNotFoundError, MetadataUnavailableError."""
-    outcome = await metadata.read(StreamKey(stream))
-    match outcome:
-        case Versioned():
-            return outcome
-        case Missing():
-            raise StreamNotFoundError(f"no such stream, create it first: stream={stream}")
-        case OutcomeUnknown(reason):
-            raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
-        case Conflict():
-            raise AssertionError("a read has no version to conflict with")
 
 
 class Placing:

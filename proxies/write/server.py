@@ -17,11 +17,11 @@ from actors.runtime import Lifetime
 from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError, InvalidRequestError
-from dlog.events import Event, LeaseLost, ProxyDrained, ProxyDraining
+from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady
 from dlog.io.metadata import Metadata, ProxyInfo
 from dlog.lease.lease import Claimant
 from dlog.machine import Versioned
-from dlog.model.ids import ProxyId, StreamName, stream_name
+from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentStore
 from proxies import serving
@@ -165,6 +165,8 @@ class WriteProxy:
         self._tell(event)
         if isinstance(event, LeaseLost):
             self.holdings.lost(owner.stream, owner)
+        elif isinstance(event, StreamReady):
+            self.tails.moved(LacMoved(event.stream, event.segment, NO_ENTRY))
 
     def _gone(self, stream: StreamName) -> None:
         self.tails.end(stream, lambda: self.holdings.elsewhere(stream))

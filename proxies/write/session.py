@@ -213,6 +213,8 @@ class WriteSession:
     # ---- questions with one answer ----------------------------------------------------------------------------------
 
     def _ping(self, m: Ping) -> None:
+        """Answered behind everything that was to be said before: who asks knows then that it has heard all."""
+        self.flush()
         self._connection.send(Done(m.request))
 
     def _get_owners(self, m: GetOwners) -> None:

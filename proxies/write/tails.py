@@ -13,6 +13,8 @@ from dlog.errors import DLogError
 from dlog.events import LacMoved
 from dlog.wire.proxy import Lac
 
+SEGMENTS_KEPT = 3  # whose LAC a new listener is told: the last, and those it may not know to be ended
+
 
 class Listener(Protocol):
     """A session that relays to its connection."""
@@ -52,18 +54,17 @@ class Tails:
 
     def __init__(self) -> None:
         self._tails: dict[str, set[Tail]] = {}
-        self._newest: dict[str, LacMoved] = {}
+        self._newest: dict[str, dict[int, LacMoved]] = {}  # of the last segments
 
     def __len__(self) -> int:
         return sum(len(tails) for tails in self._tails.values())
 
-    def newest(self, stream: str) -> LacMoved | None:
-        """Where the stream's last segment stands, if its owner lives here and said so."""
-        return self._newest.get(stream)
-
     def moved(self, event: LacMoved) -> None:
-        """The owner of a stream says how far it is confirmed."""
-        self._newest[event.stream] = event
+        """The owner of a stream says how far it is confirmed; of a segment it has just begun, -1."""
+        newest = self._newest.setdefault(event.stream, {})
+        newest[event.segment] = event
+        if len(newest) > SEGMENTS_KEPT:
+            del newest[min(newest)]
         for tail in self._tails.get(event.stream, ()):
             tail.note(event)
             tail.listener.lac_moved(tail)
@@ -71,9 +72,8 @@ class Tails:
     def add(self, tail: Tail) -> None:
         """Begin with where the stream stands."""
         self._tails.setdefault(tail.stream, set()).add(tail)
-        newest = self._newest.get(tail.stream)
-        if newest is not None:
-            tail.note(newest)
+        for event in self._newest.get(tail.stream, {}).values():
+            tail.note(event)
             tail.listener.lac_moved(tail)
 
     def remove(self, tail: Tail) -> None:

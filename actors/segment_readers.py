@@ -1,0 +1,81 @@
+"""Open segment readers of one stream: opened once however many ask, a few at a time, closed when not used.
+
+The law of this room: a reader that is handed out may be closed under the feet of who uses it only after it was dropped
+on purpose; the error it then raises is retryable by asking again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from dlog.model.ids import EntryId, StreamName
+from dlog.model.segment import Segment
+from dlog.stores.contract import MisconfiguredError, SegmentReader, SegmentRef, SegmentStore
+
+READERS_MAX = 8  # of one stream, open at once
+
+
+def segment_key(segment: Segment) -> str:
+    """Names a segment's bytes for ever: places are never used twice."""
+    return f"{segment.store}:{segment.place}"
+
+
+class SegmentReaders:
+    """Readers by segment key."""
+
+    def __init__(self, stream: StreamName, stores: Mapping[str, SegmentStore]) -> None:
+        self._stream = stream
+        self._stores = stores
+        self._open: OrderedDict[str, SegmentReader] = OrderedDict()
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._dropped: list[SegmentReader] = []
+
+    async def open(self, segment: Segment) -> SegmentReader:
+        """The reader of a segment, opened if need be. Raises what the store raises, MisconfiguredError."""
+        key = segment_key(segment)
+        await self._close_dropped()
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            reader = self._open.get(key)
+            if reader is not None:
+                self._open.move_to_end(key)
+                return reader
+            sealed_at = segment.last_entry if segment.completed else None
+            reader = await self._store(segment).open_reader(self._ref(segment), sealed_at=sealed_at)
+            self._open[key] = reader
+        while len(self._open) > READERS_MAX:
+            oldest, _ = next(iter(self._open.items()))
+            self.drop(oldest)
+        return reader
+
+    async def probe(self, segment: Segment) -> EntryId:
+        """What the store knows to be confirmed of a segment, asked now."""
+        return await self._store(segment).last_confirmed(self._ref(segment))
+
+    def drop(self, key: str) -> None:
+        """Forget a reader; the next `open` makes a new one."""
+        reader = self._open.pop(key, None)
+        self._locks.pop(key, None)
+        if reader is not None:
+            self._dropped.append(reader)
+
+    async def close(self) -> None:
+        """Close all of them."""
+        for key in tuple(self._open):
+            self.drop(key)
+        await self._close_dropped()
+
+    def _store(self, segment: Segment) -> SegmentStore:
+        store = self._stores.get(segment.store)
+        if store is None:
+            raise MisconfiguredError(f"this proxy has no such segment store: store={segment.store}")
+        return store
+
+    def _ref(self, segment: Segment) -> SegmentRef:
+        return SegmentRef(self._stream, segment.number, segment.place)
+
+    async def _close_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, []
+        for reader in dropped:
+            await reader.close()

@@ -1,0 +1,582 @@
+"""One stream as a source for its readers on this process, however many: metadata, the LAC, entries.
+
+The law of this room:
+- one read of metadata, one upstream at the tail and one fetch of a block serve all who wait for them;
+- a LAC is believed for a place only once metadata that was read after hearing it names that place;
+- errors and absences are told to those who asked and kept for nobody: what failed is asked again;
+- a question held back (its reader is slow) costs its few bytes and nothing else.
+
+Questions and answers are those of dlog/log/read_messages.py; the LAC comes from the owner while there is one, and from
+the store itself otherwise. Source: segment stores 6.7.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from actors.entry_cache import EntryCache
+from actors.segment_readers import SegmentReaders, segment_key
+from dlog.errors import DLogError, MetadataUnavailableError, OwnedElsewhereError
+from dlog.io.metadata import Metadata
+from dlog.log.read_messages import (
+    SOURCE,
+    EntriesGot,
+    GetEntries,
+    GetStream,
+    LacSeen,
+    SourceFailed,
+    SourceQuestion,
+    SourceReply,
+    StreamSeen,
+    WatchLac,
+)
+from dlog.machine import Fact, Missing, Received, Versioned
+from dlog.model.ids import NO_ENTRY, EntryId, StreamName
+from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
+from dlog.options import KiB, MiB, option
+from dlog.stores.contract import SegmentStore
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TailerOptions:
+    """Of one stream's source."""
+
+    fetch_bytes: int = option(MiB, sim=(256, 64 * KiB))  # asked of a store at once
+    owner_wait_s: float = option(0.5, sim=(0.01, 0.5))  # for an owner's word on where the tail is, at a reader's open
+    store_wait_s: float = option(1.0, sim=(0.01, 1.0))  # one long poll of the store's own LAC
+    retry_min_s: float = option(0.05, sim=(0.001, 0.1))
+    retry_max_s: float = option(1.0, sim=(0.1, 1.0))
+
+
+class Upstream(Protocol):
+    """How the owner of a stream is listened to."""
+
+    async def follow(
+        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
+    ) -> None:
+        """Call hear(segment, lac, ended) for what the owner at `address` says, until it says no more.
+
+        on_open: called once the owner has been asked. Always raises in the end: OwnedElsewhereError (`location`: whom
+        to ask, if known), UnavailableError.
+        """
+        ...
+
+    async def sync(self, address: str) -> None:
+        """Return once everything the owner had said when this was called has been heard. Raises UnavailableError."""
+        ...
+
+
+class View:
+    """One reader's door to the source. `post` puts a fact into its machine's mailbox; `on_lost`: the source ended."""
+
+    def __init__(self, tailer: StreamTailer, post: Callable[[Fact], None], on_lost: Callable[[], None]) -> None:
+        self.post = post
+        self.on_lost = on_lost
+        self._tailer = tailer
+        self._held: list[SourceQuestion] | None = None
+        self.is_closed = False
+        self.has_seen = False  # its first look at the stream is always a fresh one
+
+    def ask(self, question: SourceQuestion) -> None:
+        """Take a question of the reader's machine."""
+        if self._held is not None and isinstance(question, GetEntries):
+            self._held.append(question)
+        else:
+            self._tailer.answer(self, question)
+
+    def hold(self, yes: bool) -> None:
+        """Hold entries back: whoever reads does not take what it has been sent."""
+        if yes:
+            self._held = self._held or []
+            return
+        held, self._held = self._held or [], None
+        for question in held:
+            self._tailer.answer(self, question)
+
+    def say(self, reply: SourceReply) -> None:
+        if not self.is_closed:
+            self.post(Received(SOURCE, reply))
+
+    def close(self) -> None:
+        """Nothing is posted any more; idempotent."""
+        self.is_closed = True
+        self._tailer.detach(self)
+
+
+class _Fetch:
+    """Entries `first`..`last` of a segment on their way from the store, and who waits for some of them."""
+
+    __slots__ = ("first", "last", "waiters")
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first = first
+        self.last = last
+        self.waiters: list[tuple[View, GetEntries]] = []
+
+
+class StreamTailer:
+    """The source of one stream; `run` is its life. Attach readers while it lives."""
+
+    def __init__(
+        self,
+        stream: StreamName,
+        *,
+        metadata: Metadata,
+        stores: Mapping[str, SegmentStore],
+        cache: EntryCache,
+        fetches: asyncio.Semaphore,
+        upstream: Upstream,
+        options: TailerOptions,
+        rng: random.Random,
+    ) -> None:
+        self.stream = stream
+        self.name = f"stream_tailer {stream}"
+        self._key = StreamKey(stream)
+        self._metadata = metadata
+        self._cache = cache
+        self._fetches = fetches
+        self._upstream = upstream
+        self._options = options
+        self._rng = rng
+        self._readers = SegmentReaders(stream, stores)
+        self._views: set[View] = set()
+        self._value: StreamMetadata | None = None
+        self._is_known = False
+        self._stale = asyncio.Event()
+        self._changed = asyncio.Event()  # metadata, or who waits for what; replaced each time it is set
+        self._fresh: list[Callable[[DLogError | None], None]] = []  # called after the next read that begins from now on
+        self._lacs: dict[str, int] = {}  # by segment key
+        self._ended: set[str] = set()
+        self._watching: list[tuple[View, WatchLac]] = []
+        self._flights: dict[str, list[_Fetch]] = {}
+        self._is_heard = False  # an owner said something
+        self._following: _Heard | None = None  # whom we have asked to speak
+        self._seekers = 0  # readers that wait for an owner's word
+        self._stopping = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    @property
+    def value(self) -> StreamMetadata | None:
+        """The stream as last read; None: not read yet, or it does not exist."""
+        return self._value
+
+    def lac(self, segment: Segment) -> int:
+        """What is known to be confirmed of a segment."""
+        return segment.last_entry if segment.completed else self._lacs.get(segment_key(segment), -1)
+
+    async def run(self) -> None:
+        """Live until stopped."""
+        self._stopping.clear()
+        self._stale.set()
+        unsubscribe = self._metadata.watch(self._key, self._stale.set)
+        try:
+            async with asyncio.TaskGroup() as self._tasks:
+                lives = [
+                    self._tasks.create_task(self._keep_metadata(), name=f"metadata of {self.stream}"),
+                    self._tasks.create_task(self._hear_owners(), name=f"upstream of {self.stream}"),
+                    self._tasks.create_task(self._ask_store(), name=f"store's lac of {self.stream}"),
+                ]
+                await self._stopping.wait()
+                for life in lives:
+                    life.cancel()
+        finally:
+            unsubscribe()
+            self._begin_anew()
+            await self._readers.close()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _begin_anew(self) -> None:
+        """This life is over: what it was asked is not answered any more, and the next one knows nothing."""
+        self._tasks = None
+        self._value, self._is_known = None, False
+        self._fresh.clear()
+        self._watching.clear()
+        self._flights.clear()
+        for view in tuple(self._views):
+            view.on_lost()
+
+    def attach(self, post: Callable[[Fact], None], on_lost: Callable[[], None]) -> View:
+        """A new reader's door; close it at the end."""
+        view = View(self, post, on_lost)
+        self._views.add(view)
+        return view
+
+    def detach(self, view: View) -> None:
+        self._views.discard(view)
+        self._watching = [(v, q) for v, q in self._watching if v is not view]
+
+    def answer(self, view: View, question: SourceQuestion) -> None:
+        """Answer a question, now or when the answer is known."""
+        match question:
+            case GetStream(fresh):
+                self._get_stream(view, question, fresh)
+            case _ if self._tasks is None:
+                view.on_lost()
+            case GetEntries():
+                self._get_entries(view, question)
+            case WatchLac(_, known) if known < NO_ENTRY:
+                self._tasks.create_task(self._find_tail(view, question), name=f"find the tail of {self.stream}")
+            case WatchLac():
+                self._watch(view, question)
+
+    # ---- metadata ---------------------------------------------------------------------------------------------------
+
+    def _get_stream(self, view: View, question: GetStream, fresh: bool) -> None:
+        if self._is_known and view.has_seen and not fresh:
+            view.say(StreamSeen(self._value))
+            return
+        view.has_seen = True
+
+        def tell(error: DLogError | None) -> None:
+            view.say(StreamSeen(self._value) if error is None else SourceFailed(question, error))
+
+        self._refresh(tell)
+
+    def _refresh(self, then: Callable[[DLogError | None], None]) -> None:
+        self._fresh.append(then)
+        self._stale.set()
+
+    async def _keep_metadata(self) -> None:
+        pause_s = self._options.retry_min_s
+        while True:
+            await self._stale.wait()
+            self._stale.clear()
+            waiting, self._fresh = self._fresh, []
+            outcome = await self._metadata.read(self._key)
+            error: DLogError | None = None
+            if isinstance(outcome, Versioned | Missing):
+                self._saw(outcome.value if isinstance(outcome, Versioned) else None)
+            else:
+                error = MetadataUnavailableError(f"metadata cannot be read now: stream={self.stream}")
+            for then in waiting:
+                then(error)
+            if error is None:
+                pause_s = self._options.retry_min_s
+                continue
+            await self._pause(pause_s)
+            pause_s = min(pause_s * 2, self._options.retry_max_s)
+            self._stale.set()
+
+    def _saw(self, value: StreamMetadata | None) -> None:
+        before = self._value
+        if self._is_known and value == before:
+            return
+        self._value, self._is_known = value, True
+        if before is not None:
+            self._forget(before, value)
+        for view in tuple(self._views):
+            view.say(StreamSeen(value))
+        self._settle_watches()
+        self._signal()
+
+    def _forget(self, before: StreamMetadata, now: StreamMetadata | None) -> None:
+        """What is truncated, deleted or differently ended than before leaves cache and readers."""
+        kept = {segment_key(s): s for s in (now.segments if now is not None else ())}
+        for old in before.segments:
+            key = segment_key(old)
+            new = kept.get(key)
+            if new is None or new.truncation is Truncation.TRUNCATED:
+                self._cache.drop(key)
+                self._readers.drop(key)
+                self._lacs.pop(key, None)
+                self._ended.discard(key)
+            elif new.completed and not old.completed:
+                self._readers.drop(key)  # opened again as what it is now
+                self._lacs.pop(key, None)
+            elif new.min_entry > old.min_entry:
+                self._cache.drop(key, new.min_entry)
+
+    # ---- the LAC ----------------------------------------------------------------------------------------------------
+
+    def _watch(self, view: View, question: WatchLac) -> None:
+        self._watching.append((view, question))
+        self._settle_watches()
+        self._signal()
+
+    async def _find_tail(self, view: View, question: WatchLac) -> None:
+        """A reader has just come: what is confirmed by now, it must see. The owner knows; the store nearly does."""
+        key = segment_key(question.segment)
+        self._seekers += 1
+        self._signal()
+        try:
+            async with asyncio.timeout(self._options.owner_wait_s):
+                while self._following is None and self._owner_address() is not None:
+                    await self._changed.wait()
+                if self._following is not None:
+                    await self._upstream.sync(self._following.address)
+                    await self._following.settle()
+        except (TimeoutError, DLogError):
+            pass  # it is gone or frozen: what the store says is what there is
+        finally:
+            self._seekers -= 1
+        try:
+            if key not in self._lacs:
+                self._learn(question.segment, await self._readers.probe(question.segment), False)
+        except DLogError as error:
+            view.say(SourceFailed(question, error))
+            return
+        self._watch(view, question)
+
+    def _settle_watches(self) -> None:
+        """Answer everybody whose wait is over, from what is known now."""
+        if not self._watching or not self._is_known:
+            return
+        left: list[tuple[View, WatchLac]] = []
+        for view, question in self._watching:
+            reply = self._lac_seen(question)
+            if reply is None:
+                left.append((view, question))
+            else:
+                view.say(reply)
+        self._watching = left
+
+    def _lac_seen(self, question: WatchLac) -> LacSeen | None:
+        asked = question.segment
+        key = segment_key(asked)
+        now = self._value.segment(asked.number) if self._value is not None else None
+        if now is None or segment_key(now) != key:
+            return LacSeen(asked.number, asked.place, question.known, True)
+        if now.completed:
+            return LacSeen(asked.number, asked.place, now.last_entry, True)
+        lac = self._lacs.get(key)
+        if lac is not None and (lac > question.known or key in self._ended):
+            return LacSeen(asked.number, asked.place, EntryId(max(lac, question.known)), key in self._ended)
+        return None
+
+    def _learn(self, segment: Segment, lac: int, ended: bool) -> None:
+        key = segment_key(segment)
+        self._lacs[key] = max(lac, self._lacs.get(key, -1))
+        if ended:
+            self._ended.add(key)
+        self._settle_watches()
+
+    def _in_progress(self) -> Segment | None:
+        """The segment at the tail."""
+        waiting = self._value.in_progress if self._value is not None else ()
+        return waiting[-1] if waiting else None
+
+    def _signal(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    # ---- the LAC, as owners tell it ---------------------------------------------------------------------------------
+
+    async def _hear_owners(self) -> None:
+        pause_s = self._options.retry_min_s
+        redirect: str | None = None
+        while True:
+            address = redirect or self._owner_address()
+            if address is None or not (self._watching or self._seekers):
+                await self._changed.wait()
+                redirect = None
+                continue
+            heard = _Heard(self, address)
+            error = await self._follow(address, heard)
+            self._is_heard, self._following = False, None
+            self._signal()
+            redirect = None
+            if heard.anything:
+                pause_s = self._options.retry_min_s
+            if isinstance(error, OwnedElsewhereError) and error.location not in (None, address):
+                redirect = error.location
+            if error is not None:
+                self._stale.set()
+                await self._pause(pause_s)
+                pause_s = min(pause_s * 2, self._options.retry_max_s)
+
+    def _owner_address(self) -> str | None:
+        owner = self._value.owner if self._value is not None else None
+        return owner.address if owner is not None and owner.epoch and not owner.released else None
+
+    async def _follow(self, address: str, heard: _Heard) -> DLogError | None:
+        """Listen until the owner stops talking (the error) or another owner is named by metadata (None)."""
+        assert self._tasks is not None, "alive"
+        following = self._tasks.create_task(self._listen(address, heard), name=f"listen to {address} {self.stream}")
+        try:
+            while not following.done():
+                changed = self._tasks.create_task(self._changed.wait(), name="change")
+                try:
+                    await asyncio.wait((following, changed), return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    changed.cancel()
+                if self._value is None or (self._owner_address() not in (None, address) and not following.done()):
+                    return None
+        finally:
+            following.cancel()
+        return following.result()
+
+    async def _listen(self, address: str, heard: _Heard) -> DLogError:
+        try:
+            await self._upstream.follow(address, self.stream, heard, lambda: self._asked(heard))
+        except DLogError as error:
+            return error
+        raise AssertionError("an upstream ends with an error")
+
+    def _asked(self, heard: _Heard) -> None:
+        self._following = heard
+        self._signal()
+
+    def believe(self, heard: _Heard, number: int) -> None:
+        """A LAC of segment `number` is heard for the first time on this connection: look where it lies, then use it."""
+
+        def then(error: DLogError | None) -> None:
+            segment = self._value.segment(number) if error is None and self._value is not None else None
+            heard.place(number, segment)
+
+        self._refresh(then)
+
+    def heard(self, segment: Segment, lac: int, ended: bool) -> None:
+        """The owner says so, and the place is certain."""
+        self._is_heard = True
+        if not segment.completed:
+            self._learn(segment, lac, ended)
+
+    # ---- the LAC, as the store tells it -----------------------------------------------------------------------------
+
+    async def _ask_store(self) -> None:
+        """While no owner is heard and somebody waits at the tail: long polls of the store."""
+        pause_s = self._options.retry_min_s
+        while True:
+            changed = self._changed
+            segment = self._in_progress()
+            if self._is_heard or segment is None or not self._waits_for(segment):
+                await changed.wait()
+                continue
+            known = EntryId(self.lac(segment))
+            try:
+                reader = await self._readers.open(segment)
+                lac = await reader.wait_lac(known, self._options.store_wait_s)
+                ended = reader.end is not None
+            except DLogError:
+                self._readers.drop(segment_key(segment))
+                await self._pause(pause_s)
+                pause_s = min(pause_s * 2, self._options.retry_max_s)
+                continue
+            pause_s = self._options.retry_min_s
+            if ended and segment_key(segment) not in self._ended:
+                self._stale.set()  # recovered: the list will say so
+            self._learn(segment, lac, ended)
+            if ended:
+                await self._pause(self._options.retry_max_s)
+
+    def _waits_for(self, segment: Segment) -> bool:
+        key = segment_key(segment)
+        return any(segment_key(question.segment) == key for _, question in self._watching)
+
+    async def _pause(self, pause_s: float) -> None:
+        await asyncio.sleep(pause_s * (0.5 + self._rng.random() / 2))
+
+    # ---- entries ----------------------------------------------------------------------------------------------------
+
+    def _get_entries(self, view: View, question: GetEntries) -> None:
+        segment, first = question.segment, question.first
+        key = segment_key(segment)
+        payloads = self._cache.run(key, first, question.last, question.max_bytes)
+        if payloads:
+            view.say(EntriesGot(segment.number, segment.place, first, tuple(payloads)))
+            self._read_ahead(segment, key, first + len(payloads))
+            return
+        self._find_flight(segment, key, first, question.last).waiters.append((view, question))
+
+    def _read_ahead(self, segment: Segment, key: str, first: int) -> None:
+        if first <= self.lac(segment) and not self._cache.holds(key, first):
+            self._find_flight(segment, key, first, self.lac(segment))
+
+    def _find_flight(self, segment: Segment, key: str, first: int, last: int) -> _Fetch:
+        flights = self._flights.setdefault(key, [])
+        for flight in flights:
+            if flight.first <= first <= flight.last:
+                return flight
+        flight = _Fetch(first, max(last, self.lac(segment)))
+        flights.append(flight)
+        assert self._tasks is not None, "questions come while the tailer lives"
+        self._tasks.create_task(self._fetch(segment, key, flight), name=f"fetch {self.stream} {key} {first}")
+        return flight
+
+    async def _fetch(self, segment: Segment, key: str, flight: _Fetch) -> None:
+        error: DLogError | None = None
+        payloads: list[bytes] = []
+        try:
+            async with self._fetches:
+                reader = await self._readers.open(segment)
+                reader.learn_lac(EntryId(flight.last))
+                payloads = await reader.read(EntryId(flight.first), EntryId(flight.last), self._options.fetch_bytes)
+        except DLogError as failure:
+            error = failure
+        finally:
+            self._land(key, flight)
+        if error is None:
+            self._cache.put(key, flight.first, payloads)
+        for view, question in flight.waiters:
+            if view.is_closed:
+                continue
+            if error is not None:
+                view.say(SourceFailed(question, error))
+            elif question.first < flight.first + len(payloads):
+                got = _cut(payloads, question.first - flight.first, question)
+                view.say(EntriesGot(segment.number, segment.place, question.first, got))
+                self._read_ahead(segment, key, question.first + len(got))
+            else:
+                self._get_entries(view, question)
+
+    def _land(self, key: str, flight: _Fetch) -> None:
+        flights = self._flights[key]
+        flights.remove(flight)
+        if not flights:
+            del self._flights[key]
+
+
+class _Heard:
+    """What one connection to an owner has said; segments are looked up before their LAC is used."""
+
+    def __init__(self, tailer: StreamTailer, address: str) -> None:
+        self.address = address
+        self.anything = False
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._tailer = tailer
+        self._placed: dict[int, Segment] = {}
+        self._waiting: dict[int, tuple[int, bool]] = {}
+
+    def __call__(self, number: int, lac: int, ended: bool) -> None:
+        self.anything = True
+        segment = self._placed.get(number)
+        if segment is not None:
+            self._tailer.heard(segment, lac, ended)
+            return
+        is_asked = number in self._waiting
+        self._waiting[number] = (lac, ended)
+        self._settled.clear()
+        if not is_asked:
+            self._tailer.believe(self, number)
+
+    async def settle(self) -> None:
+        """Return when all that was heard is placed."""
+        await self._settled.wait()
+
+    def place(self, number: int, segment: Segment | None) -> None:
+        """Metadata was read after the number was heard. None: it could not be, or does not know the number."""
+        lac, ended = self._waiting.pop(number)
+        if not self._waiting:
+            self._settled.set()
+        if segment is not None:
+            self._placed[number] = segment
+            self._tailer.heard(segment, lac, ended)
+
+
+def _cut(payloads: list[bytes], at: int, question: GetEntries) -> tuple[bytes, ...]:
+    """Of a fetch, what a question asked for."""
+    got: list[bytes] = []
+    size = 0
+    for payload in payloads[at : at + question.last - question.first + 1]:
+        got.append(payload)
+        size += len(payload)
+        if size >= question.max_bytes:
+            break
+    return tuple(got)

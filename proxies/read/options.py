@@ -1,0 +1,40 @@
+"""What a read proxy may be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actors.stream_tailer import TailerOptions
+from dlog.options import KiB, MiB, option
+from proxies.read.upstream import UpstreamOptions
+from proxies.serving import ServingOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(ServingOptions):
+    """Memory is bounded by cache_bytes_max, fetches_max times fetch_bytes, and for each connection what is unsent
+    (512 KiB) and one frame a reader."""
+
+    cache_bytes_max: int = option(64 * MiB, sim=(0, 64 * KiB))
+    fetch_bytes: int = option(MiB, sim=(256, 64 * KiB))  # asked of a store at once
+    chunk_bytes: int = option(256 * KiB, sim=(1, 4 * KiB))  # pushed to a reader at once; one entry may exceed it
+    fetches_max: int = option(16, sim=(1, 4))  # at once, of the process
+    readers_max: int = option(10_000, sim=(1, 8))  # of the process
+    readers_per_connection_max: int = option(1000, sim=(1, 4))
+    streams_max: int = option(10_000, sim=(1, 4))  # followed at once
+    idle_s: float = option(30.0, sim=(0.1, 1.0))  # after which a stream nobody reads is followed no more
+    connect_timeout_s: float = option(1.0, sim=(0.05, 1.0))
+    ping_every_s: float = option(0.5, sim=(0.05, 1.0))
+    ping_timeout_s: float = option(1.0, sim=(0.05, 1.0))
+
+    @property
+    def tailer(self) -> TailerOptions:
+        return TailerOptions(fetch_bytes=self.fetch_bytes)
+
+    @property
+    def upstream(self) -> UpstreamOptions:
+        return UpstreamOptions(
+            connect_timeout_s=self.connect_timeout_s,
+            ping_every_s=self.ping_every_s,
+            ping_timeout_s=self.ping_timeout_s,
+        )

@@ -1,0 +1,91 @@
+"""One reader of one stream on one connection: its machine, the stream's source on one side, the client on the other.
+
+The law of this room: the machine decides what is read and when it ends; here its questions go to the source and its
+entries to the connection, and a client that does not take them holds the questions back. A reader ends once, and with
+it its hold on the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from actors.registry import Registry
+from actors.stream_tailer import StreamTailer, View
+from dlog.errors import DLogError
+from dlog.io.driver import Driver
+from dlog.log.read_messages import READER, SOURCE
+from dlog.log.reading import ReadingOptions
+from dlog.log.reading import StreamReader as ReadingMachine
+from dlog.machine import Fact, Peer, PeerLost, Received
+from dlog.wire.proxy import Message, Read
+from proxies.connection import Connection
+
+
+class StreamReader:
+    """Open from `run`'s start to its end. on_end: called once, when the client will hear nothing more from it."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        read: Read,
+        tailers: Registry[StreamTailer],
+        on_end: Callable[[], None],
+        *,
+        chunk_bytes: int,
+    ) -> None:
+        self.request = read.request
+        self._stream = read.stream
+        self._connection = connection
+        self._tailers = tailers
+        self._on_end = on_end
+        self._machine = ReadingMachine(ReadingOptions(chunk_bytes=chunk_bytes))
+        self._driver = Driver(self._machine, name=f"reader {read.stream}", send=self._send)
+        self._view: View | None = None
+        self._is_held = False
+        self.hear(read)
+
+    def hear(self, message: Message) -> None:
+        """The client says Read, Credit or Cancel."""
+        self._driver.post(Received(READER, message))
+
+    def hold(self, yes: bool) -> None:
+        """The client does not take (or takes again) what it is sent."""
+        self._is_held = yes
+        if self._view is not None:
+            self._view.hold(yes)
+
+    def stop(self) -> None:
+        """End now; the client is told nothing."""
+        self._driver.stop()
+
+    async def run(self) -> None:
+        """Live until the machine ends, `stop`, or the source cannot be had (the client is told)."""
+        try:
+            async with self._tailers.hold(self._stream) as tailer:
+                self._view = tailer.attach(self._driver.post, self._source_lost)
+                self._view.hold(self._is_held)
+                try:
+                    await self._driver.run()
+                finally:
+                    self._view.close()
+        except DLogError as error:
+            self._connection.fail(self.request, error)
+        finally:
+            self._on_end()
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _send(self, peer: Peer, message: Any) -> None:
+        if peer == SOURCE:
+            assert self._view is not None, "the machine speaks while it lives"
+            self._view.ask(message)
+            return
+        assert peer == READER, f"a reader speaks to its source and its client: peer={peer}"
+        self._connection.send(message)
+        if self._machine.has_ended:
+            self._driver.stop()
+
+    def _source_lost(self) -> None:
+        lost: Fact = PeerLost(SOURCE, "the source ended")
+        self._driver.post(lost)

@@ -1,0 +1,167 @@
+"""The read proxy: finds a stream's preferred proxy, and serves its readers from one source and one cache.
+
+The law of this room: it owns the process's parts and their order. Whoever was sent here is served; who comes by chance
+is sent to the proxy that the ring prefers, so that a stream's readers share one source. Nothing here is the only copy
+of anything: on the way out readers are told and go elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from actors.entry_cache import EntryCache
+from actors.registry import Registry
+from actors.runtime import Lifetime
+from actors.stream_tailer import StreamTailer
+from actors.supervisor import Supervisor
+from dlog.errors import DLogError, OverCapacityError
+from dlog.events import Event
+from dlog.io.metadata import Metadata, ProxyInfo
+from dlog.model.ids import ProxyId, StreamName, stream_name
+from dlog.stores.contract import SegmentStore
+from dlog.wire.proxy import Read
+from proxies import catalog, serving
+from proxies.connection import Connection, Session
+from proxies.preference import Preference
+from proxies.read.options import ReadOptions
+from proxies.read.reader import StreamReader
+from proxies.read.session import ReadSession
+from proxies.read.upstream import OwnerLinks
+from proxies.streams import read_stream
+
+UNREGISTER_S = 2.0
+TAILERS_END_S = 2.0
+
+
+class ReadProxy:
+    """One read proxy. `run` is its life."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        metadata: Metadata,
+        stores: Mapping[str, SegmentStore],
+        *,
+        tell: Callable[[Event], None] = serving.tell,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.options = options
+        self.address = ""
+        self.id = ProxyId(options.id)
+        self.cache = EntryCache(options.cache_bytes_max)
+        self.readers_per_connection_max = options.readers_per_connection_max
+        self.readers = 0
+        self.tasks: Lifetime
+        self.listener: serving.Listener
+        self._metadata = metadata
+        self._stores = stores
+        self._tell = tell
+        self._rng = rng or serving.seeded()
+        self._fetches = asyncio.Semaphore(options.fetches_max)
+        self._upstream: OwnerLinks
+        self._tailers: Registry[StreamTailer]
+        self._readers_ring = Preference()
+        self._writers_ring = Preference()
+
+    async def run(self, stop: asyncio.Event, on_ready: Callable[[str, str], None]) -> None:
+        """Serve until `stop`, then send everybody elsewhere and return. on_ready: called with id and address.
+
+        Raises ConfigError (port taken), MetadataUnavailableError (cannot register).
+        """
+        options = self.options
+        self.listener = serving.Listener("read", options.id, serving.limits(options), options, self._open_session)
+        bound = await self.listener.bind()
+        self.address = options.advertise or bound
+        self.id = ProxyId(options.id or self.address)
+        self.listener.name = self.id
+        supervisor = Supervisor("tailers", rng=self._rng, on_event=self._tell, drain_s=TAILERS_END_S)
+        try:
+            async with supervisor, Lifetime(drain_s=0.0) as self.tasks:
+                self._upstream = OwnerLinks(self.id, options.upstream, self.tasks)
+                self._tailers = Registry(
+                    supervisor, self._build_tailer, idle_s=options.idle_s, count_max=options.streams_max
+                )
+                self.tasks.start(self._tailers.run(), name="retire idle tailers")
+                await self.listener.serve()
+                await self._metadata.register_proxy(ProxyInfo(self.id, "read", self.address))
+                on_ready(self.id, self.address)
+                await stop.wait()
+                await self._leave()
+        finally:
+            self.listener.close()
+            for connection in tuple(self.listener.connections):
+                connection.abort()
+
+    # ---- House, for sessions ----------------------------------------------------------------------------------------
+
+    def elsewhere(self, stream: str) -> str | None:
+        """Address of the read proxy that the ring prefers for a stream; None: it is this one."""
+        members = {p.proxy: p.address for p in self._metadata.known_members().read_proxies.values()}
+        members[self.id] = self.address
+        chosen = self._readers_ring.choose(members, stream)
+        return None if chosen is None or chosen == self.id else members[chosen]
+
+    def write_proxy(self, stream: str) -> str | None:
+        """Address of the write proxy that the ring prefers for a stream."""
+        members = {p.proxy: p.address for p in self._metadata.known_members().write_proxies.values()}
+        chosen = self._writers_ring.choose(members, stream)
+        return None if chosen is None else members[chosen]
+
+    def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> StreamReader:
+        """A reader, begun. Raises OverCapacityError."""
+        if self.readers >= self.options.readers_max:
+            raise OverCapacityError(f"too many readers on this proxy: readers={self.readers}")
+
+        def end() -> None:
+            self.readers -= 1
+            on_end()
+
+        self.readers += 1
+        reader = StreamReader(connection, read, self._tailers, end, chunk_bytes=self.options.chunk_bytes)
+        self.tasks.start(reader.run(), name=f"reader {read.request} of {connection.peer}", stop=reader.stop)
+        return reader
+
+    async def stat(self, stream: str) -> dict[str, Any]:
+        """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
+        name = stream_name(stream)
+        seen = await read_stream(self._metadata, name)
+        told = catalog.describe(seen.value)
+        tailer = self._tailers.living(name)
+        for segment in seen.value.in_progress if tailer is not None else ():
+            assert tailer is not None
+            catalog.with_tail(told, segment.number, tailer.lac(segment), None)
+        return told
+
+    async def names(self, after: str, limit: int) -> dict[str, Any]:
+        """Names of streams in order. Raises MetadataUnavailableError."""
+        return await catalog.list_streams(self._metadata, after, limit)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _open_session(self, connection: Connection) -> Session:
+        return ReadSession(self, connection)
+
+    def _build_tailer(self, stream: str) -> StreamTailer:
+        return StreamTailer(
+            StreamName(stream),
+            metadata=self._metadata,
+            stores=self._stores,
+            cache=self.cache,
+            fetches=self._fetches,
+            upstream=self._upstream,
+            options=self.options.tailer,
+            rng=self._rng,
+        )
+
+    async def _leave(self) -> None:
+        try:
+            async with asyncio.timeout(UNREGISTER_S):
+                await self._metadata.unregister_proxy(self.id)
+        except (TimeoutError, DLogError):
+            pass  # the session's end will do it
+        self.listener.close()
+        self.listener.dismiss("this proxy ends")
+        await self.listener.gone(1.0)

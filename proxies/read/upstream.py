@@ -1,0 +1,128 @@
+"""Listening to owners: one link to each write proxy, shared by all streams it owns.
+
+The law of this room: a link is opened when the first stream needs it, pinged while it is used (a frozen owner is
+noticed like a dead one), and closed when the last stream leaves. Links are not reused after an error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from actors.runtime import Lifetime
+from dlog.errors import ConnectionLostError, DLogError, StreamUnavailableError, from_wire
+from dlog.model.ids import StreamName
+from dlog.options import option
+from dlog.wire.proxy import Failed, GoAway, Lac, Message, Ping, Tail
+from proxies.link import Link
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpstreamOptions:
+    """Patience with owners."""
+
+    connect_timeout_s: float = option(1.0, sim=(0.05, 1.0))
+    ping_every_s: float = option(0.5, sim=(0.05, 1.0))
+    ping_timeout_s: float = option(1.0, sim=(0.05, 1.0))
+
+
+class _Shared:
+    """A link in use by `users` streams."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.opened = asyncio.Lock()
+        self.link: Link | None = None
+        self.pinging: asyncio.Task[None] | None = None
+
+
+class OwnerLinks:
+    """All links of this process to owners. An Upstream (actors/stream_tailer.py)."""
+
+    def __init__(self, name: str, options: UpstreamOptions, tasks: Lifetime) -> None:
+        self._name = name
+        self._options = options
+        self._tasks = tasks
+        self._shared: dict[str, _Shared] = {}
+
+    def __len__(self) -> int:
+        return len(self._shared)
+
+    async def follow(
+        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
+    ) -> None:
+        """See Upstream.follow."""
+        shared = self._shared.setdefault(address, _Shared())
+        shared.users += 1
+        try:
+            async with shared.opened:
+                if shared.link is None:
+                    await self._open(address, shared)
+            assert shared.link is not None
+            await self._listen(shared.link, stream, hear, on_open)
+        except DLogError:
+            self._discard(address, shared)
+            raise
+        finally:
+            shared.users -= 1
+            if not shared.users:
+                self._close(address, shared)
+
+    async def sync(self, address: str) -> None:
+        """See Upstream.sync: an owner answers a ping after all it has said before."""
+        shared = self._shared.get(address)
+        if shared is None or shared.link is None:
+            raise ConnectionLostError(f"lost the owner: address={address}")
+        await shared.link.ask(Ping)
+
+    async def _open(self, address: str, shared: _Shared) -> None:
+        link = await Link.open(address, name=self._name, timeout_s=self._options.connect_timeout_s)
+        shared.link = link
+        shared.pinging = self._tasks.start(self._ping(link), name=f"ping owner {address}")
+
+    async def _ping(self, link: Link) -> None:
+        await link.watch(self._options.ping_every_s, self._options.ping_timeout_s)
+        link.close()
+
+    async def _listen(
+        self, link: Link, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
+    ) -> None:
+        ended: asyncio.Future[DLogError] = asyncio.get_running_loop().create_future()
+
+        def end(error: DLogError) -> None:
+            if not ended.done():
+                ended.set_result(error)
+
+        def take(message: Message) -> None:
+            match message:
+                case Lac(_, segment, lac, is_ended):
+                    hear(segment, lac, is_ended)
+                case Failed():
+                    end(from_wire(message.code, message.message, message.location))
+                case GoAway():
+                    end(StreamUnavailableError("the owner goes away"))
+
+        number = link.subscribe(
+            lambda request: Tail(request, stream),
+            take,
+            lambda: end(ConnectionLostError(f"lost the owner: address={link.address}")),
+        )
+        on_open()
+        try:
+            raise await ended
+        finally:
+            link.unsubscribe(number)
+
+    def _discard(self, address: str, shared: _Shared) -> None:
+        """A link that ended serves nobody any more; one whose stream has moved goes on for the others."""
+        if (shared.link is None or shared.link.ended) and self._shared.get(address) is shared:
+            del self._shared[address]
+
+    def _close(self, address: str, shared: _Shared) -> None:
+        if self._shared.get(address) is shared:
+            del self._shared[address]
+        if shared.pinging is not None:
+            shared.pinging.cancel()
+        if shared.link is not None:
+            shared.link.close()

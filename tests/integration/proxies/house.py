@@ -1,0 +1,99 @@
+"""Proxies in the test's own process, on metadata and segments in memory: real sockets, real machines, no disk."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from proxies.read.server import ReadProxy
+
+from dlog.events import Event
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.stores.memory import MemoryStore, MemoryStoreState
+from proxies.read.options import ReadOptions
+from proxies.write.options import WriteOptions
+from proxies.write.server import WriteProxy
+
+START_S = 10.0
+
+
+class Running:
+    """A proxy and the task it lives in."""
+
+    def __init__(self, proxy: WriteProxy | ReadProxy, tasks: asyncio.TaskGroup) -> None:
+        self.proxy = proxy
+        self.address = ""
+        self.events: list[Event] = []
+        self._stop = asyncio.Event()
+        self._ready = asyncio.Event()
+        self.task = tasks.create_task(self._live(), name="proxy under test")
+
+    async def started(self) -> Running:
+        async with asyncio.timeout(START_S):
+            await self._ready.wait()
+        return self
+
+    async def drain(self) -> None:
+        """As SIGTERM."""
+        self._stop.set()
+        await asyncio.wait((self.task,))
+
+    async def kill(self) -> None:
+        """As near to SIGKILL as a task comes: nothing is handed over, connections are cut."""
+        self.task.cancel()
+        await asyncio.wait((self.task,))
+
+    async def _live(self) -> None:
+        await self.proxy.run(self._stop, self._is_ready)
+
+    def _is_ready(self, name: str, address: str) -> None:
+        self.address = address
+        self._ready.set()
+
+
+class House:
+    """A cluster's worth of shared state and the proxies on it."""
+
+    def __init__(self, tasks: asyncio.TaskGroup) -> None:
+        self.metadata = MemoryMetadata()
+        self.state = MemoryStoreState()
+        self.tasks = tasks
+        self.running: list[Running] = []
+
+    async def write_proxy(self, **options: Any) -> Running:
+        events: list[Event] = []
+        proxy = WriteProxy(
+            WriteOptions(**options), self.metadata, self._stores(), tell=events.append, rng=random.Random(1)
+        )
+        return await self._start(proxy, events)
+
+    async def read_proxy(self, **options: Any) -> Running:
+        events: list[Event] = []
+        proxy = ReadProxy(
+            ReadOptions(**options), self.metadata, self._stores(), tell=events.append, rng=random.Random(1)
+        )
+        return await self._start(proxy, events)
+
+    async def _start(self, proxy: WriteProxy | ReadProxy, events: list[Event]) -> Running:
+        running = Running(proxy, self.tasks)
+        running.events = events
+        self.running.append(running)
+        return await running.started()
+
+    def _stores(self) -> dict[str, Any]:
+        return {"memory": MemoryStore(self.state)}
+
+
+@asynccontextmanager
+async def house() -> AsyncIterator[House]:
+    """A house whose proxies end with the scope."""
+    async with asyncio.TaskGroup() as tasks:
+        built = House(tasks)
+        try:
+            yield built
+        finally:
+            for running in built.running:
+                running.task.cancel()

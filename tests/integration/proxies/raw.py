@@ -1,0 +1,131 @@
+"""A bare client of the proxy protocol: it says what the test says and keeps what it hears."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from typing import Any, TypeVar, cast
+
+from dlog.wire.digest import crc32c
+from dlog.wire.entry import build_record_set
+from dlog.wire.proxy import PROTOCOL_VERSION, Done, Failed, Hello, Message, Welcome, Write, Written
+from dlog.wire.proxy_codec import FrameDecoder, encode
+
+M = TypeVar("M")
+PATIENCE_S = 20.0
+ANYTHING: Any = object
+
+
+class Raw(asyncio.Protocol):
+    """One connection. `async with Raw(address) as raw`."""
+
+    def __init__(self, address: str, *, hello: bool = True) -> None:
+        self.address = address
+        self.welcome: Welcome | None = None
+        self.heard: deque[Message] = deque()
+        self.transport: asyncio.Transport | None = None
+        self.closed = asyncio.Event()
+        self._hello = hello
+        self._decoder = FrameDecoder(64 * 1024 * 1024)
+        self._news = asyncio.Event()
+        self._request = 100
+
+    async def __aenter__(self) -> Raw:
+        host, _, port = self.address.rpartition(":")
+        await asyncio.get_running_loop().create_connection(lambda: self, host, int(port))
+        if self._hello:
+            self.say(Hello(1, PROTOCOL_VERSION, PROTOCOL_VERSION, "tool", "raw"))
+            self.welcome = await self.hear(Welcome)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self.transport is not None
+        self.transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+
+    def data_received(self, data: bytes) -> None:
+        self.heard.extend(self._decoder.feed(data))
+        self._news.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set()
+        self._news.set()
+
+    def next_request(self) -> int:
+        self._request += 1
+        return self._request
+
+    def say(self, *messages: Message) -> None:
+        """Send; several messages leave in one piece."""
+        assert self.transport is not None
+        self.transport.write(b"".join(bytes(part) for message in messages for part in encode(message)))
+
+    async def hear(self, kind: type[M], *, request: int | None = None) -> M:
+        """The next message of this kind (and number); others are put aside and dropped. ConnectionError at the end."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                while self.heard:
+                    message = self.heard.popleft()
+                    if isinstance(message, kind) and request in (None, getattr(message, "request", None)):
+                        return message
+                if self.closed.is_set():
+                    raise ConnectionError(f"closed while waiting for {kind.__name__}")
+                self._news.clear()
+                await self._news.wait()
+
+    async def ask(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
+        """A question with one answer: its result, or the failure."""
+        number = self.next_request()
+        self.say(cls(number, *fields))
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                answer: Message = await self.hear(ANYTHING, request=number)
+                if isinstance(answer, Done):
+                    return answer.result
+                if isinstance(answer, Failed):
+                    return answer
+
+
+class RawProducer:
+    """Batches of one producer on one connection."""
+
+    def __init__(self, raw: Raw, stream: str, producer: bytes | None = None, sequence: int = 0) -> None:
+        self.raw = raw
+        self.stream = stream
+        self.producer = producer or os.urandom(16)
+        self.sequence = sequence
+
+    def batch(self, records: list[bytes], *, retry: bool = False, txid: int | None = None) -> Write:
+        """The next batch as a message; its sequence is used up."""
+        body = build_record_set(records)
+        message = Write(
+            self.raw.next_request(),
+            self.stream,
+            self.producer,
+            self.sequence,
+            len(records),
+            txid,
+            crc32c(body),
+            retry,
+            body,
+        )
+        self.sequence += len(records)
+        return message
+
+    async def write(self, records: list[bytes], **kw: Any) -> Written | Failed:
+        """Send a batch and wait for its answer."""
+        message = self.batch(records, **kw)
+        self.raw.say(message)
+        return await self.answer(message.request)
+
+    async def answer(self, request: int) -> Written | Failed:
+        """The answer that covers this request."""
+        while True:
+            heard: Any = await self.raw.hear(ANYTHING)
+            if isinstance(heard, Written) and heard.first <= request <= heard.last:
+                return heard
+            if isinstance(heard, Failed) and heard.request == request:
+                return heard
