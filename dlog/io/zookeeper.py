@@ -139,6 +139,7 @@ class ZooKeeper:
         """Open a session. Raises NotConnectedError if no server gives one within connect_timeout_s; ConfigError."""
         client = cls(hosts, session_timeout_s=session_timeout_s, request_timeout_s=request_timeout_s, rng=rng)
         client._life = asyncio.get_running_loop().create_task(client._live(), name=f"zookeeper session {hosts}")
+        client._life.add_done_callback(report_crash)
         try:
             async with asyncio.timeout(connect_timeout_s):
                 await client._attached.wait()
@@ -480,6 +481,13 @@ _FIELDS: dict[type, tuple[str, ...]] = {
     Delete: ("version",),
     Check: ("version",),
 }
+
+
+def report_crash(task: asyncio.Task[None]) -> None:
+    """For a task that lives as long as its owner and is awaited only at close: what kills it is told at once."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        context = {"message": f"{task.get_name()} died", "exception": error, "task": task}
+        task.get_loop().call_exception_handler(context)
 
 
 def _forget(future: asyncio.Future[Any]) -> None:

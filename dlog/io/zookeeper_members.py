@@ -21,7 +21,6 @@ from dlog.io.zookeeper_protocol import (
     ConnectionLossError,
     NodeExistsError,
     NoNodeError,
-    ZnodeError,
 )
 from dlog.model.ids import BookieId, ProxyId
 from dlog.wire.bookie_info import address_of
@@ -81,7 +80,7 @@ class Registrations:
                     try:
                         async with asyncio.timeout(self._zk.timeout_s):
                             await self._make(path, registration)
-                    except (MetadataUnavailableError, ZnodeError, TimeoutError):
+                    except (MetadataUnavailableError, TimeoutError):
                         await asyncio.sleep(RETRY_S)
                         self._wake.set()
 
@@ -186,7 +185,7 @@ class MemberList:
             self._stale.clear()
             try:
                 await self.read()
-            except (MetadataUnavailableError, ZnodeError):
+            except MetadataUnavailableError:
                 await asyncio.sleep(RETRY_S)
                 self._stale.set()
 

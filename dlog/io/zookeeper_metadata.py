@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 
 from dlog.errors import CookieError
 from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
-from dlog.io.zookeeper import ZooKeeper
+from dlog.io.zookeeper import ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
 from dlog.io.zookeeper_ledgers import LedgerTree
@@ -67,6 +67,7 @@ class ZooKeeperMetadata:
             await zk.close()
             raise
         self._life = asyncio.get_running_loop().create_task(self._live(), name=f"metadata {hosts}")
+        self._life.add_done_callback(report_crash)
         return self
 
     async def __aenter__(self) -> ZooKeeperMetadata:

@@ -56,42 +56,45 @@ class RequestTooLargeError(InvalidRequestError):
     code = 413
 
 
-class ZnodeError(Exception):
-    """The server refused a request. Nothing was changed."""
+class ZnodeError(MetadataUnavailableError):
+    """The server refused a request, for the reason its own code gives. Nothing was changed."""
 
-    code: ClassVar[int] = 0
+    zookeeper_code: ClassVar[int] = 0
 
-    def __init__(self, path: str = "", code: int | None = None) -> None:
+    def __init__(self, path: str = "", zookeeper_code: int | None = None) -> None:
+        code = zookeeper_code or self.zookeeper_code
         known = exc.response_error_xref.get(code)
-        super().__init__(f"{known.__name__ if known else type(self).__name__}: path={path} code={code or self.code}")
+        super().__init__(f"zookeeper refused: {known.__name__ if known else 'error'} path={path} code={code}")
         self.path = path
 
 
 class NoNodeError(ZnodeError):
-    code = -101
+    zookeeper_code = -101
 
 
 class BadVersionError(ZnodeError):
-    code = -103
+    zookeeper_code = -103
 
 
 class NodeExistsError(ZnodeError):
-    code = -110
+    zookeeper_code = -110
 
 
 class NotEmptyError(ZnodeError):
-    code = -111
+    zookeeper_code = -111
 
 
 class AuthFailedError(ZnodeError):
-    code = -115
+    zookeeper_code = -115
 
 
-_ERRORS = {cls.code: cls for cls in (NoNodeError, BadVersionError, NodeExistsError, NotEmptyError, AuthFailedError)}
+_ERRORS = {
+    cls.zookeeper_code: cls for cls in (NoNodeError, BadVersionError, NodeExistsError, NotEmptyError, AuthFailedError)
+}
 _UNDECIDED = {-4: "connection loss", -7: "operation timeout", -112: "session expired", -118: "session moved"}
 
 
-class MultiFailedError(Exception):
+class MultiFailedError(MetadataUnavailableError):
     """A multi was refused as a whole. `errors` has one member for each operation, in order; None for those that were
     only rolled back or never tried. `index` and `error` are those of the operation that failed."""
 

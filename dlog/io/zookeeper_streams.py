@@ -21,7 +21,7 @@ from dlog.io.metadata import SessionState, Unsubscribe
 from dlog.io.stream_metadata import StreamVersion
 from dlog.io.zookeeper import Check, Create, Delete, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths, lock_member, parents_of
-from dlog.io.zookeeper_protocol import MultiFailedError, NodeExistsError, NoNodeError, NotEmptyError, Op, ZnodeError
+from dlog.io.zookeeper_protocol import MultiFailedError, NodeExistsError, NoNodeError, NotEmptyError, Op
 from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
 from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings
@@ -36,6 +36,7 @@ from dlog.wire.stream_metadata import (
 CACHED_STREAMS_MAX = 4096
 READ_TRIES = 50  # of a stream that changes while it is read
 LOCK_TRIES = 10
+DELETE_TRIES = 20
 DELETE_AT_ONCE = 500
 RETRY_S = 0.5
 
@@ -114,7 +115,7 @@ class StreamTree:
         """Owner first, so that nobody's compare-and-set succeeds on what is left if we die half-way."""
         root = self._paths.root(stream)
         self._held.pop(stream, None)
-        while True:
+        for _ in range(DELETE_TRIES):
             below = await self._descendants(self._paths.stream(stream))
             if not below:
                 return
@@ -127,6 +128,7 @@ class StreamTree:
                     raise
             else:
                 return
+        raise MetadataUnavailableError(f"znodes are made as fast as they are deleted: stream={stream}")
 
     def watch(self, stream: StreamName, callback: Callable[[], None]) -> Unsubscribe:
         """Lock members come and go without being told."""
@@ -163,7 +165,7 @@ class StreamTree:
                 if held.generation != self._zk.generation:
                     try:
                         await self._show_again(stream, held)
-                    except (MetadataUnavailableError, ZnodeError, MultiFailedError, DamagedError):
+                    except (MetadataUnavailableError, DamagedError):
                         self._held.setdefault(stream, held).generation = -1
                         await asyncio.sleep(RETRY_S)
                         self._new_session.set()

@@ -19,10 +19,10 @@ class Toxic:
         self._lifetime = asyncio.TaskGroup()
         self._links: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self.silence_replies = False  # swallow what the server says
+        self.silence_after: bytes | None = None  # do so from the request on that holds these bytes
         self.cut_in_reply_after: int | None = None  # forward so many bytes of what the server says, then FIN
         self.cut_in_request_after: int | None = None  # forward so many bytes of what the client says, then RST
         self.accepted = 0
-        self.request_bytes: list[bytes] = []
         self.silenced = asyncio.Event()  # a reply has been swallowed
 
     @property
@@ -79,7 +79,8 @@ class Toxic:
     ) -> None:
         try:
             while data := await reader.read(65536):
-                self.request_bytes.append(data)
+                if self.silence_after is not None and self.silence_after in data:
+                    self.silence_replies, self.silence_after = True, None
                 if self.cut_in_request_after is not None:
                     data = data[: self.cut_in_request_after]
                     self.cut_in_request_after -= len(data)

@@ -1,0 +1,289 @@
+"""What lies in ZooKeeper after we wrote it, read by another client (kazoo), byte by byte as Java documents it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+
+import pytest
+from kazoo.client import KazooClient
+
+from dlog.errors import ClusterNotFoundError, ConfigError, UnsupportedVersionError
+from dlog.io.metadata import BookieInfo, ProxyInfo
+from dlog.io.zookeeper_cluster import cluster_init
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.machine import Conflict, Missing, Versioned
+from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentNumber, StreamName, Txid
+from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+
+pytestmark = pytest.mark.zookeeper
+
+NAMESPACE = "/messaging/dlog"
+KEY = StreamKey(StreamName("orders"))
+R = f"{NAMESPACE}/orders/<default>"
+OWNER = Owner(epoch=Epoch(1), proxy=ProxyId("w1"), address="127.0.0.1:8001", claim="c1")
+LEDGER = LedgerMetadata(
+    quorum=Quorum(), fragments=(Fragment(EntryId(0), (BookieId("a"), BookieId("b"), BookieId("c"))),)
+)
+
+
+@pytest.fixture
+def kazoo(zookeeper_hosts: str) -> Iterator[KazooClient]:
+    client = KazooClient(hosts=zookeeper_hosts)
+    client.start()
+    yield client
+    client.stop()
+    client.close()
+
+
+@pytest.fixture
+async def metadata(zookeeper_hosts: str) -> AsyncIterator[ZooKeeperMetadata]:
+    await cluster_init(zookeeper_hosts, NAMESPACE)
+    async with await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as made:
+        yield made
+
+
+def data(kazoo: KazooClient, path: str) -> bytes:
+    found: bytes = kazoo.get(path)[0]
+    return found
+
+
+async def written(metadata: ZooKeeperMetadata, value: StreamMetadata, version: object) -> object:
+    outcome = await metadata.compare_and_set(KEY, value, version)
+    assert isinstance(outcome, Versioned), outcome
+    return outcome.version
+
+
+async def test_a_cluster_is_made_once_however_many_make_it(zookeeper_hosts: str, kazoo: KazooClient) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        makers = [tasks.create_task(cluster_init(zookeeper_hosts, NAMESPACE), name="init") for _ in range(4)]
+    results = [maker.result() for maker in makers]
+    assert [sorted(getattr(r, what) for r in results) for what in ("made", "bound")] == [[False] * 3 + [True]] * 2
+    assert {r.instance_id for r in results} == {data(kazoo, "/ledgers/INSTANCEID").decode()}
+    assert data(kazoo, "/ledgers/LAYOUT") == b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
+    assert kazoo.get_children("/ledgers/available") == ["readonly"]
+    server, _, chroot = zookeeper_hosts.partition("/")
+    assert data(kazoo, NAMESPACE).decode() == (
+        "1\nBKDL\n"
+        f'{{"1":{{"str":"{server}"}},"2":{{"str":"/{chroot}/ledgers"}},"3":{{"tf":0}},"4":{{"tf":0}},'
+        f'"5":{{"str":"{server}"}},"6":{{"str":"{server}"}},"7":{{"str":"{server}"}}}}'
+    )
+    assert data(kazoo, "/messaging") == b""
+
+
+async def test_a_cluster_that_differs_is_left_alone(zookeeper_hosts: str, kazoo: KazooClient) -> None:
+    await cluster_init(zookeeper_hosts, NAMESPACE)
+    with pytest.raises(ConfigError, match="bound to other ledgers"):
+        await cluster_init(zookeeper_hosts, NAMESPACE, ledgers_root="/others")
+    kazoo.set("/ledgers/LAYOUT", b"2\norg.apache.bookkeeper.meta.FlatLedgerManagerFactory:1")
+    with pytest.raises(UnsupportedVersionError):
+        await cluster_init(zookeeper_hosts, NAMESPACE)
+    with pytest.raises(UnsupportedVersionError):
+        await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE)
+
+
+async def test_a_second_namespace_is_bound_to_the_cluster_there_is(zookeeper_hosts: str, kazoo: KazooClient) -> None:
+    first = await cluster_init(zookeeper_hosts, NAMESPACE)
+    kazoo.create("/messaging/empty", b"")
+    for namespace in ("/other", "/messaging/empty"):
+        second = await cluster_init(zookeeper_hosts, namespace)
+        assert (second.instance_id, second.made, second.bound) == (first.instance_id, False, True)
+        assert data(kazoo, namespace) == data(kazoo, NAMESPACE)
+
+
+async def test_without_a_cluster_its_identity_is_not_found(zookeeper_hosts: str) -> None:
+    async with await ZooKeeperMetadata.connect(zookeeper_hosts, NAMESPACE) as metadata:
+        with pytest.raises(ClusterNotFoundError, match="dlog cluster init"):
+            await metadata.instance_id()
+
+
+async def test_ledgers_lie_where_bookkeeper_puts_them(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    for ledger, path in ((40, "/ledgers/00/0000/L0040"), (6_000_000_000, "/ledgers/000/0000/0060/0000/L0000")):
+        key = LedgerKey(LedgerId(ledger))
+        first = await metadata.compare_and_set(key, LEDGER, None)
+        assert isinstance(first, Versioned)
+        assert data(kazoo, path).startswith(b"BookieMetadataFormatVersion\t3\n")
+        assert kazoo.exists(path).version == 0
+        await metadata.compare_and_set(key, LEDGER.in_recovery(), first.version)
+        assert kazoo.exists(path).version == 1
+        await metadata.delete(key)
+    assert sorted(kazoo.get_children("/ledgers")) == ["INSTANCEID", "LAYOUT", "available"], "empty parents are pruned"
+
+
+async def test_a_create_that_took_place_unheard_is_known_by_its_token(metadata: ZooKeeperMetadata) -> None:
+    key, ours = LedgerKey(LedgerId(1)), replace(LEDGER, ctoken=77)
+    assert isinstance(await metadata.compare_and_set(key, ours, None), Versioned)
+    assert isinstance(await metadata.compare_and_set(key, ours, None), Versioned)
+    assert await metadata.compare_and_set(key, replace(LEDGER, ctoken=78), None) == Conflict()
+    assert await metadata.compare_and_set(key, LEDGER, None) == Conflict()
+
+
+async def test_ids_come_from_the_sequence_and_from_the_long_one_when_it_is_there(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
+    assert [await metadata.new_ledger_id() for _ in range(2)] == [0, 1]
+    assert kazoo.get_children("/ledgers/idgen") == []
+    kazoo.create("/ledgers/idgen-long/HOB-0000000001", makepath=True)
+    assert [await metadata.new_ledger_id() for _ in range(2)] == [2**32, 2**32 + 1]
+    kazoo.create("/ledgers/idgen-long/HOB-0000000007")
+    assert await metadata.new_ledger_id() == 7 << 32
+
+
+async def test_registrations_are_bookkeepers(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    info = BookieInfo(BookieId("127.0.0.1:33181"), "127.0.0.1", 33181)
+    session = metadata.zookeeper.session_id
+    expected = bytes.fromhex("3223 0a06") + b"bookie" + bytes.fromhex("109d8302 1a09") + b"127.0.0.1"
+    expected += bytes.fromhex("220a") + b"bookie-rpc"
+    await metadata.register_bookie(info)
+    found, stat = kazoo.get("/ledgers/available/127.0.0.1:33181")
+    assert (found, stat.ephemeralOwner) == (expected, session)
+    await metadata.register_bookie(info, readonly=True)
+    assert kazoo.get_children("/ledgers/available") == ["readonly"]
+    assert kazoo.get_children("/ledgers/available/readonly") == ["127.0.0.1:33181"]
+    await metadata.write_cookie(info.bookie, "5\nbookieHost: x\n", None)
+    assert data(kazoo, "/ledgers/cookies/127.0.0.1:33181") == b"5\nbookieHost: x\n"
+    await metadata.register_proxy(ProxyInfo(ProxyId("w1"), "write", "127.0.0.1:8001"))
+    assert data(kazoo, f"{NAMESPACE}/.proxies/write/w1") == b'{"address":"127.0.0.1:8001"}'
+    assert await metadata.streams() == [], "what begins with a dot is no stream"
+
+
+async def test_a_java_bookie_without_an_endpoint_is_no_member(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    kazoo.create("/ledgers/available/legacy:3181", b"")
+    kazoo.create("/ledgers/available/broken", b"\xff\xff")
+    members = await metadata.members()
+    assert members.writable == {"legacy:3181": BookieInfo(BookieId("legacy:3181"), "legacy", 3181)}
+
+
+async def test_a_stream_is_distributedlogs_and_two_znodes_more(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    value = StreamMetadata(name=KEY.stream)
+    await written(metadata, value, None)
+    assert kazoo.get_children(f"{NAMESPACE}/orders") == ["<default>"]
+    found = {name: data(kazoo, f"{R}/{name}") for name in kazoo.get_children(R)}
+    assert found.pop("owner").startswith(b'{"epoch":0,')
+    assert found.pop("settings").startswith(b'{"store":"ledger",')
+    assert found == {
+        "maxtxid": b"0",
+        "version": b"\xff\xff\xff\xff",
+        "lock": b"",
+        "readLock": b"",
+        "ledgers": b"0",
+        "allocation": b"",
+    }
+
+
+async def test_the_life_of_a_segment_as_distributedlog_writes_it(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
+    value = StreamMetadata(name=KEY.stream)
+    version = await written(metadata, value, None)
+    value = replace(value, allocated="9")
+    version = await written(metadata, value, version)
+    assert data(kazoo, f"{R}/allocation") == b"9"
+    segment = Segment(number=SegmentNumber(1), place="9", first_txid=Txid(1000))
+    value = replace(value.with_segment(segment), allocated="")
+    version = await written(metadata, value, version)
+    assert (data(kazoo, f"{R}/allocation"), kazoo.exists(f"{R}/allocation").version) == (b"", 2)
+    assert (data(kazoo, f"{R}/ledgers"), kazoo.exists(f"{R}/ledgers").version) == (b"1", 1)
+    assert kazoo.get_children(f"{R}/ledgers") == ["inprogress_000000000000000001"]
+    assert data(kazoo, f"{R}/ledgers/inprogress_000000000000000001") == b"5;9;1000;1;0;0;-1"
+    done = replace(
+        segment,
+        completed=True,
+        last_txid=Txid(1041),
+        last_entry=EntryId(1),
+        last_slot=0,
+        record_count=2,
+        completed_unix_ms=1795167475756,
+        start_sequence_id=6,
+    )
+    version = await written(metadata, replace(value.with_segment(done), max_txid=Txid(1041)), version)
+    assert kazoo.get_children(f"{R}/ledgers") == ["logrecs_000000000000000001"]
+    assert data(kazoo, f"{R}/ledgers/logrecs_000000000000000001") == b"8589934597;9;1000;1041;1795167475756;1;1;0;0;0;6"
+    assert (data(kazoo, f"{R}/ledgers"), kazoo.exists(f"{R}/ledgers").version) == (b"1", 2)
+    assert data(kazoo, f"{R}/maxtxid") == b"1041"
+
+
+async def test_a_claim_takes_the_lock_from_whoever_has_it(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    version = await written(metadata, StreamMetadata(name=KEY.stream), None)
+    for client in ("holder", "waiter"):
+        kazoo.create(f"{R}/lock/member_{client}_s72057688474976278_", client.encode(), ephemeral=True, sequence=True)
+    value = StreamMetadata(name=KEY.stream, owner=OWNER)
+    version = await written(metadata, value, version)
+    session = metadata.zookeeper.session_id
+    (member,) = kazoo.get_children(f"{R}/lock")
+    assert re.fullmatch(rf"member_1%3B0%3B127\.0\.0\.1%3A8001_s{session}_\d{{10}}", member)
+    found, stat = kazoo.get(f"{R}/lock/{member}")
+    assert (found, stat.ephemeralOwner) == (b"1;0;127.0.0.1:8001", session)
+    version = await written(metadata, replace(value, allocated="3"), version)
+    assert kazoo.get_children(f"{R}/lock") == [member], "only a claim moves it"
+    await written(metadata, replace(value, allocated="3", owner=replace(OWNER, released=True)), version)
+    assert kazoo.get_children(f"{R}/lock") == []
+
+
+async def test_a_stream_made_by_java_is_read_and_taken_over(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    kazoo.ensure_path(f"{NAMESPACE}/orders")
+    for name, content in (
+        ("", b""),
+        ("/maxtxid", b"41"),
+        ("/version", b"\xff" * 4),
+        ("/lock", b""),
+        ("/readLock", b""),
+    ):
+        kazoo.create(R + name, content)
+    kazoo.create(f"{R}/ledgers", b"2")
+    kazoo.create(f"{R}/ledgers/logrecs_000000000000000001", b"34359738373;11;1000;1041;1795167342520;1;0;8;0;0;0")
+    kazoo.create(f"{R}/ledgers/inprogress_000000000000000002", b"5;12;1042;2;0;0;-1")
+    read = await metadata.read(KEY)
+    assert isinstance(read, Versioned)
+    value = read.value
+    assert (value.owner, value.allocated, value.max_segment, value.max_txid) == (Owner(), "", 2, 41)
+    assert [(s.number, s.place, s.completed, s.record_count) for s in value.segments] == [
+        (1, "11", True, 8),
+        (2, "12", False, 0),
+    ]
+    version = await written(metadata, replace(value, owner=OWNER, allocated="13"), read.version)
+    assert data(kazoo, f"{R}/allocation") == b"13"
+    assert await metadata.compare_and_set(KEY, replace(value, allocated="14"), read.version) == Conflict()
+    kazoo.set(f"{R}/ledgers", b"2")  # as a Java writer does whenever it starts or completes a segment
+    assert await metadata.compare_and_set(KEY, replace(value, owner=OWNER), version) == Conflict()
+
+
+async def test_a_change_behind_our_back_to_one_segment_is_seen(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    done = Segment(
+        number=SegmentNumber(1), place="9", first_txid=Txid(0), completed=True, record_count=12, start_sequence_id=0
+    )
+    await written(metadata, StreamMetadata(name=KEY.stream).with_segment(done), None)
+    read = await metadata.read(KEY)
+    assert isinstance(read, Versioned)
+    path = f"{R}/ledgers/logrecs_000000000000000001"
+    kazoo.set(path, data(kazoo, path).replace(b"51539607557", b"51539608069"))
+    again = await metadata.read(KEY)
+    assert isinstance(again, Versioned)
+    assert [s.truncation.name for s in again.value.segments] == ["TRUNCATED"]
+    assert await metadata.compare_and_set(KEY, read.value.without_segment(1), read.version) == Conflict()
+    kazoo.create(f"{R}/ledgers/something_else", b"?")
+    kazoo.delete(path)
+    gone = await metadata.read(KEY)
+    assert isinstance(gone, Versioned)
+    assert gone.value.segments == ()
+
+
+async def test_a_deleted_stream_leaves_nothing(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    segments = tuple(Segment(number=SegmentNumber(n), place=str(n), first_txid=Txid(0)) for n in range(1, 1200))
+    await written(metadata, StreamMetadata(name=KEY.stream, owner=OWNER, segments=segments), None)
+    kazoo.create(f"{R}/subscribers/me/readLock", makepath=True)
+    await metadata.delete(KEY)
+    assert kazoo.get_children(NAMESPACE) == []
+    assert await metadata.read(KEY) == Missing()
+
+
+async def test_ledger_metadata_survives_the_way_there_and_back(metadata: ZooKeeperMetadata) -> None:
+    value = replace(LEDGER, state=LedgerState.CLOSED, last_entry=EntryId(7), length=123, custom=(("app", b"x"),))
+    await metadata.compare_and_set(LedgerKey(LedgerId(3)), value, None)
+    read = await metadata.read(LedgerKey(LedgerId(3)))
+    assert isinstance(read, Versioned)
+    assert read.value == value

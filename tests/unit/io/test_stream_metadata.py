@@ -1,0 +1,134 @@
+"""Which znodes a change of a stream touches, and under which versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from dlog.io.stream_metadata import StreamVersion, plan_change, plan_creation, version_after, version_of_creation
+from dlog.io.zookeeper_protocol import Check, Create, Created, Delete, Op, Set, Stat
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
+
+R = "/ns/s/<default>"
+DONE = Segment(number=SegmentNumber(1), place="9", first_txid=Txid(0), completed=True, last_entry=EntryId(4))
+OPEN = Segment(number=SegmentNumber(2), place="10", first_txid=Txid(50))
+VALUE = StreamMetadata(
+    name=StreamName("s"),
+    segments=(DONE, OPEN),
+    max_segment=SegmentNumber(2),
+    max_txid=Txid(49),
+    owner=Owner(epoch=Epoch(3), claim="c"),
+)
+READ = StreamVersion(
+    value=VALUE,
+    ledgers=11,
+    max_txid=12,
+    allocation=13,
+    owner=14,
+    settings=15,
+    segments={"logrecs_000000000000000001": 1, "inprogress_000000000000000002": 2},
+)
+CLOSED = replace(OPEN, completed=True, last_entry=EntryId(7))
+
+Change = Callable[[StreamMetadata], StreamMetadata]
+
+
+def shape(ops: list[Op]) -> list[tuple[str, str, int | None]]:
+    """(operation, path below R, version)"""
+    return [(type(op).__name__, op.path.removeprefix(R + "/"), getattr(op, "version", None)) for op in ops]
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (lambda v: v, [("Check", "ledgers", 11)]),
+        (lambda v: replace(v, allocated="5"), [("Check", "ledgers", 11), ("Set", "allocation", 13)]),
+        (lambda v: replace(v, max_txid=Txid(60)), [("Check", "ledgers", 11), ("Set", "maxtxid", 12)]),
+        (
+            lambda v: v.with_segment(replace(DONE, truncation=Truncation.TRUNCATED)),
+            [("Set", "ledgers/logrecs_000000000000000001", 1), ("Check", "ledgers", 11)],
+        ),
+        (
+            lambda v: v.with_segment(CLOSED),
+            [
+                ("Create", "ledgers/logrecs_000000000000000002", None),
+                ("Delete", "ledgers/inprogress_000000000000000002", 2),
+                ("Set", "ledgers", 11),
+            ],
+        ),
+        (
+            lambda v: v.with_segment(replace(OPEN, number=SegmentNumber(3))),
+            [("Create", "ledgers/inprogress_000000000000000003", None), ("Set", "ledgers", 11)],
+        ),
+        (
+            lambda v: v.without_segment(1),
+            [("Delete", "ledgers/logrecs_000000000000000001", 1), ("Set", "ledgers", 11)],
+        ),
+        (lambda v: replace(v, max_segment=SegmentNumber(3)), [("Set", "ledgers", 11)]),
+    ],
+)
+def test_a_change_sets_the_owner_and_guards_the_list(change: Change, expected: list[object]) -> None:
+    assert shape(plan_change(R, READ, change(VALUE))) == [("Set", "owner", 14), *expected]
+
+
+def test_znodes_java_does_not_make_are_made_with_the_first_change() -> None:
+    java = replace(READ, owner=None, settings=None, allocation=None)
+    ops = plan_change(R, java, replace(VALUE, allocated="5"))
+    assert [(kind, path) for kind, path, _ in shape(ops)] == [
+        ("Create", "owner"),
+        ("Check", "ledgers"),
+        ("Create", "allocation"),
+        ("Create", "settings"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: replace(v, name=StreamName("other")),
+        lambda v: replace(v, owner=replace(v.owner, epoch=Epoch(2))),
+        lambda v: v.with_segment(replace(DONE, completed=False)),
+    ],
+)
+def test_what_no_caller_may_ask_for_is_a_bug(change: Change) -> None:
+    with pytest.raises(AssertionError):
+        plan_change(R, READ, change(VALUE))
+
+
+def test_the_next_version_is_that_of_the_znodes_written() -> None:
+    new = replace(VALUE.with_segment(CLOSED), max_txid=Txid(60), allocated="5")
+    ops = plan_change(R, READ, new)
+    results: list[object] = []
+    for op in ops:
+        match op:
+            case Set():
+                results.append(_stat(op.version + 1))
+            case Create():
+                results.append(Created(op.path, _stat(0)))
+            case Delete() | Check():
+                results.append(None)
+    assert version_after(R, READ, new, ops, results) == StreamVersion(
+        value=new,
+        ledgers=12,
+        max_txid=13,
+        allocation=14,
+        owner=15,
+        settings=15,
+        segments={"logrecs_000000000000000001": 1, "logrecs_000000000000000002": 0},
+    )
+
+
+def test_a_creation_makes_every_znode_in_its_first_version() -> None:
+    ops = plan_creation(R, VALUE)
+    assert all(isinstance(op, Create) for op in ops)
+    assert next(op.path for op in ops) == R, "parents come first"
+    version = version_of_creation(VALUE)
+    assert set(version.segments.values()) == {0}
+    assert len(version.segments) == 2
+
+
+def _stat(version: int) -> Stat:
+    return Stat(0, 0, 0, 0, version, 0, 0, 0, 0, 0, 0)
