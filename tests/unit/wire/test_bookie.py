@@ -157,8 +157,9 @@ READ_7_0 = struct.pack(">qq", 7, 0)
 
 def test_version_0_is_the_opcode_alone() -> None:
     assert one(struct.pack(">I", 2) + READ_7_0) == ReadEntry(7, 0)  # type: ignore[arg-type]
-    with pytest.raises(ProtocolError):
-        one(struct.pack(">I", 0x00020000) + READ_7_0)
+    for word in (0x00020000, 0x00020002, 0x00000102):
+        with pytest.raises(ProtocolError):
+            one(struct.pack(">I", word) + READ_7_0)
 
 
 def test_version_1_is_served_and_its_fence_has_no_key() -> None:
