@@ -22,7 +22,7 @@ from dlog.events import Event, LoopStalled, ProcessStopping
 from dlog.io import logs, metrics
 from dlog.io.clock import monotonic_s
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _KEEP_BYTES = 128 << 20  # freed memory up to this stays with the process instead of being faulted in again
 _MMAP_BYTES = 32 << 20  # glibc's upper limit: smaller buffers come from the heap
 
@@ -101,7 +101,8 @@ def freeze() -> None:
 def keep_freed_memory() -> None:
     """Raise malloc's thresholds, so that large buffers are reused instead of returned and faulted in again.
 
-    Does nothing where the C library is not glibc.
+    One arena: our threads wait for disks and take turns on the interpreter, so arenas of their own would only keep
+    memory apart that could be used again. Does nothing where the C library is not glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -109,6 +110,7 @@ def keep_freed_memory() -> None:
         return
     mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
+    mallopt(_M_ARENA_MAX, 1)
 
 
 class StallWatch:

@@ -1,0 +1,92 @@
+"""Options come from four places, the later wins, and what nobody knows is an error wherever it stands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from dlog.errors import ConfigError
+from dlog.io.settings import configured, load
+from dlog.options import option
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    host: str = "127.0.0.1"
+    port: int = 3181
+    cache_bytes: int = option(1024, sim=(1, 10))
+    sync: bool = True
+    wait_s: float = 1.0
+    password: str = ""
+
+    def __post_init__(self) -> None:
+        if self.port < 0:
+            raise ValueError(f"port is not negative: port={self.port}")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "local.toml"
+    path.write_text('[bookie]\nhost = "10.0.0.1"\nport = 1\ncache_bytes = "4KiB"\n[write]\nother = 1\n')
+    return path
+
+
+def test_the_later_source_wins(config: Path) -> None:
+    assert load(Options, "bookie", None, {}, environ={}) == Options()
+    from_file = load(Options, "bookie", config, {}, environ={})
+    assert (from_file.host, from_file.port, from_file.cache_bytes) == ("10.0.0.1", 1, 4096)
+    environ = {"DLOG_BOOKIE_PORT": "2", "DLOG_BOOKIE_SYNC": "no", "DLOG_WRITE_OTHER": "x", "PATH": "/bin"}
+    from_environ = load(Options, "bookie", config, {}, environ=environ)
+    assert (from_environ.port, from_environ.sync) == (2, False)
+    from_flags = load(Options, "bookie", config, {"port": 3, "host": None, "wait_s": "250ms"}, environ=environ)
+    assert (from_flags.port, from_flags.host, from_flags.wait_s) == (3, "10.0.0.1", 0.25)
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("[bookie]\nprot = 1\n", "unknown option"),
+        ("[bokie]\nport = 1\n", "unknown section"),
+        ("port = 1\n", "unknown section"),
+        ("[bookie\n", "not TOML"),
+        ("[bookie]\nport = 'many'\n", "not a number"),
+        ("[bookie]\nport = -1\n", "port is not negative"),
+        ("[bookie]\nsync = 3\n", "wrong type"),
+        ("[bookie]\nhost = 3\n", "wrong type"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "wrong.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load(Options, "bookie", path, {}, environ={})
+
+
+def test_a_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot be read.*nowhere\.toml"):
+        load(Options, "bookie", tmp_path / "nowhere.toml", {}, environ={})
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load(Options, "bookie", tmp_path, {}, environ={})
+    binary = tmp_path / "binary.toml"
+    binary.write_bytes(b"\xff\xfe\0")
+    with pytest.raises(ConfigError, match="not TOML"):
+        load(Options, "bookie", binary, {}, environ={})
+
+
+def test_a_mistake_in_environment_or_flags_is_named() -> None:
+    with pytest.raises(ConfigError, match="DLOG_BOOKIE_PROT"):
+        load(Options, "bookie", None, {}, environ={"DLOG_BOOKIE_PROT": "1"})
+    with pytest.raises(ConfigError, match="prot"):
+        load(Options, "bookie", None, {"prot": 1}, environ={})
+    with pytest.raises(ConfigError, match="not a number"):
+        load(Options, "bookie", None, {}, environ={"DLOG_BOOKIE_PORT": "many"})
+
+
+def test_everything_is_shown_and_secrets_are_masked(config: Path) -> None:
+    event = configured("bookie", Options(password="hunter2"), config)
+    shown = dict(event.options)
+    assert shown["port"] == 3181 and shown["password"] == "***"
+    assert set(shown) == set(Options.__dataclass_fields__)
+    assert event.sources == ("defaults", str(config), "DLOG_BOOKIE_*", "flags")

@@ -1,0 +1,65 @@
+"""A story names what happened and holds no payload."""
+
+from __future__ import annotations
+
+import gc
+from dataclasses import dataclass
+
+from dlog.errors import UnavailableError
+from dlog.io.story import Story, outline
+from dlog.machine import Answer, Asked, MetadataSeen, Received, Send, Versioned
+from dlog.model.ids import EntryId, LedgerId
+from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    parts: tuple[bytes, ...]
+
+
+class Payload(bytearray):
+    """Buffers whose lives can be counted."""
+
+
+def test_facts_and_effects_are_told_in_order() -> None:
+    story = Story()
+    story.note(Asked(1, Add((b"secret",)), 2.0), [Send("b", EntryAdded(LedgerId(7), EntryId(3), Code.OK))])
+    story.note(Received("b", b"raw bytes"), [])
+    text = story.text("a machine")
+    assert text.splitlines() == [
+        "story of a machine, last 2 facts:",
+        "  Asked(ticket=1, now_s=2.0, request=Add())",
+        "      Send(peer='b', message=EntryAdded(ledger=7, entry=3, code=<Code.OK: 0>))",
+        "  Received(peer='b', message=<9 B>)",
+    ]
+
+
+def test_what_can_hold_no_payload_is_kept_as_it_is() -> None:
+    fact = Received("b", EntryAdded(LedgerId(7), EntryId(3), Code.OK))
+    assert outline(fact) is fact
+
+
+def test_no_payload_is_kept_alive_whatever_carries_it() -> None:
+    story = Story()
+    for carry in (
+        lambda p: Send("b", AddEntry(LedgerId(1), EntryId(2), b"k" * 20, (p,))),
+        lambda p: Received("b", EntryRead(LedgerId(1), EntryId(2), Code.OK, p)),
+        lambda p: Received("b", p),
+        lambda p: Asked(1, Add((p,))),
+        lambda p: Answer(1, [p, p]),
+        lambda p: Answer(1, (p,)),
+        lambda p: MetadataSeen("t", Versioned({"key": p}, 1)),
+    ):
+        story.note(carry(Payload(1000)), [carry(Payload(1000))])
+    gc.collect()
+    assert not [found for found in gc.get_objects() if isinstance(found, Payload)]
+    assert len(story) == 7
+
+
+def test_the_ring_is_bounded_and_errors_are_words() -> None:
+    story = Story(pairs_max=3)
+    for number in range(10):
+        story.note(Answer(number, UnavailableError("away")), [])
+    assert len(story) == 3
+    assert "result=UnavailableError(away)" in story.text("x")
+    assert "ticket=9" in story.text("x") and "ticket=6" not in story.text("x")
