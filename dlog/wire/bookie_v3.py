@@ -15,6 +15,7 @@ EOK = 0
 EBADREQ = 404
 EBADVERSION = 503
 
+_FIELDS_MAX = 256  # a header, a request, and pairs of its context
 _VERSION_THREE = 3
 _VERSIONS = range(1, 4)
 _OPERATIONS = range(1, 13)
@@ -41,7 +42,7 @@ def request_header(frame: Buffer) -> Header | None:
     """The header, if the frame is a v3 Request; None if it does not parse as one (a v2 frame never does)."""
     try:
         raw: bytes | None = None
-        for number, wire_type, value in fields(frame):
+        for number, wire_type, value in fields(frame, _FIELDS_MAX):
             if number == 1 and wire_type == BYTES:
                 assert isinstance(value, memoryview)
                 raw = bytes(value)
@@ -71,14 +72,14 @@ def refusal(header: Header) -> bytes:
 def is_auth_message(data: Buffer) -> bool:
     """Whether `data` parses as an AuthMessage with both its fields."""
     try:
-        found = {number for number, wire_type, _ in fields(data) if wire_type == BYTES}
+        found = {number for number, wire_type, _ in fields(data, _FIELDS_MAX) if wire_type == BYTES}
     except Malformed:
         return False
     return {1, 2} <= found
 
 
 def _header(raw: bytes) -> Header | None:
-    values = {number: value for number, wire_type, value in fields(raw) if wire_type == VARINT}
+    values = {number: value for number, wire_type, value in fields(raw, _FIELDS_MAX) if wire_type == VARINT}
     version, operation, txn = values.get(1), values.get(2), values.get(3)
     if version not in _VERSIONS or operation not in _OPERATIONS or not isinstance(txn, int):
         return None

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 Buffer = bytes | bytearray | memoryview
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+FIELDS_MAX = 100_000
 _NUMBER_MAX = (1 << 29) - 1
 
 
@@ -18,11 +19,18 @@ class Malformed(ValueError):
     """Not protobuf. Never leaves dlog/wire."""
 
 
-def fields(data: Buffer) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Yield (field number, wire type, value): an unsigned int of 64 bits, or a view of the field's bytes."""
+def fields(data: Buffer, fields_max: int = FIELDS_MAX) -> Iterator[tuple[int, int, int | memoryview]]:
+    """Yield (field number, wire type, value): an unsigned int of 64 bits, or a view of the field's bytes.
+
+    Raises Malformed, also for more than `fields_max` fields: the time a message takes is bounded, not its size only.
+    """
     view = memoryview(data)
     at, end = 0, len(view)
+    left = fields_max
     while at < end:
+        left -= 1
+        if left < 0:
+            raise Malformed(f"more fields than a message of ours has: max={fields_max}")
         tag, at = read_varint(view, at)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number <= _NUMBER_MAX:

@@ -29,7 +29,7 @@ from dlog.wire.bookie import (
     encode_request,
     encode_response,
 )
-from dlog.wire.bookie_v3 import AUTH_DISABLED
+from dlog.wire.bookie_v3 import AUTH_DISABLED, is_auth_message, request_header
 from dlog.wire.framing import Buffer
 from dlog.wire.protobuf import bytes_field, int_field
 from tests.unit.wire.chunks import chunked, cuts
@@ -240,6 +240,13 @@ def test_v3_auth_is_answered_as_disabled() -> None:
     header = int_field(1, 3) + int_field(2, 5) + int_field(3, 300)
     answer = bytes_field(1, header) + int_field(2, 0) + bytes_field(102, AUTH_DISABLED)
     assert one(v3(5, body=bytes_field(102, AUTH_DISABLED))) == Unsupported(frame(answer))
+
+
+def test_a_frame_of_countless_fields_is_no_v3_request_and_costs_no_time() -> None:
+    countless = bytes_field(1, int_field(1, 3) + int_field(2, 1) + int_field(3, 1)) + int_field(9, 1) * 1000
+    assert request_header(countless[:200]) is not None
+    assert request_header(countless) is None
+    assert not is_auth_message(AUTH_DISABLED + int_field(9, 1) * 1000)
 
 
 def test_v3_of_another_version_is_told_so() -> None:
