@@ -239,6 +239,8 @@ class Router:
         if connection is None:
             return None
         if isinstance(error, OwnedElsewhereError):
+            if error.location is not None:
+                self.learn([error.location])
             if stream is not None:
                 self.forget(stream, connection.address)
                 if error.location is not None:

@@ -1,0 +1,295 @@
+"""`dlog append`: lines of a file, or of whatever is piped in, onto a stream.
+
+The law of this file: no work per record that a C call can do for a thousand. A chunk of input is split once and becomes
+one batch; batches follow each other without waiting. What comes through a pipe is sent as it comes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import stat
+import struct
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from dlog.cli.discovery import cluster_options, target
+from dlog.cli.telling import EXIT_OK, CommandError, note, say, say_json
+from dlog.client.client import Pipeline, connect
+from dlog.client.options import RECORD_BYTES_MAX
+from dlog.client.producer import BatchResult
+from dlog.errors import DLogError, RecordTooLargeError, StreamExistsError
+from dlog.io.clock import monotonic_s
+from dlog.model.dlsn import DLSN
+from dlog.model.ids import stream_name
+
+CHUNK_BYTES = 128 * 1024  # of input read at once: about a batch
+_LENGTH = struct.Struct(">I")
+
+Progress = Callable[[int, int], None]  # records, bytes of input acknowledged since the last call
+
+
+class Tally:
+    """What has been acknowledged so far."""
+
+    def __init__(self, progress: Progress) -> None:
+        self.records = 0
+        self.bytes = 0
+        self.first: DLSN | None = None
+        self.last: DLSN | None = None
+        self._sizes: list[int] = []
+        self._told = 0
+        self._progress = progress
+
+    def sent(self, size: int) -> None:
+        """A batch that took `size` bytes of input is on its way."""
+        self._sizes.append(size)
+
+    def written(self, batch: BatchResult) -> None:
+        """The next batch is durable."""
+        size = self._sizes[self._told]
+        self._told += 1
+        self.records += batch.count
+        self.bytes += size
+        if self.first is None:
+            self.first = batch.first
+        self.last = batch.last
+        self._progress(batch.count, size)
+
+
+@click.command()
+@click.argument("stream")
+@click.argument("file", required=False, default="-")
+@click.option("--framed", is_flag=True, help="Input is records with a 4-byte big-endian length before each.")
+@click.option("--create", "make", is_flag=True, help="Create the stream if there is none of that name.")
+@cluster_options
+def append(
+    stream: str, file: str, framed: bool, make: bool, connect: str | None, directory: str | None, as_json: bool
+) -> int:
+    """Append the lines of FILE (or of standard input) to STREAM, a record each.
+
+    The last line of output tells how many records were acknowledged, and the first and the last of their places.
+    """
+    stream_name(stream)
+    with _input(file) as descriptor:
+        return asyncio.run(_append(target(connect, directory), stream, file, descriptor, framed, make, as_json))
+
+
+async def _append(to: str, stream: str, file: str, descriptor: int, framed: bool, make: bool, as_json: bool) -> int:
+    begun_s = monotonic_s()
+    failure: DLogError | None = None
+    with _progress(descriptor, quiet=as_json) as progress:
+        tally = Tally(progress)
+        async with connect(to) as client:
+            if make:
+                with contextlib.suppress(StreamExistsError):
+                    await client.create(stream)
+            try:
+                pipeline = client.pipeline(stream, tally.written)
+                await _send(pipeline, tally, framed_batches(descriptor) if framed else line_batches(descriptor))
+            except DLogError as error:
+                failure = error
+    seconds = monotonic_s() - begun_s
+    if failure is not None and not tally.records:
+        raise failure
+    if not tally.records and file != "-":
+        raise CommandError(f"nothing to append, the file is empty: file={file}", "check the name of the file")
+    _tell(tally, stream, seconds, as_json)
+    if failure is not None:
+        note("the rest was not acknowledged:")
+        raise failure
+    return EXIT_OK
+
+
+async def _send(pipeline: Pipeline, tally: Tally, batches: AsyncIterator[tuple[list[bytes], int]]) -> None:
+    async for records, size in batches:
+        tally.sent(size)
+        await pipeline.put(records)
+    await pipeline.finish()
+
+
+def _tell(tally: Tally, stream: str, seconds: float, as_json: bool) -> None:
+    rate = tally.records / seconds if seconds > 0 else 0.0
+    if as_json:
+        say_json(
+            {
+                "stream": stream,
+                "records": tally.records,
+                "bytes": tally.bytes,
+                "first": str(tally.first) if tally.first else None,
+                "last": str(tally.last) if tally.last else None,
+                "seconds": round(seconds, 3),
+                "records_per_s": round(rate),
+            }
+        )
+    elif tally.first is None:
+        say("0 records")
+    else:
+        say(
+            f"{tally.records:,} records, {tally.first} .. {tally.last}, "
+            f"{seconds:.2f} s, {rate:,.0f} records/s, {tally.bytes / seconds / 1e6:.1f} MB/s"
+        )
+
+
+# ---- input ----------------------------------------------------------------------------------------------------------
+
+
+async def line_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], int]]:
+    """Batches of lines without their newlines, and how many bytes of input each took.
+
+    A last line without a newline is a record too. Raises RecordTooLargeError with the number of the line.
+    """
+    rest = b""
+    line = 1
+    async for chunk in _chunks(descriptor):
+        data = rest + chunk if rest else chunk
+        lines = data.split(b"\n")
+        rest = lines.pop()
+        if lines:
+            for batch in _fitting(lines, line):
+                yield batch, sum(map(len, batch)) + len(batch)
+            line += len(lines)
+        if len(rest) > RECORD_BYTES_MAX:
+            raise _too_large(len(rest), line)
+    if rest:
+        yield [rest], len(rest)
+
+
+async def framed_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], int]]:
+    """Batches of records with a length before each. Raises RecordTooLargeError, CommandError for a torn end."""
+    rest = b""
+    number = 1
+    async for chunk in _chunks(descriptor):
+        data = rest + chunk if rest else chunk
+        records: list[bytes] = []
+        at, end = 0, len(data)
+        while end - at >= 4:
+            (length,) = _LENGTH.unpack_from(data, at)
+            if length > RECORD_BYTES_MAX:
+                raise _too_large(length, number + len(records))
+            if end - at - 4 < length:
+                break
+            records.append(data[at + 4 : at + 4 + length])
+            at += 4 + length
+        rest = data[at:]
+        for batch in _fitting(records, number):
+            yield batch, sum(map(len, batch)) + 4 * len(batch)
+        number += len(records)
+    if rest:
+        raise CommandError(
+            f"the input ends inside record {number}: bytes={len(rest)}",
+            "check that each record has its length before it",
+        )
+
+
+def _fitting(records: list[bytes], number: int) -> Iterator[list[bytes]]:
+    """The records in as few batches as a record set allows; nearly always one."""
+    if sum(map(len, records)) + 4 * len(records) <= RECORD_BYTES_MAX:
+        if records:
+            yield records
+        return
+    size, batch = 0, list[bytes]()
+    for record in records:
+        more = len(record) + 4
+        if more > RECORD_BYTES_MAX + 4:
+            raise _too_large(len(record), number)
+        if batch and size + more > RECORD_BYTES_MAX:
+            yield batch
+            size, batch = 0, []
+        batch.append(record)
+        size += more
+        number += 1
+    yield batch
+
+
+def _too_large(size: int, number: int) -> RecordTooLargeError:
+    return RecordTooLargeError(f"record {number} of the input has more than {RECORD_BYTES_MAX} bytes: bytes={size}")
+
+
+async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """What there is to read, a chunk at a time; a pipe or a terminal is waited for without blocking the loop."""
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        while chunk := os.read(descriptor, CHUNK_BYTES):
+            yield chunk
+        return
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, readable.set)
+    except OSError:  # /dev/null and the like are always ready
+        while chunk := os.read(descriptor, CHUNK_BYTES):
+            yield chunk
+        return
+    try:
+        while True:
+            await readable.wait()
+            chunk = os.read(descriptor, CHUNK_BYTES)
+            if not chunk:
+                return
+            readable.clear()
+            yield chunk
+    finally:
+        loop.remove_reader(descriptor)
+
+
+@contextmanager
+def _input(file: str) -> Iterator[int]:
+    if file == "-":
+        try:
+            descriptor = sys.stdin.fileno()
+        except (OSError, ValueError, AttributeError):
+            raise CommandError("there is no standard input here", "name a file") from None
+        if sys.stdin.isatty():
+            note("reading lines from the terminal; end with Ctrl-D on an empty line")
+        yield descriptor
+        return
+    try:
+        descriptor = os.open(file, os.O_RDONLY)
+    except OSError as error:
+        raise CommandError(
+            f"cannot read the file: {(error.strerror or str(error)).lower()}: file={file}",
+            "check the name, or use - for standard input",
+        ) from None
+    try:
+        if Path(file).is_dir():
+            raise CommandError(
+                f"this is a directory, not a file: file={file}", "name a file, or use - for standard input"
+            )
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _progress(descriptor: int, *, quiet: bool) -> Iterator[Progress]:
+    """A bar on a terminal, nothing in a pipe."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda records, size: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+    found = os.fstat(descriptor)
+    total = found.st_size if stat.S_ISREG(found.st_mode) else None
+    columns = (
+        BarColumn() if total else TextColumn("appending"),
+        TextColumn("{task.percentage:>3.0f}%") if total else TextColumn(""),
+        TextColumn("{task.fields[records]:,} records"),
+        TransferSpeedColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=8, transient=True) as bar:
+        task = bar.add_task("append", total=total, records=0)
+        done = [0, 0]
+
+        def advance(records: int, size: int) -> None:
+            done[0] += records
+            done[1] += size
+            bar.update(task, completed=done[1], records=done[0])
+
+        yield advance

@@ -1,0 +1,97 @@
+"""`dlog cluster`: make a cluster on a ZooKeeper, and tell how one is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlog.cli.discovery import NAMESPACE, zookeeper, zookeeper_options
+from dlog.cli.telling import say, say_json, say_table
+
+if TYPE_CHECKING:
+    from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+
+LEDGERS_COUNTED_MAX = 100_000
+
+
+@asynccontextmanager
+async def metadata_of(
+    hosts: str | None, namespace: str | None, directory: str | None
+) -> AsyncIterator[tuple[ZooKeeperMetadata, str, str]]:
+    """Metadata of the cluster that is meant, with ZooKeeper's hosts and the namespace."""
+    from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+
+    found, of_run = zookeeper(hosts, directory)
+    path = namespace or of_run or NAMESPACE
+    async with await ZooKeeperMetadata.connect(found, path) as metadata:
+        yield metadata, found, path
+
+
+@click.group()
+def cluster() -> None:
+    """Make a cluster on a ZooKeeper, or tell how one is."""
+
+
+@cluster.command()
+@zookeeper_options
+def init(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+    """Make the root of a cluster and bind the namespace to it. Harmless when that was done before."""
+    from dlog.io.zookeeper_cluster import cluster_init
+
+    found, of_run = zookeeper(hosts, directory)
+    made = asyncio.run(cluster_init(found, namespace or of_run or NAMESPACE))
+    if as_json:
+        say_json({"instance_id": made.instance_id, "namespace": made.namespace, "made": made.made, "bound": made.bound})
+        return
+    what = "made" if made.made else "was there already"
+    bound = "bound to it now" if made.bound else "was bound to it already"
+    say(f"cluster {made.instance_id} {what}; namespace {made.namespace} {bound}")
+
+
+@cluster.command()
+@zookeeper_options
+def status(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+    """Tell who is registered, and how many streams and ledgers there are."""
+    told = asyncio.run(_status(hosts, namespace, directory))
+    if as_json:
+        say_json(told)
+        return
+    say(f"cluster    {told['instance_id']}")
+    say(f"zookeeper  {told['zookeeper']}, namespace {told['namespace']}")
+    more = " or more" if told["ledgers"] >= LEDGERS_COUNTED_MAX else ""
+    say(f"holds      {told['streams']:,} streams, {told['ledgers']:,} ledgers{more}")
+    say("")
+    say_table(
+        ("role", "id", "address", "state"), ((m["role"], m["id"], m["address"], m["state"]) for m in told["members"])
+    )
+
+
+async def _status(hosts: str | None, namespace: str | None, directory: str | None) -> dict[str, Any]:
+    async with metadata_of(hosts, namespace, directory) as (metadata, found, path):
+        members = await metadata.members()
+        ledgers = 0
+        async for _ in metadata.ledgers():
+            ledgers += 1
+            if ledgers >= LEDGERS_COUNTED_MAX:
+                break
+        bookies = [("bookie", b.bookie, f"{b.host}:{b.port}", "writable") for b in members.writable.values()]
+        bookies += [("bookie", b.bookie, f"{b.host}:{b.port}", "read-only") for b in members.readonly.values()]
+        proxies = [
+            (f"{p.role} proxy", p.proxy, p.address, "registered")
+            for p in (*members.write_proxies.values(), *members.read_proxies.values())
+        ]
+        return {
+            "instance_id": await metadata.instance_id(),
+            "zookeeper": found,
+            "namespace": path,
+            "streams": len(await metadata.streams()),
+            "ledgers": ledgers,
+            "members": [
+                dict(zip(("role", "id", "address", "state"), member, strict=True))
+                for member in (*sorted(bookies), *sorted(proxies))
+            ],
+        }

@@ -1,0 +1,114 @@
+"""`dlog explain`: where a record lies, from its place in the stream down to the bookies that hold it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import click
+
+from dlog.cli.discovery import cluster_options, target, zookeeper
+from dlog.cli.ledgers import ledgers_of
+from dlog.cli.telling import CommandError, say, say_json
+from dlog.client.client import connect as connect_to
+from dlog.errors import DLogError
+from dlog.log.note import decode_note, is_note
+from dlog.model import dlsn as places
+from dlog.model.dlsn import DLSN
+from dlog.model.ids import EntryId, LedgerId
+from dlog.wire.entry import decode_entry, record_set_count
+
+
+@click.command()
+@click.argument("stream")
+@click.argument("dlsn")
+@click.option("--zookeeper", "hosts", envvar="DLOG_ZOOKEEPER", metavar="HOST:PORT[,...]", help="Of the cluster.")
+@click.option("--namespace", envvar="DLOG_NAMESPACE", metavar="PATH", help="Znode of the streams.")
+@cluster_options
+def explain(
+    stream: str,
+    dlsn: str,
+    hosts: str | None,
+    namespace: str | None,
+    connect: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> None:
+    """Tell where the record of STREAM at DLSN lies: segment, ledger, entry, bookies, and what stands around it."""
+    place = places.parse(dlsn)
+    told = asyncio.run(_explain(stream, place, hosts, namespace, target(connect, directory), directory))
+    if as_json:
+        say_json(told)
+        return
+    for key, value in told.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else value
+        say(f"{key.replace('_', ' '):<12} {text}")
+
+
+async def _explain(
+    stream: str, place: DLSN, hosts: str | None, namespace: str | None, to: str, directory: str | None
+) -> dict[str, Any]:
+    async with connect_to(to) as client:
+        stat = await client.stat(stream)
+    segment = next((s for s in stat.get("segments", ()) if s["number"] == place.segment), None)
+    if segment is None:
+        raise CommandError(
+            f"the stream has no such segment (any more): stream={stream} segment={place.segment}",
+            f"`dlog show {stream}` lists its segments",
+        )
+    state = "completed" if segment["completed"] else "in progress"
+    told: dict[str, Any] = {
+        "stream": stream,
+        "dlsn": str(place),
+        "segment": f"{place.segment} ({state}, {segment['truncation']})",
+        "store": segment["store"],
+        "place": segment["place"],
+    }
+    if segment["store"] != "ledger":
+        return told
+    zookeeper(hosts, directory)  # says what to do if it is not known, before anything is opened
+    async with ledgers_of(hosts, namespace, directory) as ledgers:
+        ledger = LedgerId(int(segment["place"]))
+        metadata = await ledgers.metadata_of(ledger)
+        told["ledger"] = f"{ledger} ({metadata.state.name.lower().replace('_', ' ')})"
+        told["bookies"] = list(metadata.bookies_of(place.entry))
+        confirmed = await ledgers.last_confirmed(ledger)
+        if not 0 <= place.entry <= confirmed:
+            told["entry"] = f"{place.entry} is not confirmed; the last confirmed entry is {confirmed}"
+            return told
+        reader = await ledgers.open(ledger)
+        reader.learn_lac(confirmed)
+        try:
+            [payload] = await reader.read(EntryId(place.entry), EntryId(place.entry), 1)
+            told |= describe_entry(payload, place.slot)
+        except DLogError as error:
+            told["entry"] = f"cannot be read: {error.message}"
+        await reader.close()
+    return told
+
+
+def describe_entry(payload: bytes, slot: int) -> dict[str, Any]:
+    """What an entry holds, and what is at a slot of it."""
+    told: dict[str, Any] = {}
+    slots, found = 0, "nothing: the entry has fewer slots"
+    records = decode_entry(payload, expand=False)
+    for record in records:
+        count = record_set_count(record.payload) if record.is_set else 1
+        if record.slot <= slot < record.slot + count:
+            if record.is_set:
+                found = f"record {slot - record.slot} of a batch of {count}, txid {record.txid}"
+            elif record.is_user:
+                found = f"a record of {len(record.payload)} bytes, txid {record.txid}"
+            else:
+                found = "the end of the stream" if record.is_end_of_stream else "a control record, which readers skip"
+        slots += count
+    told["entry"] = f"{len(payload)} bytes, {len(records)} stored records, {slots} slots"
+    told["slot"] = f"{slot}: {found}"
+    note = next((decode_note(r.payload) for r in records if r.is_control and is_note(r.payload)), None)
+    if note is not None:
+        told["taken"] = f"unix ms {note.unix_ms}"
+        for batch in note.batches:
+            if batch.slot <= slot < batch.slot + batch.count:
+                told["producer"] = f"{batch.producer.hex()}, sequence {batch.sequence + slot - batch.slot}"
+                told["crc32c"] = f"{batch.crc:08x}"
+    return told

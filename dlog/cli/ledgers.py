@@ -1,0 +1,222 @@
+"""`dlog ledger`: the layer below streams, asked of ZooKeeper and bookies directly."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlog.cli.cluster import metadata_of
+from dlog.cli.discovery import zookeeper_options
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, note, say, say_json, say_table
+from dlog.errors import LedgerNotFoundError
+from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
+
+if TYPE_CHECKING:
+    from dlog.io.ledgers import Ledgers
+    from dlog.model.ledger import LedgerMetadata
+
+READ_BYTES = 1024 * 1024
+
+
+@asynccontextmanager
+async def ledgers_of(hosts: str | None, namespace: str | None, directory: str | None) -> AsyncIterator[Ledgers]:
+    """A ledger client of the cluster that is meant."""
+    from dlog.io.bookie_client import BookieClient
+    from dlog.io.ledgers import Ledgers, resolver
+
+    rng = random.Random(os.urandom(8))
+    async with (
+        metadata_of(hosts, namespace, directory) as (metadata, _, _),
+        BookieClient(resolver(metadata), rng=rng) as bookies,
+        Ledgers(metadata, bookies, rng=rng) as ledgers,
+    ):
+        yield ledgers
+
+
+@click.group()
+def ledger() -> None:
+    """Ledgers: what the segments of streams are made of."""
+
+
+@ledger.command()
+@zookeeper_options
+def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+    """List the ledgers of the cluster, with their state."""
+
+    async def work() -> None:
+        async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
+            found = [ledger async for ledger in metadata.ledgers()]
+        async with ledgers_of(hosts, namespace, directory) as ledgers:
+            rows = []
+            for number in found:
+                try:
+                    rows.append(describe(number, await ledgers.metadata_of(number)))
+                except LedgerNotFoundError:
+                    continue  # deleted in the meantime
+        if as_json:
+            say_json(rows)
+            return
+        say_table(
+            ("ledger", "state", "entries", "bytes", "E/Qw/Qa", "fragments"),
+            ((str(r["ledger"]), r["state"], r["entries"], r["bytes"], _quorum(r), len(r["fragments"])) for r in rows),
+        )
+
+    asyncio.run(work())
+
+
+@ledger.command()
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0))
+@zookeeper_options
+def show(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+    """Tell what metadata says of LEDGER."""
+
+    async def work() -> dict[str, Any]:
+        async with ledgers_of(hosts, namespace, directory) as ledgers:
+            return describe(number, await ledgers.metadata_of(LedgerId(number)))
+
+    told = asyncio.run(work())
+    if as_json:
+        say_json(told)
+        return
+    say(f"ledger     {number}, {told['state']}")
+    say(f"quorum     ensemble/write/ack {_quorum(told)}, digest {told['digest']}")
+    if told["entries"] is not None:
+        say(f"holds      {told['entries']:,} entries, {told['bytes']:,} bytes")
+    for key, value in told["custom"].items():
+        say(f"{key:<10} {value}")
+    say("")
+    say_table(("from entry", "bookies"), ((f["first_entry"], ", ".join(f["bookies"])) for f in told["fragments"]))
+
+
+@ledger.command()
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0))
+@click.option("--first", type=click.IntRange(0), default=0, help="First entry. Default 0.")
+@click.option("--last", type=click.IntRange(0), help="Last entry. Default: the last confirmed.")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "raw"]), default="text", help="raw: payloads back to back."
+)
+@zookeeper_options
+def read(
+    number: int,
+    first: int,
+    last: int | None,
+    form: str,
+    hosts: str | None,
+    namespace: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> None:
+    """Print entries of LEDGER, up to the last confirmed one. Its writer is not disturbed."""
+    if form == "raw" and sys.stdout.isatty():
+        raise CommandError("--format raw is bytes, and this is a terminal", "send it into a file or a pipe")
+
+    async def work() -> None:
+        async with ledgers_of(hosts, namespace, directory) as ledgers:
+            known = LedgerId(number)
+            confirmed = await ledgers.last_confirmed(known)
+            end = confirmed if last is None else EntryId(min(last, confirmed))
+            reader = await ledgers.open(known)
+            reader.learn_lac(confirmed)
+            at = EntryId(first)
+            while NO_ENTRY < at <= end:
+                for payload in await reader.read(at, end, READ_BYTES):
+                    _say_entry(at, payload, form, as_json)
+                    at = EntryId(at + 1)
+            await reader.close()
+
+    try:
+        asyncio.run(work())
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@ledger.command()
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0))
+@zookeeper_options
+def verify(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
+    """Read every entry of LEDGER from every replica and check it. Mends nothing; exit 1 if something is wrong."""
+
+    async def work() -> tuple[int, list[dict[str, Any]]]:
+        async with ledgers_of(hosts, namespace, directory) as ledgers:
+            found = await ledgers.verify(LedgerId(number))
+        wrong = [{"entry": e, "kind": "damaged", "why": why} for e, why in found.damaged]
+        wrong += [{"entry": e, "kind": "thin", "why": why} for e, why in found.thin]
+        return found.entries, wrong
+
+    entries, wrong = asyncio.run(work())
+    if as_json:
+        say_json({"ledger": number, "entries": entries, "wrong": wrong})
+    else:
+        for one in wrong:
+            say(f"entry {one['entry']} is {one['kind']}: {one['why']}")
+        say(f"{entries:,} entries checked on every replica, {len(wrong):,} are not as they should be")
+    return EXIT_FAILED if wrong else EXIT_OK
+
+
+@ledger.command()
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0))
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@zookeeper_options
+def recover(
+    number: int, yes: bool, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
+) -> None:
+    """Fence the writer of LEDGER, find its end, close it. A living writer loses it."""
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise CommandError("nobody can be asked here whether to end its writer: not a terminal", "add --yes")
+        click.confirm(f"End the writer of ledger {number}, if it lives?", abort=True, err=True)
+
+    async def work() -> dict[str, Any]:
+        async with ledgers_of(hosts, namespace, directory) as ledgers:
+            found = await ledgers.recover(LedgerId(number))
+            return {"ledger": number, "last_entry": found.last_entry, "bytes": found.length, "readded": found.readded}
+
+    told = asyncio.run(work())
+    if as_json:
+        say_json(told)
+    else:
+        say(f"ledger {number} is closed: last entry {told['last_entry']}, {told['bytes']:,} bytes")
+        if told["readded"]:
+            note(f"{told['readded']} entries were written again")
+
+
+def describe(number: int, metadata: LedgerMetadata) -> dict[str, Any]:
+    """Ledger metadata as plain values."""
+    closed = metadata.is_closed
+    return {
+        "ledger": int(number),
+        "state": metadata.state.name.lower().replace("_", " "),
+        "entries": metadata.last_entry + 1 if closed else None,
+        "bytes": metadata.length if closed else None,
+        "ensemble": metadata.quorum.ensemble,
+        "write_quorum": metadata.quorum.write,
+        "ack_quorum": metadata.quorum.ack,
+        "digest": metadata.digest.name,
+        "ctime_ms": metadata.ctime_ms,
+        "custom": {key: value.decode(errors="backslashreplace") for key, value in metadata.custom},
+        "fragments": [{"first_entry": f.first_entry, "bookies": list(f.ensemble)} for f in metadata.fragments],
+    }
+
+
+def _quorum(told: dict[str, Any]) -> str:
+    return f"{told['ensemble']}/{told['write_quorum']}/{told['ack_quorum']}"
+
+
+def _say_entry(entry: int, payload: bytes, form: str, as_json: bool) -> None:
+    if as_json:
+        import base64
+
+        say_json({"entry": entry, "bytes": len(payload), "payload_base64": base64.b64encode(payload).decode()})
+    elif form == "raw":
+        sys.stdout.buffer.write(payload)
+    else:
+        head = payload[:48].decode(errors="backslashreplace").encode("unicode_escape").decode()
+        say(f"{entry}\t{len(payload)} bytes\t{head}{'...' if len(payload) > 48 else ''}")

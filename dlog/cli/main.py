@@ -1,0 +1,84 @@
+"""`dlog`: the commands, found when they are called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+import click
+
+from dlog.cli.telling import EXIT_FAILED, EXIT_MISUSED, tell_error
+from dlog.errors import DLogError
+
+_COMMANDS = {
+    "up": "dlog.cli.up",
+    "create": "dlog.cli.streams",
+    "append": "dlog.cli.append",
+    "read": "dlog.cli.read",
+    "ls": "dlog.cli.streams",
+    "show": "dlog.cli.streams",
+    "truncate": "dlog.cli.streams",
+    "seal": "dlog.cli.streams",
+    "delete": "dlog.cli.streams",
+    "owners": "dlog.cli.streams",
+    "explain": "dlog.cli.explain",
+    "ledger": "dlog.cli.ledgers",
+    "bookie": "dlog.cli.bookies",
+    "cluster": "dlog.cli.cluster",
+}
+
+
+class _Commands(click.Group):
+    """Imports a command's file when it is called, so that none pays for the others."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: Any = getattr(importlib.import_module(module), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.command(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Start with `dlog up` in one terminal; the other commands in the same directory find it. "
+    "Elsewhere say where the cluster is: --connect dlog://host:port or DLOG_CONNECT.",
+)
+@click.version_option(package_name="dlogd", prog_name="dlog")
+def dlog() -> None:
+    """A replicated, durable, ordered log: many streams of records on a cluster of bookies and proxies."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code. Every error a person can cause leaves as a message, never a traceback."""
+    given = sys.argv[1:] if arguments is None else arguments
+    as_json = "--json" in given
+    try:
+        result = dlog.main(args=given, prog_name="dlog", standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.stderr.write("stopped\n")
+        return EXIT_FAILED
+    except click.UsageError as error:
+        if as_json:
+            tell_error(error.format_message(), kind="UsageError", as_json=True)
+        else:
+            error.show()
+        return EXIT_MISUSED
+    except click.ClickException as error:
+        tell_error(error.format_message(), kind=type(error).__name__, as_json=as_json)
+        return EXIT_MISUSED
+    except DLogError as error:
+        return tell_error(error, as_json=as_json)
+    except KeyboardInterrupt:
+        return EXIT_FAILED
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""The parts of a cluster as child processes: started, watched, started again under the same address, ended.
+
+The law of this file: a part lives in a session of its own, so that a terminal's Ctrl-C reaches only us and we end the
+parts in order; and it dies with us, whatever happens to us (PR_SET_PDEATHSIG). What a part says goes to its log file;
+its one line on stdout, `ready ROLE ID ADDRESS`, is what we wait for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import enum
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dlog.cli.telling import CommandError
+from dlog.io.clock import monotonic_s
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
+
+READY_TIMEOUT_S = 60.0
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
+STEADY_S = 10.0  # a part that lived so long has earned a quick restart
+_PR_SET_PDEATHSIG = 1
+
+OnChange = Callable[["Part"], None]
+
+
+class State(enum.Enum):
+    """Of a part."""
+
+    STARTING = "starting"
+    READY = "ready"
+    WAITING = "died, waits to be started again"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+
+
+class PartFailedError(CommandError):
+    """A part did not come up at the first try."""
+
+
+class Part:
+    """One part and its life. Subclasses say how it is started and ended."""
+
+    role = "part"
+
+    def __init__(self, name: str, address: str, on_change: OnChange) -> None:
+        self.name = name
+        self.address = address
+        self.id = address
+        self.state = State.STARTING
+        self.restarts = 0
+        self.pid: int | None = None
+        self.last_exit: int | None = None
+        self._on_change = on_change
+        self._ready = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._stopped.set()  # until `run` begins
+
+    async def run(self) -> None:
+        """Live until told to stop; a death is answered by another start. Raises PartFailedError if the first start
+        fails. Cancelling kills the part."""
+        failures = 0
+        self._stopped.clear()
+        try:
+            while not self._stopping.is_set():
+                begun_s = monotonic_s()
+                self._become(State.STARTING)
+                try:
+                    await self._start()
+                    self._ready.set()
+                    self._become(State.READY)
+                    self.last_exit = await self._wait()
+                except CommandError:
+                    if not self._ready.is_set():
+                        raise
+                if self._stopping.is_set():
+                    break
+                failures = 0 if monotonic_s() - begun_s > STEADY_S else failures + 1
+                self.pid = None
+                self.restarts += 1
+                self._become(State.WAITING)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2**failures)):
+                        await self._stopping.wait()
+        finally:
+            self._kill()
+            self.pid = None
+            self._become(State.STOPPED)
+            self._stopped.set()
+
+    async def wait_ready(self) -> None:
+        """Until it has been ready once."""
+        await self._ready.wait()
+
+    async def wait_stopped(self) -> None:
+        """Until `run` has returned."""
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        """Ask it to end in order; `run` then returns."""
+        self._stopping.set()
+        if self.state is not State.STOPPED:
+            self._become(State.STOPPING)
+        self._terminate()
+
+    def kill(self) -> None:
+        """End it now, for good."""
+        self._stopping.set()
+        self._kill()
+
+    def rss_bytes(self) -> int | None:
+        """Resident memory, if it runs and this is Linux."""
+        if self.pid is None:
+            return None
+        try:
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return None
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    async def _start(self) -> None:
+        """Return once it serves. Raises CommandError."""
+        raise NotImplementedError
+
+    async def _wait(self) -> int:
+        """Return its exit code once it has ended."""
+        raise NotImplementedError
+
+    def _terminate(self) -> None:
+        raise NotImplementedError
+
+    def _kill(self) -> None:
+        raise NotImplementedError
+
+    def _become(self, state: State) -> None:
+        if self._stopping.is_set() and state not in (State.STOPPING, State.STOPPED):
+            return
+        self.state = state
+        self._on_change(self)
+
+
+class ProcessPart(Part):
+    """A bookie or a proxy: `python -m MODULE FLAGS`."""
+
+    def __init__(
+        self, role: str, name: str, address: str, module: str, flags: list[str], log: Path, on_change: OnChange
+    ) -> None:
+        super().__init__(name, address, on_change)
+        self.role = role
+        self._module = module
+        self._flags = flags
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def _start(self) -> None:
+        with self._log.open("ab") as log:
+            said_before = log.tell()
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                self._module,
+                *self._flags,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=log,
+                env=_environment(),
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+        self._process, self.pid = process, process.pid
+        if self._stopping.is_set():
+            self._terminate()
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while line := await process.stdout.readline():
+                    if line.startswith(b"ready "):
+                        _, _, self.id, self.address = line.decode().split()
+                        return
+        except (TimeoutError, ValueError) as error:
+            self._kill()
+            await process.wait()
+            raise self._failed(f"it said nothing of being ready for {READY_TIMEOUT_S:g} s", said_before) from error
+        self.last_exit = await process.wait()
+        if not self._stopping.is_set():
+            raise self._failed(f"it ended with code {self.last_exit}", said_before)
+
+    async def _wait(self) -> int:
+        process = self._process
+        assert process is not None and process.stdout is not None
+        while await process.stdout.read(4096):
+            pass  # a part says nothing more on stdout; if it does, it must not be held up by that
+        return await process.wait()
+
+    def _terminate(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+    def _kill(self) -> None:
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.kill()
+
+    def _failed(self, why: str, said_before: int) -> PartFailedError:
+        return PartFailedError(
+            f"{self.name} did not start: {why}; it said: {last_words(self._log, said_before)}",
+            f"its log is {self._log}",
+            misused=self.last_exit == 2,
+        )
+
+
+class ZooKeeperPart(Part):
+    """The real ZooKeeper, on a JVM."""
+
+    role = "zookeeper"
+
+    def __init__(self, directory: Path, host: str, port: int, heap_mib: int, on_change: OnChange) -> None:
+        super().__init__("zookeeper", f"{host}:{port}", on_change)
+        self._server = EmbeddedZooKeeper(directory, port=port, host=host, heap_mib=heap_mib)
+
+    async def _start(self) -> None:
+        from dlog.errors import DLogError
+
+        try:
+            await self._server.start()
+        except DLogError as error:
+            if isinstance(error, CommandError):
+                raise
+            raise PartFailedError(
+                f"zookeeper did not start: {error.message}", f"its log is {self._server.directory / 'server.log'}"
+            ) from error
+        self.pid = self._server.pid
+
+    async def _wait(self) -> int:
+        async with asyncio.TaskGroup() as group:
+            ended = group.create_task(self._server.wait_exit(), name="zookeeper exit")
+            stopping = group.create_task(self._stopping.wait(), name="zookeeper stop")
+            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+            code = ended.result() if ended.done() else 0
+            ended.cancel()
+            stopping.cancel()
+        await self._server.stop()
+        return code
+
+    def _terminate(self) -> None:
+        """`_wait` hears of it."""
+
+    def _kill(self) -> None:
+        self._server.kill()
+
+
+def last_words(log: Path, since: int) -> str:
+    """The end of what a part said since a place in its log, on one line."""
+    try:
+        with log.open("rb") as file:
+            file.seek(since)
+            text = file.read()[-2000:].decode(errors="replace").strip()
+    except OSError:
+        return "nothing"
+    lines = [line for line in text.splitlines() if line.strip()]
+    return " | ".join(lines[-3:]) or "nothing"
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """What a child runs between fork and exec: SIGKILL when we end, however we end (Linux)."""
+    if not sys.platform.startswith("linux"):
+        return None
+    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
+
+    def before_exec() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with the packages findable from a checkout too."""
+    home = str(Path(__file__).parents[2])
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}

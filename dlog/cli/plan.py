@@ -1,0 +1,182 @@
+"""What a cluster on this machine consists of: parts, ports, directories. Written once, found again ever after.
+
+The law of this file: a bookie's address is its identity in every ledger's metadata, so ports are chosen at the first
+start, kept in `cluster.json`, and never changed for a bookie; fewer bookies than there were is refused, since their
+entries would be out of reach.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from dlog.cli.telling import CommandError
+from dlog.options import option
+
+PLAN_FILE = "cluster.json"
+_PORTS = range(20000, 32000)  # below what the kernel gives to connections of its own choice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpOptions:
+    """Section [up] of a configuration file; the flags of `dlog up` win over it."""
+
+    bookies: int = 0  # 0: as many as there were, 3 at the first start
+    write_proxies: int = 0  # 0: as many as there were, 2 at the first start
+    read_proxies: int = 0
+    port: int = 0  # of the first write proxy, the other parts follow; 0: free ones
+    host: str = "127.0.0.1"
+    zookeeper: str = ""  # an outside one; empty: one is started here
+    namespace: str = "/dlog"
+    zookeeper_heap_mib: int = option(128)
+
+    def __post_init__(self) -> None:
+        for name in ("bookies", "write_proxies", "read_proxies"):
+            if not 0 <= getattr(self, name) <= 64:
+                raise ValueError(f"{name} is between 1 and 64: value={getattr(self, name)}")
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"port is between 0 and 65535: port={self.port}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Ports of a cluster. zookeeper: hosts of an outside one, or empty."""
+
+    host: str
+    namespace: str
+    zookeeper: str = ""
+    zookeeper_port: int = 0
+    bookies: list[int] = field(default_factory=list)
+    write: list[int] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    version: int = 1
+
+    @property
+    def zookeeper_hosts(self) -> str:
+        return self.zookeeper or f"{self.host}:{self.zookeeper_port}"
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Every (role, port) that this machine must have free."""
+        zookeeper = [] if self.zookeeper else [("zookeeper", self.zookeeper_port)]
+        ports = (("bookie", self.bookies), ("write", self.write), ("read", self.read))
+        return [*zookeeper, *((role, port) for role, of_role in ports for port in of_role)]
+
+
+def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
+    """The plan of this directory: the one it has, changed as asked; or a new one. Nothing is written.
+
+    Raises CommandError for what cannot be changed, or a directory that is not one of ours.
+    """
+    old = read_plan(directory)
+    plan = old or Plan(host=options.host, namespace=options.namespace, zookeeper=options.zookeeper)
+    if old is not None:
+        _check_change(old, options)
+    counts = {
+        "write": options.write_proxies or len(plan.write) or 2,
+        "read": options.read_proxies or len(plan.read) or 2,
+        "bookies": options.bookies or len(plan.bookies) or 3,
+    }
+    taken = {port for _, port in plan.addresses()}
+    wanted = _Ports(options, taken, rng)
+    if options.port and options.port != (plan.write or [0])[0]:
+        plan = replace(plan, write=[], read=[])
+    plan = replace(plan, write=wanted.grow(plan.write, counts["write"]))
+    plan = replace(plan, read=wanted.grow(plan.read, counts["read"]))
+    plan = replace(plan, bookies=wanted.grow(plan.bookies, counts["bookies"]))
+    if not plan.zookeeper and not plan.zookeeper_port:
+        plan = replace(plan, zookeeper_port=wanted.grow([], 1)[0])
+    return plan
+
+
+def read_plan(directory: Path) -> Plan | None:
+    """The plan kept in this directory, None if there is none. Raises CommandError for one that cannot be read."""
+    path = directory / PLAN_FILE
+    try:
+        told = json.loads(path.read_text())
+        return Plan(**told)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise CommandError(
+            f"the plan of this cluster cannot be read: {error}: file={path}",
+            "restore the file; the ports of the bookies stand in it, and ledgers name bookies by them",
+        ) from None
+
+
+def write_plan(directory: Path, plan: Plan) -> None:
+    """Keep the plan, whole or not at all."""
+    path = directory / PLAN_FILE
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(asdict(plan), indent=1) + "\n")
+    fresh.replace(path)
+
+
+def check_ports(plan: Plan) -> None:
+    """Raises CommandError if somebody listens on a port of this plan."""
+    for role, port in plan.addresses():
+        try:
+            with socket.create_server((plan.host, port)):
+                pass
+        except OSError as error:
+            keeps = (
+                "end what listens there; a bookie's port cannot change, ledgers name it by that"
+                if role in ("bookie", "zookeeper")
+                else "end what listens there, or choose other ports with --port"
+            )
+            raise CommandError(
+                f"the port of a {role} cannot be used: {(error.strerror or str(error)).lower()}: {plan.host}:{port}",
+                keeps,
+            ) from None
+
+
+def _check_change(old: Plan, options: UpOptions) -> None:
+    if options.bookies and options.bookies < len(old.bookies):
+        raise CommandError(
+            f"this directory has {len(old.bookies)} bookies; with fewer, entries on the others are out of reach: "
+            f"bookies={options.bookies}",
+            f"use --bookies {len(old.bookies)} or more, or leave it out",
+        )
+    if options.zookeeper and options.zookeeper != old.zookeeper_hosts:
+        raise CommandError(
+            f"this directory belongs to another ZooKeeper: here={old.zookeeper_hosts} asked={options.zookeeper}",
+            "leave --zookeeper out, or use another --dir",
+        )
+
+
+class _Ports:
+    """Hands out ports that are free now."""
+
+    def __init__(self, options: UpOptions, taken: set[int], rng: random.Random) -> None:
+        self._host = options.host
+        self._next = options.port
+        self._taken = taken
+        self._rng = rng
+
+    def grow(self, ports: list[int], count: int) -> list[int]:
+        """As many ports as wanted: those there are, then new ones."""
+        return [*ports[:count], *(self._one() for _ in range(count - len(ports)))]
+
+    def _one(self) -> int:
+        if self._next:
+            while self._next in self._taken:
+                self._next += 1
+            port = self._next
+        else:
+            port = next((p for p in self._candidates() if p not in self._taken and self._is_free(p)), 0)
+            if not port:
+                raise CommandError(f"no free port found on {self._host}", "choose ports with --port, or check --host")
+        self._taken.add(port)
+        return port
+
+    def _candidates(self) -> list[int]:
+        return self._rng.sample(_PORTS, 200)
+
+    def _is_free(self, port: int) -> bool:
+        try:
+            with socket.create_server((self._host, port)):
+                return True
+        except OSError:
+            return False

@@ -1,0 +1,190 @@
+"""`dlog read`: records of a stream to standard output, as fast as it takes them."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import signal
+import struct
+import sys
+from collections.abc import Callable
+from datetime import datetime
+
+import click
+
+from dlog.cli.discovery import cluster_options, target
+from dlog.cli.telling import EXIT_OK, CommandError
+from dlog.client.client import connect
+from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
+from dlog.client.record import RecordBatch
+from dlog.io.clock import unix_ms
+from dlog.model.ids import stream_name
+from dlog.options import parse_duration_s
+
+_LENGTH = struct.Struct(">I")
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--from", "from_dlsn", metavar="DLSN", help="Begin at this place, as in 3:17:2.")
+@click.option(
+    "--from-txid", type=click.IntRange(0), metavar="N", help="Begin at the first record with this txid or above."
+)
+@click.option("--from-time", metavar="TIME", help="Begin at a time: 2026-11-20T08:00, unix seconds, or 10m (ago).")
+@click.option("--from-start", is_flag=True, help="Begin at the first record there is (the default).")
+@click.option("--tail", is_flag=True, help="Begin with what is written from now on; implies --follow.")
+@click.option("--follow", "-f", is_flag=True, help="Wait at the end for more, until the stream is sealed or Ctrl-C.")
+@click.option("--limit", "-n", type=click.IntRange(0), metavar="N", help="At most N records.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "raw", "framed"]),
+    default="text",
+    help="text: a line each; json: an object each; raw: payloads back to back; framed: a 4-byte length before each.",
+)
+@click.option("--places", is_flag=True, help="With text: DLSN and txid before each record.")
+@cluster_options
+def read(
+    stream: str,
+    from_dlsn: str | None,
+    from_txid: int | None,
+    from_time: str | None,
+    from_start: bool,
+    tail: bool,
+    follow: bool,
+    limit: int | None,
+    form: str,
+    places: bool,
+    connect: str | None,
+    directory: str | None,
+    as_json: bool,
+) -> int:
+    """Print the records of STREAM."""
+    stream_name(stream)
+    given = [from_dlsn is not None, from_txid is not None, from_time is not None, from_start, tail]
+    if sum(given) > 1:
+        raise click.UsageError("--from, --from-txid, --from-time, --from-start and --tail exclude each other")
+    start = START
+    if from_dlsn is not None:
+        start = at_dlsn(from_dlsn)
+    elif from_txid is not None:
+        start = at_txid(from_txid)
+    elif from_time is not None:
+        start = parse_time(from_time, unix_ms() / 1000)
+    elif tail:
+        start = TAIL
+    if as_json:
+        form = "json"
+    shape = _SHAPES["places" if places and form == "text" else form]
+    if form in ("raw", "framed") and sys.stdout.isatty():
+        raise CommandError(
+            f"--format {form} is bytes, and this is a terminal", "send it into a file or a pipe, or use --format text"
+        )
+    try:
+        return asyncio.run(_read(target(connect, directory), stream, start, follow or tail, limit, shape))
+    except BrokenPipeError:
+        # whoever read us has enough; let nothing be flushed into the closed pipe at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+async def _read(
+    to: str, stream: str, start: Position, follow: bool, limit: int | None, shape: Callable[[RecordBatch], bytes]
+) -> int:
+    loop = asyncio.get_running_loop()
+    out = sys.stdout.fileno()
+    task = asyncio.current_task()
+    assert task is not None
+    interrupted = False
+
+    def stop() -> None:
+        nonlocal interrupted
+        interrupted = True
+        task.cancel()
+
+    if follow:
+        loop.add_signal_handler(signal.SIGINT, stop)
+    try:
+        async with connect(to) as client:
+            async for batch in client.read_batches(stream, start, follow=follow, limit=limit):
+                _write(out, shape(batch))
+    except asyncio.CancelledError:
+        if not interrupted:
+            raise
+    return EXIT_OK
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def parse_time(text: str, now_s: float) -> Position:
+    """A point in time: ISO 8601, unix seconds (or milliseconds), or how long ago, as in 10m.
+
+    Raises CommandError.
+    """
+    body = text.strip()
+    try:
+        seconds = float(body)
+        return at_time(seconds / 1000 if seconds > 1e11 else seconds)
+    except ValueError:
+        pass
+    try:
+        return at_time(datetime.fromisoformat(body))
+    except ValueError:
+        pass
+    if body and body[0].isdigit() and body[-1] in "smhd":
+        return at_time(max(0.0, now_s - parse_duration_s(body)))
+    raise CommandError(
+        f"not a time: value={text[:60]!r}", "write 2026-11-20T08:00, unix seconds, or how long ago, as in 10m"
+    )
+
+
+# ---- shapes: a batch into bytes -------------------------------------------------------------------------------------
+
+
+def _text(batch: RecordBatch) -> bytes:
+    return b"\n".join(batch.payloads) + b"\n"
+
+
+def _with_places(batch: RecordBatch) -> bytes:
+    segment, entry, slot = batch.dlsn
+    txid = batch.txid
+    head = f"{segment}:{entry}:"
+    lines = [f"{head}{slot + i}\t{txid}\t".encode() + payload for i, payload in enumerate(batch.payloads)]
+    return b"\n".join(lines) + b"\n"
+
+
+def _json(batch: RecordBatch) -> bytes:
+    lines: list[str] = []
+    for record in batch:
+        told = {"dlsn": str(record.dlsn), "txid": record.txid, "unix_ms": record.unix_ms}
+        try:
+            lines.append(json.dumps({**told, "payload": record.payload.decode()}, ensure_ascii=False))
+        except UnicodeDecodeError:
+            lines.append(json.dumps({**told, "payload_base64": base64.b64encode(record.payload).decode()}))
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _raw(batch: RecordBatch) -> bytes:
+    return b"".join(batch.payloads)
+
+
+def _framed(batch: RecordBatch) -> bytes:
+    woven = [b""] * (2 * len(batch.payloads))
+    woven[0::2] = map(_LENGTH.pack, map(len, batch.payloads))
+    woven[1::2] = batch.payloads
+    return b"".join(woven)
+
+
+_SHAPES: dict[str, Callable[[RecordBatch], bytes]] = {
+    "text": _text,
+    "places": _with_places,
+    "json": _json,
+    "raw": _raw,
+    "framed": _framed,
+}

@@ -1,0 +1,125 @@
+"""What `dlog up` shows: a live table on a terminal, a line for each change elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from dlog.cli.parts import Part, State
+from dlog.cli.telling import size_text
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+
+class Screen(Protocol):
+    """Told of every change; `tick` once in a while."""
+
+    def changed(self, part: Part) -> None: ...
+
+    def message(self, text: str) -> None: ...
+
+    def tick(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_screen(parts: Sequence[Part]) -> Screen:
+    """A table if stdout is a terminal, else lines."""
+    return _TableScreen(parts) if sys.stdout.isatty() else LineScreen()
+
+
+class LineScreen:
+    """A line for each change that a log reader wants to see."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, State] = {}
+
+    def changed(self, part: Part) -> None:
+        before = self._last.get(part.name)
+        if before is part.state:
+            return
+        self._last[part.name] = part.state
+        match part.state:
+            case State.READY:
+                again = f" again, restarts={part.restarts}" if part.restarts else ""
+                self.message(f"{part.role} {part.name} is ready{again}: address={part.address} pid={part.pid}")
+            case State.WAITING:
+                self.message(f"{part.role} {part.name} died (exit code {part.last_exit}) and is started again")
+            case State.STOPPED:
+                self.message(f"{part.role} {part.name} has ended")
+            case _:
+                pass
+
+    def message(self, text: str) -> None:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+
+    def tick(self) -> None:
+        """Nothing moves here between changes."""
+
+    def close(self) -> None:
+        """Nothing to put away."""
+
+
+class _TableScreen:
+    """Role, id, address, pid, state, restarts and memory of each part."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._parts = parts
+        self._told: dict[str, State] = {}
+        self._live: Live = Live(self._table(), console=Console(), auto_refresh=False)
+        self._live.start()
+
+    def changed(self, part: Part) -> None:
+        if self._told.get(part.name) is not part.state and part.state is State.WAITING:
+            self.message(f"{part.name} died (exit code {part.last_exit}) and is started again")
+        self._told[part.name] = part.state
+        self.tick()
+
+    def message(self, text: str) -> None:
+        self._live.console.print(text, highlight=False)
+
+    def tick(self) -> None:
+        self._live.update(self._table(), refresh=True)
+
+    def close(self) -> None:
+        self.tick()
+        self._live.stop()
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for head, right in (
+            ("role", False),
+            ("id", False),
+            ("address", False),
+            ("pid", True),
+            ("state", False),
+            ("restarts", True),
+            ("memory", True),
+        ):
+            table.add_column(head, justify="right" if right else "left", no_wrap=True)
+        for part in self._parts:
+            table.add_row(*_row(part))
+        return table
+
+
+def _row(part: Part) -> tuple[Any, ...]:
+    rss = part.rss_bytes()
+    colour = {State.READY: "green", State.WAITING: "red", State.STOPPED: "dim"}.get(part.state, "yellow")
+    return (
+        part.role,
+        part.id,
+        part.address,
+        str(part.pid or "-"),
+        f"[{colour}]{part.state.value}[/{colour}]",
+        str(part.restarts),
+        size_text(rss) if rss is not None else "-",
+    )

@@ -1,0 +1,192 @@
+"""Commands about whole streams: create, ls, show, truncate, seal, delete, owners."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+import click
+
+from dlog.cli.discovery import cluster_options, target
+from dlog.cli.telling import CommandError, dlsn_text, say, say_json, say_table, size_text
+from dlog.client.client import Client, connect
+from dlog.model import dlsn as places
+from dlog.model.ids import stream_name
+from dlog.options import parse_bytes, parse_duration_s
+
+T = TypeVar("T")
+
+
+def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Run `work` with a client of the cluster that is meant."""
+
+    async def run() -> T:
+        async with connect(target(connect_to, directory)) as client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--store", help="Where its segments lie: ledger, kafka or s3.")
+@click.option("--ensemble", type=click.IntRange(1), help="Bookies that a segment is striped over.")
+@click.option("--write-quorum", type=click.IntRange(1), help="Copies of each entry.")
+@click.option("--ack-quorum", type=click.IntRange(1), help="Copies on stable storage before an append is acknowledged.")
+@click.option("--retention", metavar="TIME", help="How long completed segments are kept, as in 72h.")
+@click.option("--segment-bytes", metavar="SIZE", help="Size at which a segment ends, as in 256MiB.")
+@click.option("--segment-age", metavar="TIME", help="Age at which a segment ends, as in 2h.")
+@cluster_options
+def create(stream: str, connect: str | None, directory: str | None, as_json: bool, **given: Any) -> None:
+    """Create STREAM."""
+    settings = {k: given[k] for k in ("store", "ensemble", "write_quorum", "ack_quorum") if given[k] is not None}
+    if given["retention"] is not None:
+        settings["retention_s"] = parse_duration_s(given["retention"])
+    if given["segment_age"] is not None:
+        settings["segment_age_s"] = parse_duration_s(given["segment_age"])
+    if given["segment_bytes"] is not None:
+        settings["segment_bytes"] = parse_bytes(given["segment_bytes"])
+    stream_name(stream)
+    ask(connect, directory, lambda client: client.create(stream, **settings))
+    if as_json:
+        say_json({"stream": stream, "created": True, "settings": settings})
+    else:
+        say(f"created {stream}")
+
+
+@click.command()
+@cluster_options
+def ls(connect: str | None, directory: str | None, as_json: bool) -> None:
+    """List the streams."""
+
+    async def names(client: Client) -> list[str]:
+        return [name async for name in client.streams()]
+
+    found = ask(connect, directory, names)
+    if as_json:
+        say_json(found)
+        return
+    for name in found:
+        say(name)
+    if not found and sys.stdout.isatty():
+        say("no streams yet; `dlog create NAME` makes one")
+
+
+@click.command()
+@click.argument("stream")
+@cluster_options
+def show(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
+    """Tell what is known of STREAM: settings, owner, segments."""
+    told = ask(connect, directory, lambda client: client.stat(stream))
+    if as_json:
+        say_json(told)
+        return
+    settings, owner = told.get("settings", {}), told.get("owner", {})
+    say(f"stream     {told.get('stream', stream)}{'  (sealed)' if told.get('sealed') else ''}")
+    say(f"records    {dlsn_text(told.get('first_dlsn'))} .. {dlsn_text(told.get('last_dlsn'))}")
+    if settings:
+        quorum = f"{settings['ensemble']}/{settings['write_quorum']}/{settings['ack_quorum']}"
+        say(f"store      {settings['store']}, ensemble/write/ack quorum {quorum}")
+        say(
+            f"segments   end at {size_text(settings['segment_bytes'])} or {_duration(settings['segment_age_s'])}, "
+            f"kept for {_duration(settings['retention_s'])}"
+        )
+    if owner.get("epoch"):
+        released = " (released)" if owner.get("released") else ""
+        state = f", {told['state']}" if told.get("state") else ""
+        say(f"owner      {owner['location']}{released}, epoch {owner['epoch']}{state}")
+    else:
+        say("owner      nobody yet; the first append finds one")
+    segments = told.get("segments", [])
+    if segments:
+        say("")
+        say_table(
+            ("segment", "place", "store", "first", "last", "records", "completed", "state"),
+            (
+                (
+                    s["number"],
+                    s["place"],
+                    s["store"],
+                    dlsn_text(s["first_dlsn"]),
+                    dlsn_text(s["last_dlsn"]),
+                    s["records"] if s["completed"] else None,
+                    _when(s["completed_unix_ms"]) if s["completed"] else "in progress",
+                    s["truncation"],
+                )
+                for s in segments
+            ),
+        )
+
+
+@click.command()
+@click.argument("stream")
+@click.argument("dlsn")
+@cluster_options
+def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None, as_json: bool) -> None:
+    """Let records of STREAM before DLSN go, by whole segments. The point only moves forward."""
+    place = places.parse(dlsn)
+    told = ask(connect, directory, lambda client: client.truncate(stream, place))
+    if as_json:
+        say_json({"stream": stream, **told})
+    else:
+        say(f"truncated {stream}; the first record kept is at {dlsn_text(told.get('first'))}")
+
+
+@click.command()
+@click.argument("stream")
+@cluster_options
+def seal(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
+    """End STREAM for good after what is acknowledged now. Readers then come to an end."""
+    told = ask(connect, directory, lambda client: client.seal(stream))
+    if as_json:
+        say_json({"stream": stream, "sealed": True, **told})
+    else:
+        say(f"sealed {stream}")
+
+
+@click.command()
+@click.argument("stream")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@cluster_options
+def delete(stream: str, yes: bool, connect: str | None, directory: str | None, as_json: bool) -> None:
+    """Delete STREAM and all its records."""
+    stream_name(stream)
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise CommandError("nobody can be asked here whether to delete all records: not a terminal", "add --yes")
+        click.confirm(f"Delete {stream} and all its records?", abort=True, err=True)
+    ask(connect, directory, lambda client: client.delete(stream))
+    if as_json:
+        say_json({"stream": stream, "deleted": True})
+    else:
+        say(f"deleted {stream}")
+
+
+@click.command()
+@cluster_options
+def owners(connect: str | None, directory: str | None, as_json: bool) -> None:
+    """Tell which write proxy serves which stream."""
+    found = ask(connect, directory, lambda client: client.owners())
+    if as_json:
+        say_json(found)
+    elif found:
+        say_table(
+            ("stream", "owner", "epoch", "state"),
+            ((o["stream"], o["location"], o["epoch"], o["state"]) for o in found),
+        )
+    elif sys.stdout.isatty():
+        say("no stream is owned now; the first append finds an owner")
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _when(unix_ms: int) -> str:
+    return datetime.fromtimestamp(unix_ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M:%SZ")

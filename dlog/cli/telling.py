@@ -1,0 +1,159 @@
+"""How commands speak: results as text for a person or JSON for a program, errors with what to do next."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+
+from dlog.errors import (
+    BY_CODE,
+    ClusterNotFoundError,
+    ConfigError,
+    ConnectionLostError,
+    DamagedError,
+    DLogError,
+    EndOfStreamError,
+    InvalidRequestError,
+    LedgerNotFoundError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+    RecordTooLargeError,
+    RequestTimeoutError,
+    StreamExistsError,
+    StreamNotFoundError,
+    TruncatedError,
+    UnavailableError,
+)
+
+EXIT_OK, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
+
+#: what to do next, by the most particular class that is listed
+_NEXT: dict[type[DLogError], str] = {
+    StreamNotFoundError: "`dlog ls` lists the streams, `dlog create NAME` makes one",
+    StreamExistsError: "use it as it is, or choose another name",
+    EndOfStreamError: "the stream is sealed for good; append to another one",
+    RecordTooLargeError: "split the record, or keep it elsewhere and append where it lies",
+    TruncatedError: "read from a later place, or --from-start for the first record there is",
+    LedgerNotFoundError: "`dlog ledger ls` lists the ledgers",
+    NotEnoughBookiesError: "`dlog bookie ls` shows who is there; start more, or use a smaller --ensemble",
+    MetadataUnavailableError: "check that ZooKeeper runs and can be reached; `dlog cluster status` asks it",
+    ClusterNotFoundError: "`dlog cluster init` makes one on this ZooKeeper",
+    RequestTimeoutError: "`dlog cluster status` shows which parts answer",
+    ConnectionLostError: "try again; `dlog owners` shows who serves what",
+    UnavailableError: "start a cluster with `dlog up`, or say where one is with --connect or DLOG_CONNECT",
+    DamagedError: "`dlog ledger verify LEDGER` shows which replica is damaged",
+}
+
+
+class CommandError(DLogError):
+    """An error of a command itself, with its own advice."""
+
+    def __init__(self, message: str, next_step: str, *, misused: bool = True) -> None:
+        super().__init__(message)
+        self.next_step = next_step
+        self.misused = misused
+
+
+def next_step(error: DLogError) -> str | None:
+    """What a person does about it."""
+    if isinstance(error, CommandError):
+        return error.next_step
+    if error.outcome_unknown and isinstance(error, UnavailableError):
+        return "whether the last records were written is unknown: read the end of the stream before sending them again"
+    for cls in type(error).__mro__:
+        if cls in _NEXT:
+            return _NEXT[cls]
+    return None
+
+
+def exit_code(error: DLogError) -> int:
+    """2 when the command was misused, 1 when it failed."""
+    if isinstance(error, CommandError):
+        return EXIT_MISUSED if error.misused else EXIT_FAILED
+    return EXIT_MISUSED if isinstance(error, InvalidRequestError | ConfigError) else EXIT_FAILED
+
+
+def tell_error(error: DLogError | str, *, kind: str = "", as_json: bool = False) -> int:
+    """Say it on stderr; returns the exit code."""
+    if isinstance(error, str):
+        message, step, code = error, None, EXIT_MISUSED
+        told: dict[str, Any] = {"kind": kind, "message": message}
+    else:
+        message, step, code = error.message, next_step(error), exit_code(error)
+        named = BY_CODE.get(error.code, type(error)) if type(error) is DLogError else type(error)
+        told = {"kind": named.__name__, "code": error.code, "message": message}
+        if error.outcome_unknown:
+            told["outcome_unknown"] = True
+    if as_json:
+        if step:
+            told["next"] = step
+        sys.stderr.write(json.dumps({"error": told}) + "\n")
+    else:
+        sys.stderr.write(f"dlog: {message}\n")
+        if step:
+            sys.stderr.write(f"  next: {step}\n")
+    return code
+
+
+def say(text: str) -> None:
+    """A line of the result."""
+    sys.stdout.write(text + "\n")
+
+
+def note(text: str) -> None:
+    """A line about the work; stderr, so that results stay clean."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()
+
+
+def say_json(value: Any) -> None:
+    """A result for programs, one line."""
+    sys.stdout.write(json.dumps(value, separators=(",", ":"), default=str) + "\n")
+
+
+def say_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Columns as wide as their widest cell; numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(head))]
+    for row in (list(head), *cells):
+        line = "  ".join(
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(row, widths, right, strict=True)
+        )
+        say(line.rstrip())
+
+
+def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json`, which every command has."""
+    return click.option("--json", "as_json", is_flag=True, help="Results and errors as JSON.")(command)
+
+
+def size_text(size: float) -> str:
+    """Bytes for a person."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError("the last unit takes everything")
+
+
+def dlsn_text(triple: Sequence[int] | None) -> str:
+    """A DLSN from its wire form."""
+    return ":".join(map(str, triple)) if triple else "-"
+
+
+def _cell(value: Any) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _is_number(cell: str) -> bool:
+    return cell.replace(",", "").replace(".", "").isdigit()

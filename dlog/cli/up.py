@@ -1,0 +1,276 @@
+"""`dlog up`: a whole cluster on this machine. Ctrl-C ends it; the next `dlog up` on the directory finds the data.
+
+The law of this file: parts start in the order in which they need each other (ZooKeeper, the cluster's root, bookies,
+proxies) and end in the reverse order, proxies by handing over; one `dlog up` owns a directory, by a lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import random
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from dlog.cli.discovery import DEFAULT_DIR, LOCK_FILE, RUN_FILE, Running, RunningPart, read_run_file
+from dlog.cli.parts import Part, ProcessPart, ZooKeeperPart, die_with_parent, last_words
+from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
+from dlog.cli.screen import Screen, open_screen
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, json_option, say_json
+from dlog.errors import DLogError
+from dlog.io.settings import load
+
+STOP_PROXIES_S = 20.0
+STOP_OTHERS_S = 20.0
+
+
+@click.command()
+@click.option(
+    "--dir",
+    "directory",
+    envvar="DLOG_DIR",
+    metavar="DIR",
+    default=DEFAULT_DIR,
+    show_default=True,
+    help="Where data, logs and the plan of the cluster lie.",
+)
+@click.option("--bookies", type=click.IntRange(1, 64), help="Default 3, then as many as there were.")
+@click.option("--write-proxies", type=click.IntRange(1, 64), help="Default 2, then as many as there were.")
+@click.option("--read-proxies", type=click.IntRange(1, 64), help="Default 2, then as many as there were.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Of the first write proxy; others follow. Default: free ones."
+)
+@click.option("--host", help="Address to listen on. Default 127.0.0.1.")
+@click.option("--zookeeper", metavar="HOST:PORT[,...]", help="Use this ZooKeeper instead of starting one.")
+@click.option("--namespace", metavar="PATH", help="Znode of the streams. Default /dlog.")
+@click.option("--config", type=click.Path(), metavar="FILE", help="TOML: [up], [bookie], [write], [read].")
+@json_option
+def up(directory: str, config: str | None, as_json: bool, **flags: object) -> int:
+    """Start a whole cluster on this machine: ZooKeeper, bookies, write and read proxies.
+
+    A part that dies is started again under its address. Ctrl-C ends everything in order.
+    """
+    options = load(UpOptions, "up", config, flags)
+    place = Path(directory)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(
+            f"the directory cannot be made: {(error.strerror or str(error)).lower()}: dir={directory}",
+            "choose another with --dir",
+        ) from None
+    with _locked(place):
+        plan = make_plan(place, options, random.Random(os.urandom(8)))
+        check_ports(plan)
+        write_plan(place, plan)
+        cluster = _Cluster(place, plan, options, config, as_json)
+        return asyncio.run(cluster.run())
+
+
+class _Cluster:
+    """The parts of one plan, from start to end."""
+
+    def __init__(self, directory: Path, plan: Plan, options: UpOptions, config: str | None, as_json: bool) -> None:
+        self._directory = directory.absolute()
+        self._plan = plan
+        self._config = str(Path(config).absolute()) if config else None
+        self._as_json = as_json
+        self._logs = self._directory / "logs"
+        self._screen: Screen | None = None
+        self._stopping = asyncio.Event()
+        self._is_up = False
+        self.zookeeper: list[Part] = []
+        if not plan.zookeeper:
+            self.zookeeper.append(
+                ZooKeeperPart(
+                    self._directory / "zookeeper",
+                    plan.host,
+                    plan.zookeeper_port,
+                    options.zookeeper_heap_mib,
+                    self._changed,
+                )
+            )
+        self.bookies = [self._bookie(n, port) for n, port in enumerate(plan.bookies, 1)]
+        self.proxies = [
+            *(self._proxy("write", n, port) for n, port in enumerate(plan.write, 1)),
+            *(self._proxy("read", n, port) for n, port in enumerate(plan.read, 1)),
+        ]
+
+    @property
+    def parts(self) -> list[Part]:
+        return [*self.zookeeper, *self.bookies, *self.proxies]
+
+    async def run(self) -> int:
+        """Start everything, live until a signal, end everything."""
+        self._logs.mkdir(exist_ok=True)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        self._screen = open_screen(self.parts)
+        failure: DLogError | None = None
+        try:
+            async with asyncio.TaskGroup() as group:
+                living = group.create_task(self._live(group), name="cluster")
+                stop = group.create_task(self._stopping.wait(), name="stop")
+                await asyncio.wait((living, stop), return_when=asyncio.FIRST_COMPLETED)
+                living.cancel()
+                stop.cancel()
+                await self._end()
+        except BaseExceptionGroup as errors:
+            failure = _first(errors)
+            if failure is None:
+                raise
+        finally:
+            for part in self.parts:
+                part.kill()
+            (self._directory / RUN_FILE).unlink(missing_ok=True)
+            self._screen.close()
+        if failure is not None:
+            raise failure
+        return EXIT_OK if self._is_up else EXIT_FAILED
+
+    async def _live(self, group: asyncio.TaskGroup) -> None:
+        await self._start(group, self.zookeeper)
+        await self._init_cluster()
+        await self._start(group, self.bookies)
+        await self._start(group, self.proxies)
+        self._is_up = True
+        running = self._write_run_file()
+        if self._as_json:
+            say_json({"connect": running.connect, "zookeeper": running.zookeeper, "directory": running.directory})
+            sys.stdout.flush()
+        else:
+            self._say(f"the cluster is up: {running.connect}")
+            self._say(f"use it from this directory, or from anywhere with DLOG_CONNECT={running.connect}")
+        while True:
+            await asyncio.sleep(1.0)
+            if self._screen is not None:
+                self._screen.tick()
+
+    async def _start(self, group: asyncio.TaskGroup, parts: Sequence[Part]) -> None:
+        for part in parts:
+            group.create_task(part.run(), name=part.name)
+        for part in parts:
+            await part.wait_ready()
+
+    async def _end(self) -> None:
+        """Proxies hand over while bookies and ZooKeeper still serve; then the bookies; then ZooKeeper."""
+        self._say("ending: proxies hand over, then bookies, then ZooKeeper; Ctrl-C again ends all at once")
+        (self._directory / RUN_FILE).unlink(missing_ok=True)
+        for parts, patience_s in (
+            (self.proxies, STOP_PROXIES_S),
+            (self.bookies, STOP_OTHERS_S),
+            (self.zookeeper, STOP_OTHERS_S),
+        ):
+            for part in parts:
+                part.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience_s):
+                    for part in parts:
+                        await part.wait_stopped()
+            for part in parts:
+                part.kill()
+
+    async def _init_cluster(self) -> None:
+        """In a process of its own: what it takes to speak to ZooKeeper must not stay in our memory."""
+        log = self._logs / "cluster-init.log"
+        command = ("cluster", "init", "--zookeeper", self._plan.zookeeper_hosts, "--namespace", self._plan.namespace)
+        with log.open("wb") as out:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "dlog",
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+            code = await process.wait()
+        if code:
+            raise CommandError(
+                f"the cluster cannot be made on ZooKeeper {self._plan.zookeeper_hosts}: {last_words(log, 0)}",
+                "check that ZooKeeper runs and can be reached from here",
+                misused=False,
+            )
+
+    # ---- parts ------------------------------------------------------------------------------------------------------
+
+    def _bookie(self, number: int, port: int) -> Part:
+        name = f"bookie-{number}"
+        flags = [*self._flags(port), "--dir", str(self._directory / name)]
+        return self._process("bookie", name, port, "actors.bookie", flags)
+
+    def _proxy(self, role: str, number: int, port: int) -> Part:
+        name = f"{role}-{number}"
+        return self._process(role, name, port, f"proxies.{role}", [*self._flags(port), "--id", name])
+
+    def _process(self, role: str, name: str, port: int, module: str, flags: list[str]) -> Part:
+        log = self._logs / f"{name}.log"
+        return ProcessPart(role, name, f"{self._plan.host}:{port}", module, flags, log, self._changed)
+
+    def _flags(self, port: int) -> list[str]:
+        plan = self._plan
+        flags = ["--zookeeper", plan.zookeeper_hosts, "--namespace", plan.namespace]
+        flags += ["--host", plan.host, "--port", str(port), "--log-format", "json"]
+        return [*flags, "--config", self._config] if self._config else flags
+
+    def _changed(self, part: Part) -> None:
+        if self._screen is not None and not self._as_json:
+            self._screen.changed(part)
+        if self._is_up and not self._stopping.is_set():
+            self._write_run_file()
+
+    def _write_run_file(self) -> Running:
+        running = Running(
+            directory=str(self._directory),
+            pid=os.getpid(),
+            zookeeper=self._plan.zookeeper_hosts,
+            namespace=self._plan.namespace,
+            parts=[RunningPart(p.role, p.id, p.address, p.pid or 0) for p in self.parts],
+        )
+        running.write()
+        return running
+
+    def _say(self, text: str) -> None:
+        if self._screen is not None and not self._as_json:
+            self._screen.message(text)
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            for part in self.parts:
+                part.kill()
+        self._stopping.set()
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Own the directory. Raises CommandError if another `dlog up` does."""
+    with (directory / LOCK_FILE).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            running = read_run_file(directory)
+            who = f" (pid {running.pid}, {running.connect})" if running else ""
+            raise CommandError(
+                f"a `dlog up` runs on this directory already{who}: dir={directory}",
+                "use it as it is, end it first, or start another with --dir",
+            ) from None
+        yield
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> DLogError | None:
+    """The error a person can do something about, if that is all there is."""
+    for error in errors.exceptions:
+        found = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, DLogError):
+            return found
+    return None
