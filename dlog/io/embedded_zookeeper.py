@@ -243,6 +243,7 @@ class EmbeddedZooKeeper:
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     pass_fds=(lock.fileno(),),  # the directory stays locked while the JVM lives
+                    start_new_session=True,  # a terminal's Ctrl-C is for whoever started us
                     preexec_fn=_die_with_parent(),
                 )
         except BaseException:
