@@ -1,0 +1,48 @@
+"""Proxies under test: in the test's process on memory (`house`), or as processes on real bookies (`cluster`)."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from dlog.io.zookeeper_cluster import cluster_init
+from tests.integration.cluster import BookieCluster, bookies, own_bookies
+from tests.integration.proxies.house import House
+from tests.integration.proxies.house import house as open_house
+from tests.integration.proxies.processes import ProxyCluster
+
+__all__ = ["bookies", "own_bookies"]
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    """Shared metadata and segments in memory; start proxies on it."""
+    async with open_house() as built:
+        yield built
+
+
+@pytest.fixture
+def cluster(bookies: BookieCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
+    """Two write and two read proxies of the test's own, on shared bookies, in a namespace nobody else uses."""
+    yield from _started(bookies, tmp_path)
+
+
+@pytest.fixture
+def own_cluster(own_bookies: BookieCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
+    """The same on bookies that the test may hurt."""
+    yield from _started(own_bookies, tmp_path)
+
+
+def _started(bookies: BookieCluster, directory: Path) -> Iterator[ProxyCluster]:
+    namespace = f"/messaging/{uuid.uuid4().hex}"
+    asyncio.run(cluster_init(bookies.hosts, namespace))
+    cluster = ProxyCluster(bookies, namespace, directory)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.close()

@@ -1,0 +1,112 @@
+"""Proxies as processes on real bookies and a real ZooKeeper, hurt while a load runs: nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+import dlog
+from tests.integration.cluster import ServerProcess
+from tests.integration.proxies.load import Load
+from tests.integration.proxies.processes import ProxyCluster
+
+pytestmark = pytest.mark.zookeeper
+
+
+@asynccontextmanager
+async def loaded(cluster: ProxyCluster, **settings: int) -> AsyncIterator[Load]:
+    """A stream under load; what was acknowledged is checked at the end."""
+    async with dlog.connect(cluster.target) as client:
+        await client.create("orders", **settings)
+        load = Load(client, "orders")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load.run(), name="load")
+            await load.acknowledged(200)
+            yield load
+            await load.acknowledged(200)
+            load.stop()
+        await load.check()
+        assert not load.unknown
+
+
+async def owner_of(cluster: ProxyCluster, load: Load) -> ServerProcess:
+    return cluster.writer_at((await load.client.owner(load.stream))["location"])
+
+
+async def test_what_one_proxy_wrote_is_read_through_any_other(cluster: ProxyCluster) -> None:
+    async with dlog.connect("dlog://" + cluster.writers[0].address) as writer:
+        await writer.create("orders")
+        summary = await writer.append_many("orders", [b"%d" % i for i in range(1000)])
+    for reader in cluster.readers:
+        async with dlog.connect("dlog://" + reader.address) as client:
+            records = [record async for record in client.read("orders")]
+            assert [record.payload for record in records] == [b"%d" % i for i in range(1000)]
+            assert [record.dlsn for record in records] == summary.dlsns()
+
+
+async def test_an_owner_killed_under_load_loses_and_repeats_nothing(cluster: ProxyCluster) -> None:
+    async with loaded(cluster) as load:
+        owner = await owner_of(cluster, load)
+        owner.kill()
+        await load.acknowledged(200)
+        assert (await owner_of(cluster, load)) is cluster.other_writer(owner)
+
+
+async def test_owners_killed_one_after_the_other_and_started_again(cluster: ProxyCluster) -> None:
+    async with loaded(cluster) as load:
+        for _ in range(3):
+            owner = await owner_of(cluster, load)
+            owner.kill()
+            await load.acknowledged(200)
+            await asyncio.to_thread(owner.start)
+
+
+async def test_an_owner_that_is_told_to_end_hands_over(cluster: ProxyCluster) -> None:
+    async with loaded(cluster) as load:
+        owner = await owner_of(cluster, load)
+        assert await asyncio.to_thread(owner.stop) == 0
+        assert '"proxy.drained"' in owner.log()
+        assert '"left": 0' in owner.log()
+        await load.acknowledged(200)
+
+
+async def test_a_frozen_owner_is_replaced_and_gets_nothing_acknowledged_when_it_wakes(cluster: ProxyCluster) -> None:
+    async with loaded(cluster) as load:
+        owner = await owner_of(cluster, load)
+        owner.freeze()
+        await load.acknowledged(200)
+        assert (await owner_of(cluster, load)) is cluster.other_writer(owner)
+        owner.thaw()
+        await load.acknowledged(200)
+
+
+async def test_a_reader_at_the_tail_sees_everything_through_rolls_and_a_takeover(cluster: ProxyCluster) -> None:
+    seen: list[int] = []
+
+    async with loaded(cluster, segment_bytes=64 * 1024) as load:
+
+        async def follow() -> None:
+            async for record in load.client.read("orders", follow=True):
+                seen.append(int(record.payload[:12]))
+                if seen[-1] == last:
+                    return
+
+        last = -1
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(follow(), name="follow")
+            await load.acknowledged(1000)
+            (await owner_of(cluster, load)).kill()
+            await load.acknowledged(1000)
+            last = max(load.acked) + 500
+            await load.acknowledged(1000)
+    assert seen == list(range(last + 1))
+
+
+async def test_a_bookie_killed_under_load_is_replaced_or_done_without(own_cluster: ProxyCluster) -> None:
+    async with loaded(own_cluster) as load:
+        own_cluster.bookies.bookies[0].kill()
+        await load.acknowledged(500)
+        own_cluster.bookies.bookies[0].start()
