@@ -68,7 +68,7 @@ class Mark(NamedTuple):
     sequence: int  # of the next record
 
 
-FIRST_MARK = Mark(1, HEADER_BYTES, 0, 0)
+FIRST_MARK = Mark(0, HEADER_BYTES, 0, 0)  # before the first file, which has id 1
 
 
 class Group(NamedTuple):
@@ -205,7 +205,7 @@ def replay(files: Sequence[JournalFile], mark: Mark, on_damage: Callable[[Damage
     expected = mark.group + 1
     at = mark.offset
     torn: Damage | None = None
-    if (files and files[0].file_id != mark.file) or (not files and mark != FIRST_MARK):
+    if mark != FIRST_MARK and (not files or files[0].file_id != mark.file):
         on_damage(Damage(mark.file, mark.offset, expected))
         at = HEADER_BYTES
     last_id = mark.file - 1

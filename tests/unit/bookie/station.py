@@ -1,0 +1,147 @@
+"""A bookie without threads: machine, journal and ledger directories on a simulated disk, driven step by step."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+from dlog.bookie.bookie import Bookie, CheckpointDue, Fetch, Fetched, Flush, Flushed, PersistRefused
+from dlog.bookie.journal import Record
+from dlog.bookie.options import BookieOptions
+from dlog.errors import DamagedError
+from dlog.events import Event
+from dlog.io.bookie_store import StoragePaths, open_storage
+from dlog.io.disk import NO_SPACE
+from dlog.machine import Persist, Persisted, Received, Send, Tell
+from dlog.model.ids import EntryId, LedgerId
+from dlog.wire.bookie import AddEntry, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from tests.simulation.disk import Image, SimulatedDisk
+
+KEY = b"k" * 20
+PATHS = StoragePaths("/journal", ("/ledgers0", "/ledgers1"))
+
+
+def packet(ledger: int, entry: int, body: bytes = b"", lac: int | None = None) -> bytes:
+    return struct.pack(">qqqq", ledger, entry, entry - 1 if lac is None else lac, 0) + body
+
+
+def add(ledger: int, entry: int, body: bytes = b"", key: bytes = KEY, **flags: bool) -> AddEntry:
+    return AddEntry(LedgerId(ledger), EntryId(entry), key, (packet(ledger, entry, body),), **flags)
+
+
+def read(ledger: int, entry: int) -> ReadEntry:
+    return ReadEntry(LedgerId(ledger), EntryId(entry))
+
+
+def fence(ledger: int, entry: int, key: bytes = KEY) -> ReadEntry:
+    return ReadEntry(LedgerId(ledger), EntryId(entry), True, key)
+
+
+def batch(ledger: int, start: int, count: int = 0, size: int = 1 << 20) -> BatchRead:
+    return BatchRead(LedgerId(ledger), EntryId(start), 77, count, size)
+
+
+class Station:
+    """One life of a bookie. `answers` gathers (peer, message) in order; `journal` holds what waits to be written."""
+
+    def __init__(self, disk: SimulatedDisk, options: BookieOptions) -> None:
+        self.disk = disk
+        self.events: list[Event] = []
+        self.opened = open_storage(disk, options, PATHS, "bookie:1", self.events.append)
+        self.machine = Bookie(options, self.opened.rows, limbo=self.opened.limbo)
+        self.answers: list[tuple[Any, Any]] = []
+        self.waiting: list[tuple[int, tuple[Record, ...]]] = []
+        self.flushes: list[tuple[Flush, Any]] = []
+        self._mark = self.opened.journal.mark
+
+    def handle(self, fact: Any) -> None:
+        for effect in self.machine.handle(fact):
+            if isinstance(effect, Send):
+                self.answers.append((effect.peer, effect.message))
+            elif isinstance(effect, Persist):
+                self.waiting.append((effect.token, effect.data))
+            elif isinstance(effect, Fetch):
+                self._fetch(effect)
+            elif isinstance(effect, Flush):
+                self.flushes.append((effect, self._mark))
+            elif isinstance(effect, Tell):
+                self.events.append(effect.event)
+
+    def ask(self, *requests: Any) -> None:
+        for request in requests:
+            self.handle(Received("client", request))
+
+    def commit(self) -> None:
+        """What the journal thread does: one group of everything that waits."""
+        if self.waiting:
+            waiting, self.waiting = self.waiting, []
+            try:
+                self._mark = self.opened.journal.write([record for _, records in waiting for record in records])
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                self.handle(PersistRefused(str(error)))
+                return
+            self.handle(Persisted(waiting[-1][0]))
+
+    def mark_idle(self) -> None:
+        self._mark = self.opened.journal.write([])
+
+    def checkpoint(self) -> None:
+        self.handle(CheckpointDue())
+        self.flush()
+
+    def flush(self) -> None:
+        """What the flush thread does."""
+        while self.flushes:
+            flush, mark = self.flushes.pop(0)
+            try:
+                self.opened.dirs.flush(flush.entries, flush.rows, mark)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                self.handle(Flushed(str(error)))
+                return
+            self.handle(Flushed())
+            self.opened.journal.release(self.opened.dirs.mark)
+            self.opened.dirs.merge_runs(self.events.append)
+
+    def prepare(self) -> None:
+        self.opened.journal.prepare()
+
+    def take_answers(self) -> list[Any]:
+        taken, self.answers = self.answers, []
+        return [message for _, message in taken]
+
+    def answer(self, request: Any) -> Any:
+        """The one answer to a request that needs no journal."""
+        self.take_answers()
+        self.ask(request)
+        (only,) = self.take_answers()
+        return only
+
+    def code(self, request: Any) -> Code:
+        answer = self.answer(request)
+        assert isinstance(answer, EntryAdded | EntryRead)
+        return answer.code
+
+    def stored(self, ledger: int, entry: int) -> bytes | Code:
+        answer = self.answer(read(ledger, entry))
+        return bytes(answer.packet) if answer.code is Code.OK else answer.code
+
+    def _fetch(self, fetch: Fetch) -> None:
+        try:
+            packets = self.opened.dirs.lookup(fetch.ledger, fetch.entry, fetch.entries_max, fetch.bytes_max)
+        except DamagedError as error:
+            self.handle(Fetched(fetch.token, (), error.message))
+        else:
+            self.handle(Fetched(fetch.token, tuple(packets)))
+
+
+def fresh(options: BookieOptions, image: Image | None = None) -> Station:
+    return Station(SimulatedDisk(image), options)
+
+
+def messages(answers: Iterable[Any], kind: type[Any]) -> list[Any]:
+    return [answer for answer in answers if isinstance(answer, kind)]

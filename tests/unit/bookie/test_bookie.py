@@ -1,0 +1,376 @@
+"""Stories of the bookie machine, on storage without threads: what is answered when."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlog.bookie.bookie import Bookie, CheckpointDue, Fetch, Fetched, SpaceSeen
+from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryDamaged
+from dlog.bookie.index import LedgerRow
+from dlog.bookie.options import BookieOptions
+from dlog.machine import Persist, Persisted, Received, Send
+from dlog.model.ids import EntryId, LedgerId
+from dlog.wire.bookie import AddEntry, Auth, AuthDone, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from tests.simulation.disk import SimulatedDisk
+from tests.unit.bookie.station import KEY, Station, add, batch, fence, fresh, packet, read
+
+OPTIONS = BookieOptions(journal_file_bytes=64 * 1024, disk_free_min_bytes=1000, disk_free_reserve_bytes=500)
+
+NO_LIMIT = BookieOptions(journal_file_bytes=16 * 1024, disk_free_min_bytes=0, disk_free_reserve_bytes=0)
+
+
+@pytest.fixture
+def station() -> Station:
+    return fresh(OPTIONS)
+
+
+def codes(station: Station) -> list[Code]:
+    return [answer.code for answer in station.take_answers()]
+
+
+def congested(station: Station) -> bool:
+    return station.machine.is_congested
+
+
+def stored(station: Station, ledger: int, *entries: int) -> None:
+    station.ask(*[add(ledger, entry, b"body %d" % entry) for entry in entries])
+    station.commit()
+    assert codes(station) == [Code.OK] * len(entries)
+
+
+class TestAdds:
+    def test_an_add_is_answered_when_it_is_durable_and_not_before(self, station: Station) -> None:
+        station.ask(add(1, 0, b"x"), add(1, 1, b"y"))
+        assert station.take_answers() == []
+        station.commit()
+        assert station.take_answers() == [
+            EntryAdded(LedgerId(1), EntryId(0), Code.OK),
+            EntryAdded(LedgerId(1), EntryId(1), Code.OK),
+        ]
+
+    def test_only_the_first_add_of_a_ledger_journals_its_key(self, station: Station) -> None:
+        station.ask(add(1, 0), add(1, 1), add(2, 0))
+        assert [len(records) for _, records in station.waiting] == [2, 1, 2]
+
+    def test_a_wrong_key_is_told_before_the_fence(self, station: Station) -> None:
+        stored(station, 1, 0)
+        station.ask(fence(1, -1))
+        station.commit()
+        station.take_answers()
+        assert station.code(add(1, 1, key=b"z" * 20)) is Code.UNAUTHORIZED
+        assert station.code(add(1, 1)) is Code.FENCED
+
+    def test_a_recovery_add_passes_the_fence(self, station: Station) -> None:
+        station.ask(fence(1, 0))
+        station.commit()
+        assert codes(station) == [Code.NO_ENTRY]
+        station.ask(add(1, 0, b"again", recovery=True))
+        station.commit()
+        assert codes(station) == [Code.OK]
+
+    @pytest.mark.parametrize("entry", [-1, -2, -0x1000, -0x2000, -(2**63) + 1])
+    def test_negative_ids_are_bad_requests(self, station: Station, entry: int) -> None:
+        assert station.code(add(1, entry)) is Code.BAD_REQUEST
+        assert station.code(add(entry, 1)) is Code.BAD_REQUEST
+
+    @pytest.mark.parametrize("entry", [2**31, 2**40, 2**62, 2**63 - 1])
+    def test_huge_ids_are_served_for_good(self, station: Station, entry: int) -> None:
+        stored(station, 5, entry)
+        station.checkpoint()
+        assert station.stored(5, entry) == packet(5, entry, b"body %d" % entry)
+        again = Station(station.disk, OPTIONS)
+        assert again.stored(5, entry) == packet(5, entry, b"body %d" % entry)
+        assert again.stored(5, -1) == packet(5, entry, b"body %d" % entry)
+
+    def test_a_duplicate_in_flight_waits_for_the_first(self, station: Station) -> None:
+        station.ask(add(1, 0, b"first"), add(1, 0, b"other"))
+        assert len(station.waiting) == 1 and station.take_answers() == []
+        station.commit()
+        assert codes(station) == [Code.OK, Code.OK]
+        assert station.stored(1, 0) == packet(1, 0, b"first")
+
+    @pytest.mark.parametrize("flushed", [False, True])
+    def test_adding_again_keeps_the_first_bytes(self, station: Station, flushed: bool) -> None:
+        stored(station, 1, 0)
+        if flushed:
+            station.checkpoint()
+        station.ask(add(1, 0, b"other"))
+        station.commit()
+        assert codes(station) == [Code.OK]
+        assert station.stored(1, 0) == packet(1, 0, b"body 0")
+
+    def test_ids_out_of_order_and_with_gaps(self, station: Station) -> None:
+        stored(station, 1, 7)
+        station.checkpoint()
+        stored(station, 1, 3)
+        assert station.stored(1, 3) == packet(1, 3, b"body 3")
+        assert station.stored(1, 5) is Code.NO_ENTRY
+        assert station.stored(1, -1) == packet(1, 7, b"body 7")
+
+    def test_a_packet_without_a_lac_is_a_bad_request(self, station: Station) -> None:
+        request = AddEntry(LedgerId(1), EntryId(0), KEY, (packet(1, 0)[:23],))
+        assert station.code(request) is Code.BAD_REQUEST
+
+    def test_bytes_waiting_for_the_journal_are_bounded(self) -> None:
+        station = fresh(BookieOptions(journal_file_bytes=64 * 1024, journal_waiting_bytes_max=1000))
+        station.ask(*[add(1, entry, bytes(300)) for entry in range(4)])
+        assert codes(station) == [Code.TOO_MANY_REQUESTS] * 2
+        station.commit()
+        assert codes(station) == [Code.OK] * 2
+        assert station.machine.waiting_bytes == 0
+
+    def test_one_add_larger_than_the_bound_is_taken_when_nothing_waits(self) -> None:
+        station = fresh(BookieOptions(journal_file_bytes=64 * 1024, journal_waiting_bytes_max=10))
+        stored(station, 1, 0)
+
+
+class TestFences:
+    def test_a_fence_refuses_at_once_and_is_answered_when_durable(self, station: Station) -> None:
+        stored(station, 1, 0)
+        station.ask(add(1, 1, b"before"), fence(1, -1), add(1, 2, b"after"))
+        assert codes(station) == [Code.FENCED]
+        station.commit()
+        added, fenced = station.take_answers()
+        assert added.code is Code.OK
+        assert fenced.packet == packet(1, 1, b"before"), "what was accepted before the fence is seen by it"
+
+    def test_a_fence_answered_no_entry_was_durable_too(self, station: Station) -> None:
+        station.ask(fence(9, 0))
+        assert station.take_answers() == []
+        station.commit()
+        assert codes(station) == [Code.NO_ENTRY]
+        again = Station(station.disk, OPTIONS)
+        assert again.code(add(9, 0)) is Code.FENCED
+        assert again.code(add(9, 0, key=b"z" * 20)) is Code.UNAUTHORIZED
+        assert again.stored(9, 0) is Code.NO_ENTRY
+
+    def test_a_second_fence_waits_for_the_first(self, station: Station) -> None:
+        station.ask(fence(9, 0), fence(9, 1))
+        assert len(station.waiting) == 1 and station.take_answers() == []
+        station.commit()
+        assert codes(station) == [Code.NO_ENTRY] * 2
+        assert station.code(fence(9, 2)) is Code.NO_ENTRY
+        assert station.waiting == []
+
+    def test_a_fence_needs_the_key(self, station: Station) -> None:
+        stored(station, 1, 0)
+        assert station.code(fence(1, 0, key=b"")) is Code.UNAUTHORIZED
+        assert station.code(fence(1, 0, key=b"z" * 20)) is Code.UNAUTHORIZED
+        stored(station, 1, 1)
+
+    def test_a_fence_is_remembered_over_checkpoint_and_restart(self, station: Station) -> None:
+        stored(station, 1, 0)
+        station.ask(fence(1, 0))
+        station.commit()
+        station.checkpoint()
+        assert Station(station.disk, OPTIONS).code(add(1, 1)) is Code.FENCED
+
+    def test_a_fencing_read_sees_a_recovery_add_in_flight_once_it_is_durable(self, station: Station) -> None:
+        station.ask(fence(1, 0))
+        station.commit()
+        station.take_answers()
+        station.ask(add(1, 0, b"r", recovery=True), fence(1, 0))
+        assert station.take_answers() == []
+        station.commit()
+        assert [answer.code for answer in station.take_answers()] == [Code.OK, Code.OK]
+
+
+class TestReads:
+    def test_an_entry_is_not_shown_before_it_is_durable(self, station: Station) -> None:
+        station.ask(add(1, 0, b"x"), read(1, 0))
+        assert station.take_answers() == []
+        station.commit()
+        assert [type(answer) for answer in station.take_answers()] == [EntryAdded, EntryRead]
+
+    def test_unknown_ledger_and_entry(self, station: Station) -> None:
+        assert station.stored(1, 0) is Code.NO_LEDGER
+        stored(station, 1, 0)
+        assert station.stored(1, 1) is Code.NO_ENTRY
+
+    def test_minus_one_is_the_last_and_stays_minus_one(self, station: Station) -> None:
+        stored(station, 1, 0, 1, 2)
+        answer = station.answer(read(1, -1))
+        assert answer.entry == -1 and answer.packet == packet(1, 2, b"body 2")
+
+    @pytest.mark.parametrize("entry", [-2, -0x1000])
+    def test_other_negative_entries_are_bad_requests(self, station: Station, entry: int) -> None:
+        assert station.code(read(1, entry)) is Code.BAD_REQUEST
+        assert station.code(read(-1, 0)) is Code.BAD_REQUEST
+
+    def test_reads_in_flight_share_one_fetch(self) -> None:
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 99)])
+        effects = [effect for entry in range(5) for effect in machine.handle(Received("c", read(1, entry)))]
+        (fetch,) = effects
+        assert isinstance(fetch, Fetch) and fetch.entry == 0 and machine.reads_waiting == 5
+        answers = machine.handle(Fetched(fetch.token, tuple(packet(1, entry) for entry in range(4))))
+        sent = [effect.message.entry for effect in answers if isinstance(effect, Send)]
+        assert sent == [0, 1, 2, 3]
+        (again,) = [effect for effect in answers if isinstance(effect, Fetch)]
+        assert again.entry == 4
+
+    def test_damage_is_an_io_error_never_absence(self) -> None:
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 99)])
+        (fetch,) = machine.handle(Received("c", read(1, 3)))
+        effects = machine.handle(Fetched(fetch.token, (), "does not verify"))
+        assert [e.message.code for e in effects if isinstance(e, Send)] == [Code.IO_ERROR]
+        assert any(isinstance(getattr(e, "event", None), EntryDamaged) for e in effects)
+
+    def test_absence_found_before_a_checkpoint_is_asked_again_after_it(self) -> None:
+        """The fetch may have looked before the flush, and the answer come after the cache forgot."""
+        station = fresh(OPTIONS)
+        stored(station, 1, 5)
+        station.checkpoint()
+        machine = station.machine
+        (fetch,) = machine.handle(Received("c", read(1, 3)))
+        (persist,) = [e for e in machine.handle(Received("c", add(1, 2))) if isinstance(e, Persist | Fetch)]
+        assert isinstance(persist, Fetch)  # an add below the last entry asks the index first
+        station.checkpoint()
+        effects = machine.handle(Fetched(fetch.token))
+        assert [type(e) for e in effects] == [Fetch]
+
+    def test_waiting_reads_are_bounded(self) -> None:
+        options = BookieOptions(reads_waiting_max=2)
+        machine = Bookie(options, [LedgerRow(1, KEY, False, -1, 10**9)])
+        for entry in (0, 10_000):
+            machine.handle(Received("c", read(1, entry)))
+        (refused,) = machine.handle(Received("c", read(1, 20_000)))
+        assert refused.message.code is Code.TOO_MANY_REQUESTS
+
+    def test_a_lost_journal_is_never_denied(self) -> None:
+        """In limbo, after a salvage: what is not here may have been."""
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 3)], limbo=True)
+        assert machine.read_only
+        for request in (read(1, 9), read(2, 0)):
+            (effect,) = machine.handle(Received("c", request))
+            assert effect.message.code is Code.IO_ERROR
+        (effect,) = machine.handle(Received("c", add(3, 0)))
+        assert effect.message.code is Code.READ_ONLY
+
+
+class TestBatchReads:
+    def done(self, station: Station, request: BatchRead) -> BatchDone:
+        answer = station.answer(request)
+        assert isinstance(answer, BatchDone) and answer.request == request.request
+        return answer
+
+    @pytest.mark.parametrize("flushed", [False, True])
+    def test_consecutive_entries_until_the_gap(self, station: Station, flushed: bool) -> None:
+        stored(station, 1, 0, 1, 2, 4)
+        if flushed:
+            station.checkpoint()
+        assert self.done(station, batch(1, 0)).packets == tuple(packet(1, e, b"body %d" % e) for e in range(3))
+        assert self.done(station, batch(1, 3)).code is Code.NO_ENTRY
+        assert len(self.done(station, batch(1, 0, count=2)).packets) == 2
+
+    def test_half_in_memory_half_on_disk(self, station: Station) -> None:
+        stored(station, 1, 0, 1)
+        station.checkpoint()
+        stored(station, 1, 2, 3)
+        assert len(self.done(station, batch(1, 0)).packets) == 4
+
+    def test_size_counts_head_and_lengths_and_the_first_always_comes(self, station: Station) -> None:
+        stored(station, 1, 0, 1, 2)
+        length = len(packet(1, 0, b"body 0")) + 4
+        assert len(self.done(station, batch(1, 0, size=36 + 2 * length)).packets) == 2
+        assert len(self.done(station, batch(1, 0, size=36 + 2 * length - 1)).packets) == 1
+        assert len(self.done(station, batch(1, 0, size=1)).packets) == 1
+        assert len(self.done(station, batch(1, 0, size=0)).packets) == 1
+        assert len(self.done(station, batch(1, 0, size=-5)).packets) == 1
+
+    def test_minus_one_gives_the_last_and_then_the_beginning(self, station: Station) -> None:
+        stored(station, 1, 0, 1, 2)
+        assert [bytes(p)[-1:] for p in self.done(station, batch(1, -1)).packets] == [b"2", b"0", b"1", b"2"]
+
+    def test_fencing(self, station: Station) -> None:
+        stored(station, 1, 0)
+        station.ask(BatchRead(LedgerId(1), EntryId(0), 9, 0, 100, True, KEY))
+        assert station.take_answers() == []
+        station.commit()
+        (answer,) = station.take_answers()
+        assert answer.code is Code.OK and len(answer.packets) == 1
+        assert station.code(add(1, 1)) is Code.FENCED
+
+
+class TestSpace:
+    def test_read_only_by_free_bytes_and_back(self, station: Station) -> None:
+        stored(station, 1, 0)
+        station.handle(SpaceSeen(999))
+        assert isinstance(station.events[-1], BookieReadOnly)
+        assert station.code(add(1, 1)) is Code.READ_ONLY
+        assert station.stored(1, 0) == packet(1, 0, b"body 0")
+        station.ask(add(1, 1, recovery=True), add(1, 2, high_priority=True), fence(7, 0))
+        station.commit()
+        assert codes(station) == [Code.OK, Code.OK, Code.NO_ENTRY]
+        station.handle(SpaceSeen(499))
+        assert station.code(add(1, 3, recovery=True)) is Code.READ_ONLY
+        station.handle(SpaceSeen(1050))
+        assert station.machine.read_only, "it does not flap around the limit"
+        station.handle(SpaceSeen(1100))
+        assert isinstance(station.events[-1], BookieWritable)
+        stored(station, 1, 3)
+
+    def test_a_journal_that_cannot_grow_refuses_and_keeps_serving(self) -> None:
+        disk = SimulatedDisk()
+        station = Station(disk, NO_LIMIT)
+        stored(station, 1, 0)
+        disk.bytes_max = 0
+        refused = 0
+        for entry in range(1, 20):
+            station.ask(add(1, entry, bytes(3000)), fence(50 + entry, 0))
+            station.commit()
+            refused += codes(station).count(Code.READ_ONLY)
+        assert refused > 10
+        assert station.machine.read_only and station.stored(1, 0) == packet(1, 0, b"body 0")
+        disk.bytes_max = 1 << 40
+        station.handle(SpaceSeen(1 << 40))
+        stored(station, 1, 100)
+        stored(station, 90, 0)
+        again = Station(disk, OPTIONS)
+        assert again.stored(1, 100) == packet(1, 100, b"body 100")
+        assert again.stored(90, 0) == packet(90, 0, b"body 0")
+
+    def test_a_checkpoint_without_room_is_repeated(self) -> None:
+        disk = SimulatedDisk()
+        station = Station(disk, NO_LIMIT)
+        stored(station, 1, 0, 1)
+        disk.bytes_max = 0
+        station.checkpoint()
+        assert any(isinstance(event, CheckpointFailed) for event in station.events)
+        assert station.code(add(1, 2)) is Code.READ_ONLY
+        assert station.stored(1, 1) == packet(1, 1, b"body 1")
+        disk.bytes_max = 1 << 40
+        station.checkpoint()
+        assert not station.machine.is_dirty
+        stored(station, 1, 2)
+        assert Station(disk, OPTIONS).stored(1, 1) == packet(1, 1, b"body 1")
+
+    def test_a_write_cache_that_is_full_asks_for_a_flush_and_then_refuses(self) -> None:
+        station = fresh(BookieOptions(journal_file_bytes=64 * 1024, write_cache_entries=4))
+        stored(station, 1, *range(4))
+        assert len(station.flushes) == 1 and not congested(station)
+        stored(station, 1, *range(4, 8))
+        assert congested(station)
+        stored(station, 1, *range(8, 12))
+        assert station.code(add(1, 12)) is Code.TOO_MANY_REQUESTS
+        station.flush()
+        stored(station, 1, 12)
+        assert [station.stored(1, entry) for entry in range(13)] == [packet(1, e, b"body %d" % e) for e in range(13)]
+
+
+def test_auth_is_answered_as_disabled(station: Station) -> None:
+    assert isinstance(station.answer(Auth(b"anything")), AuthDone)
+
+
+def test_a_checkpoint_in_flight_is_not_started_twice(station: Station) -> None:
+    stored(station, 1, 0)
+    station.handle(CheckpointDue())
+    station.handle(CheckpointDue())
+    assert len(station.flushes) == 1
+
+
+def test_persisted_answers_every_token_up_to_it() -> None:
+    machine = Bookie(OPTIONS)
+    tokens = [e.token for n in range(3) for e in machine.handle(Received("c", add(1, n))) if isinstance(e, Persist)]
+    answers = machine.handle(Persisted(tokens[1]))
+    assert [effect.message.entry for effect in answers] == [0, 1]
+    assert isinstance(machine.handle(Received("c", ReadEntry(LedgerId(1), EntryId(0))))[0].message, EntryRead)

@@ -1,0 +1,247 @@
+"""A torn tail is dropped, damage is told, and a recycled file's past is never read."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from fastcrc.crc32 import iscsi as crc32c
+
+from dlog.bookie.events import StorageDamaged
+from dlog.bookie.journal import (
+    BLOCK,
+    FIRST_MARK,
+    HEADER_BYTES,
+    Damage,
+    JournalDamaged,
+    JournalFile,
+    JournalPlan,
+    Kind,
+    Mark,
+    Record,
+    encode_group,
+    file_header,
+    ledger_record,
+    parse_ledger_record,
+    replay,
+    seed_of,
+)
+from dlog.bookie.options import BookieOptions
+from dlog.wire.bookie import Code
+from tests.simulation.disk import SimulatedDisk
+from tests.unit.bookie.station import Station, add, packet
+
+OPTIONS = BookieOptions(journal_file_bytes=64 * 1024, read_cache_bytes=0)
+
+
+def record(payload: bytes) -> Record:
+    return Record(Kind.ADD, payload, crc32c(payload))
+
+
+class Tape:
+    """Journal files in memory."""
+
+    def __init__(self, file_bytes: int = 16 * BLOCK) -> None:
+        self.files: dict[int, bytearray] = {}
+        self._file_bytes = file_bytes
+        self.plan = JournalPlan(Mark(1, HEADER_BYTES, 0, 0), file_bytes, self._make(1))
+
+    def _make(self, file_id: int) -> int:
+        header = file_header(file_id, 5, 1000 + file_id)
+        self.files[file_id] = bytearray(header.ljust(self._file_bytes, b"\0"))
+        return seed_of(header, file_id, 5)
+
+    def write(self, *payloads: bytes) -> Mark:
+        if self.plan.must_roll(sum(map(len, payloads)), len(payloads)):
+            file_id = self.plan.mark.file + 1
+            self.plan.rolled(file_id, self._make(file_id))
+        before = self.plan.mark
+        buffers, offset = self.plan.group([record(payload) for payload in payloads])
+        data = b"".join(buffers)
+        assert offset == before.offset and len(data) % BLOCK == 0
+        self.files[before.file][offset : offset + len(data)] = data
+        return self.plan.mark
+
+    def read(self, mark: Mark = FIRST_MARK, damages: list[Damage] | None = None) -> list[bytes]:
+        def on_damage(damage: Damage) -> None:
+            if damages is None:
+                raise JournalDamaged(str(damage))
+            damages.append(damage)
+
+        files = [
+            JournalFile(i, seed_of(bytes(data), i, 5), len(data), lambda n, at, data=data: bytes(data[at : at + n]))  # type: ignore[misc]
+            for i, data in sorted(self.files.items())
+            if i >= mark.file
+        ]
+        return [r.payload for group in replay(files, mark, on_damage) for r in group.records]
+
+
+def test_what_is_written_is_read_over_many_files() -> None:
+    tape = Tape()
+    rng = random.Random(1)
+    written = []
+    for _ in range(60):
+        group = [rng.randbytes(rng.choice((0, 30, 4096, 9000))) for _ in range(rng.randint(1, 4))]
+        tape.write(*group)
+        written += group
+    assert tape.read() == written
+    assert len(tape.files) > 5
+
+
+def test_replay_begins_at_the_mark() -> None:
+    tape = Tape()
+    tape.write(b"a")
+    mark = tape.write(b"b")
+    tape.write(b"c")
+    assert tape.read(mark) == [b"c"]
+
+
+def test_a_group_larger_than_a_file_gets_a_file_that_grows() -> None:
+    tape = Tape()
+    tape.write(b"a")
+    tape.write(bytes(40 * BLOCK))
+    tape.write(b"b")
+    assert tape.read() == [b"a", bytes(40 * BLOCK), b"b"]
+
+
+@pytest.mark.parametrize("kept", range(0, 4 * BLOCK, 512))
+def test_a_torn_last_group_is_dropped(kept: int) -> None:
+    tape = Tape()
+    end = tape.write(b"safe")
+    tape.write(b"x" * 3000, b"y" * 9000)
+    data = tape.files[1]
+    data[end.offset + kept :] = bytes(len(data) - end.offset - kept)
+    assert tape.read() in ([b"safe"], [b"safe", b"x" * 3000, b"y" * 9000])
+
+
+def test_any_flipped_bit_before_the_last_group_is_damage() -> None:
+    tape = Tape()
+    tape.write(b"x" * 50, b"y" * 5000)
+    tape.write(b"last")
+    size = 32 + 24 + 50 + 24 + 5000
+    for byte in range(size):
+        at = HEADER_BYTES + byte
+        tape.files[1][at] ^= 0x10
+        with pytest.raises(JournalDamaged):
+            tape.read()
+        tape.files[1][at] ^= 0x10
+    assert tape.read()[-1] == b"last"
+
+
+def test_damage_shows_across_files() -> None:
+    """The last group of a file is damaged; the next file begins with a later group."""
+    tape = Tape()
+    while tape.plan.mark.file == 1:
+        before = tape.plan.mark
+        tape.write(bytes(3000))
+    tape.files[1][before.offset - BLOCK + 200] ^= 1
+    with pytest.raises(JournalDamaged):
+        tape.read()
+
+
+def test_a_missing_file_is_damage() -> None:
+    tape = Tape()
+    while tape.plan.mark.file < 4:
+        tape.write(bytes(3000))
+    for missing in (1, 2, 3):
+        kept = tape.files.pop(missing)
+        mark = Mark(1, HEADER_BYTES, 0, 0)
+        with pytest.raises(JournalDamaged):
+            tape.read(mark)
+        tape.files[missing] = kept
+    tape.files = {}
+    with pytest.raises(JournalDamaged):
+        tape.read(Mark(1, HEADER_BYTES, 0, 0))
+
+
+def test_who_goes_on_after_damage_gets_what_is_behind_it() -> None:
+    tape = Tape()
+    tape.write(b"a")
+    middle = tape.plan.mark
+    tape.write(b"b")
+    tape.write(b"c")
+    tape.files[1][middle.offset + 56] ^= 1
+    damages: list[Damage] = []
+    assert tape.read(damages=damages) == [b"a", b"c"]
+    assert damages == [Damage(1, middle.offset, 2)]
+
+
+def test_a_header_is_of_one_file_of_one_bookie() -> None:
+    header = file_header(3, 5, 9)
+    assert seed_of(header, 3, 5) != seed_of(file_header(3, 5, 10), 3, 5)
+    with pytest.raises(JournalDamaged, match="another bookie"):
+        seed_of(header, 3, 6)
+    with pytest.raises(JournalDamaged):
+        seed_of(header, 4, 5)
+    with pytest.raises(JournalDamaged):
+        seed_of(b"", 3, 5)
+
+
+def test_groups_of_another_life_do_not_verify() -> None:
+    """A recycled file still holds whole groups; with the new header's seed they are nothing."""
+    tape = Tape()
+    for payload in (b"a", b"b", b"c"):
+        tape.write(payload)
+    tape.files[1][:HEADER_BYTES] = file_header(1, 5, 777)
+    assert tape.read() == []
+
+
+def test_ledger_records() -> None:
+    for fenced in (False, True):
+        assert parse_ledger_record(ledger_record(2**40, b"k" * 20, fenced).payload) == (2**40, b"k" * 20, fenced)
+
+
+def test_padding_brings_a_group_to_whole_blocks() -> None:
+    for size in (0, 1, 4000, 4096 - 32 - 24, 4096, 10_000):
+        buffers, total = encode_group(7, 1, 0, [record(bytes(size))])
+        assert sum(map(len, buffers)) == total and total % BLOCK == 0 and total < size + 2 * BLOCK
+
+
+# ---- the same through a whole bookie ---------------------------------------------------------------------------------
+
+
+def journal_path(disk: SimulatedDisk) -> str:
+    return "/journal/" + next(n for n in disk.names("/journal") if n.startswith("journal-"))
+
+
+def life() -> SimulatedDisk:
+    disk = SimulatedDisk()
+    station = Station(disk, OPTIONS)
+    for entry in range(3):
+        station.ask(add(1, entry, b"%d" % entry))
+        station.commit()
+    return disk
+
+
+def test_a_bookie_refuses_to_start_on_a_damaged_journal_and_says_what_to_do() -> None:
+    disk = life()
+    disk.image.flip_bit(journal_path(disk), (HEADER_BYTES + BLOCK + 60) * 8)
+    with pytest.raises(JournalDamaged, match="--salvage"):
+        Station(disk, OPTIONS)
+
+
+def test_salvage_serves_what_is_left_read_only_and_denies_nothing() -> None:
+    disk = life()
+    disk.image.flip_bit(journal_path(disk), (HEADER_BYTES + BLOCK + 60) * 8)
+    salvaging = Station(disk, BookieOptions(journal_file_bytes=64 * 1024, salvage=True))
+    assert any(isinstance(event, StorageDamaged) for event in salvaging.events)
+    for station in (salvaging, Station(disk, OPTIONS)):  # and so it stays
+        assert [station.stored(1, entry) for entry in (0, 1, 2)] == [
+            packet(1, 0, b"0"),
+            Code.IO_ERROR,
+            packet(1, 2, b"2"),
+        ]
+        assert station.stored(1, 7) is Code.IO_ERROR and station.stored(2, 0) is Code.IO_ERROR
+        assert station.code(add(1, 9)) is Code.READ_ONLY
+        assert station.code(add(3, 0, high_priority=True)) is Code.READ_ONLY
+
+
+def test_a_marked_idle_journal_shows_damage_of_its_last_group() -> None:
+    disk = SimulatedDisk()
+    station = Station(disk, OPTIONS)
+    station.ask(add(1, 0, b"last"))
+    station.commit()
+    station.mark_idle()
+    disk.image.flip_bit(journal_path(disk), (HEADER_BYTES + 100) * 8)
+    with pytest.raises(JournalDamaged):
+        Station(disk, OPTIONS)

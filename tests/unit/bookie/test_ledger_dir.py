@@ -1,0 +1,176 @@
+"""Entry logs and index: right bytes or an error, never wrong bytes and never absence (J5); merges keep the map."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from dlog.bookie.bookie import CheckpointDue
+from dlog.bookie.cache import Half, ReadCache, Stored
+from dlog.bookie.entry_log import parse_section_end
+from dlog.bookie.index import CHUNK_ENTRIES, LedgerRow, runs_to_merge
+from dlog.bookie.journal import FIRST_MARK
+from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
+from dlog.bookie.options import BookieOptions
+from dlog.errors import DamagedError
+from dlog.io.ledger_dir import LedgerDir
+from dlog.wire.bookie import Code
+from dlog.wire.digest import crc32c
+from tests.simulation.disk import SimulatedDisk
+from tests.unit.bookie.station import Station, add, packet
+
+DIR = "/d"
+
+
+def half(*ids: tuple[int, int], body: bytes = b"") -> Half:
+    entries: Half = {}
+    for ledger, entry in ids:
+        data = packet(ledger, entry, body)
+        entries.setdefault(ledger, {})[entry] = Stored(data, crc32c(data))
+    return entries
+
+
+def directory(disk: SimulatedDisk, entry_log_bytes: int = 1 << 30) -> LedgerDir:
+    made = LedgerDir(disk, DIR, entry_log_bytes)
+    made.load()
+    return made
+
+
+def row(ledger: int, last: int = -1, fenced: bool = False) -> LedgerRow:
+    return LedgerRow(ledger, b"k" * 20, fenced, last - 1, last)
+
+
+def test_lookup_reads_ahead_over_neighbours_and_stops_at_a_gap() -> None:
+    made = directory(SimulatedDisk())
+    made.flush(half(*[(1, e) for e in range(10)], (1, 20), (2, 5)), [row(1, 20), row(2, 5)], FIRST_MARK)
+    assert made.lookup(1, 3, 100, 1 << 20) == [packet(1, e) for e in range(3, 10)]
+    assert made.lookup(1, 3, 2, 1 << 20) == [packet(1, 3), packet(1, 4)]
+    assert made.lookup(1, 3, 100, 70) == [packet(1, 3), packet(1, 4)]
+    assert made.lookup(1, 20, 100, 1 << 20) == [packet(1, 20)]
+    assert made.lookup(1, 15, 100, 1 << 20) == made.lookup(3, 0, 100, 1 << 20) == []
+
+
+def test_many_flushes_merge_and_keep_every_entry() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk, entry_log_bytes=20_000)
+    rng = random.Random(3)
+    expected: set[tuple[int, int]] = set()
+    for step in range(60):
+        ids = {(rng.choice((1, 2, 2**40)), rng.randrange(2000)) for _ in range(rng.randint(1, 300))}
+        ids |= {(7, step * 50 + i) for i in range(50)}
+        made.flush(half(*ids), [row(7, step * 50 + 49, fenced=step >= 30)], FIRST_MARK)
+        expected |= ids
+        while made.merge_runs():
+            pass
+    assert len(made.manifest.runs) < 12 and len(made.manifest.logs) > 5
+    for again in (made, directory(disk)):
+        for ledger, entry in expected:
+            assert again.lookup(ledger, entry, 1, 1 << 20) == [packet(ledger, entry)]
+        for ledger, entry in ((1, 5000), (3, 0), (7, 60 * 50)):
+            assert again.lookup(ledger, entry, 1, 1 << 20) == []
+    rows = {r.ledger: r for r in LedgerDir(disk, DIR, 1).load()}
+    assert rows[7] == row(7, 60 * 50 - 1, fenced=True)
+
+
+def test_chunks_hold_more_entries_than_one_block() -> None:
+    made = directory(SimulatedDisk())
+    ids = [(1, e) for e in range(CHUNK_ENTRIES * 3 + 5)]
+    made.flush(half(*ids), [], FIRST_MARK)
+    assert all(made.lookup(1, e, 1, 100) == [packet(1, e)] for _, e in ids)
+
+
+def test_the_table_of_contents_names_the_ledgers_of_a_log() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half((1, 0), (1, 1), (9, 0)), [], FIRST_MARK)
+    made.flush(half((4, 0)), [], FIRST_MARK)
+    (log,) = made.manifest.logs
+    file = disk.open(f"{DIR}/entries-{log.log:08x}")
+    previous, contents = parse_section_end(file.pread(log.length - log.section, log.section))
+    assert [c[0] for c in contents] == [4]
+    first, contents = parse_section_end(file.pread(1000, previous))
+    assert first == 0 and [(c[0], c[1]) for c in contents] == [(1, 2), (9, 1)]
+
+
+def test_files_no_manifest_names_are_removed() -> None:
+    disk = SimulatedDisk()
+    directory(disk).flush(half((1, 0)), [], FIRST_MARK)
+    disk.create(f"{DIR}/entries-000000ff")
+    disk.create(f"{DIR}/index-000000fe")
+    disk.create(f"{DIR}/VERSION")
+    directory(disk)
+    assert disk.names(DIR) == ["MANIFEST", "VERSION", "entries-00000001", "index-00000002"]
+
+
+def test_any_flipped_bit_gives_the_right_bytes_or_an_error() -> None:
+    """J5, for each byte of entry log and index; a start may be refused, an entry may be unknown, never more."""
+    options = BookieOptions(journal_file_bytes=16 * 1024, read_cache_bytes=0)
+    disk = SimulatedDisk()
+    first = Station(disk, options)
+    first.ask(*[add(ledger, entry, b"%d/%d" % (ledger, entry)) for ledger in (2, 4) for entry in range(6)])
+    first.commit()
+    first.handle(CheckpointDue())
+    first.flush()
+    rng = random.Random(5)
+    refused = unknown = 0
+    paths = [path for path in disk.image.names if path.startswith("/ledgers0/")]
+    assert len(paths) == 3
+    for path in paths:
+        size = disk.open(path).size()
+        for byte in range(size):
+            bit = byte * 8 + rng.randrange(8)
+            image = disk.image.copy()
+            image.flip_bit(path, bit)
+            try:
+                station = Station(SimulatedDisk(image), options)
+            except DamagedError:
+                refused += 1
+                continue
+            for ledger in (2, 4):
+                for entry in range(6):
+                    found = station.stored(ledger, entry)
+                    assert found in (packet(ledger, entry, b"%d/%d" % (ledger, entry)), Code.IO_ERROR), (path, byte)
+                    unknown += found is Code.IO_ERROR
+    assert refused > 100 and unknown > 100
+
+
+def test_a_missing_entry_log_is_told_and_its_entries_are_errors() -> None:
+    options = BookieOptions(journal_file_bytes=16 * 1024)
+    disk = SimulatedDisk()
+    first = Station(disk, options)
+    first.ask(add(2, 0))
+    first.commit()
+    first.checkpoint()
+    disk.unlink("/ledgers0/entries-00000001")
+    station = Station(disk, options)
+    assert "entries-00000001" in str(station.events)
+    assert station.stored(2, 0) is Code.IO_ERROR
+
+
+def test_manifest_round_trip_and_damage() -> None:
+    manifest = Manifest(next_file=9, runs=(RunFile(3, 100),), logs=(LogFile(1, 5, 6),), limbo=True)
+    data = encode(manifest)
+    assert decode(data) == manifest
+    for at in range(len(data)):
+        with pytest.raises(DamagedError):
+            decode(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+
+
+def test_merging_takes_a_run_that_is_not_much_larger_than_the_newer_ones() -> None:
+    assert runs_to_merge([]) == runs_to_merge([1, 1, 1]) == 0
+    assert runs_to_merge([1, 1, 1, 1]) == 4
+    assert runs_to_merge([100, 1, 1, 1, 1]) == 4
+    assert runs_to_merge([1000, 100, 1, 1, 1]) == 0
+
+
+def test_the_read_cache_stays_within_its_bytes() -> None:
+    cache = ReadCache(1000)
+    for entry in range(50):
+        cache.put(1, entry, bytes(50))
+        assert cache.bytes <= 1000
+    assert cache.get(1, 49) == bytes(50) and cache.get(1, 0) is None
+    cache.put(1, 49, bytes(60))
+    assert cache.get(1, 49) == bytes(60)
+    cache.put(2, 0, bytes(5000))
+    assert cache.bytes <= 1000
