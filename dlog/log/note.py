@@ -100,38 +100,59 @@ def is_note(payload: Buffer) -> bool:
 
 
 def decode_note(payload: Buffer) -> Note:
-    """Read a note. Raises DamagedError when it is not one."""
+    """Read a note. Raises DamagedError when it is not one: every field is judged by type and range."""
     if not is_note(payload):
         raise DamagedError("not a note: the magic is missing")
+    data = memoryview(payload)[len(MAGIC) :]
     try:
-        value = msgpack.unpackb(memoryview(payload)[len(MAGIC) :], use_list=False, strict_map_key=True)
-        unix_ms, snapshot_entry, batches, snapshot = value
+        value = msgpack.unpackb(data, use_list=False, max_array_len=min(_ARRAY_MAX, len(data)), **_BOUNDS)
+        unix_ms, snapshot_entry, batches, snapshot = _array(value)
         return Note(
-            int(unix_ms),
-            EntryId(int(snapshot_entry)),
-            tuple(NotedBatch(*_typed(batch)) for batch in batches),
+            _number(unix_ms),
+            EntryId(_number(snapshot_entry, -1)),
+            tuple(NotedBatch(_producer(b[0]), *map(_number, b[1:])) for b in map(_array, _array(batches))),
             _decode_snapshot(snapshot),
         )
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise DamagedError(f"not a note: {error}") from error
+    except (ValueError, TypeError, IndexError) as error:
+        raise DamagedError(f"not a note: {error}") from None
 
 
-def _typed(batch: Any) -> tuple[bytes, int, int, int, int]:
-    producer, sequence, records, crc, slot = batch
-    if not isinstance(producer, bytes):
-        raise TypeError("a producer is bytes")
-    return producer, int(sequence), int(records), int(crc), int(slot)
+_ARRAY_MAX = 16_384  # batches of an entry, or producers of a snapshot
+_BOUNDS = {"strict_map_key": True, "max_map_len": 0, "max_ext_len": 0, "max_str_len": 0, "max_bin_len": 16}
 
 
 def _decode_snapshot(value: Any) -> Snapshot | None:
     if value is None:
         return None
-    complete, producers = value
-    return Snapshot(bool(complete), tuple(_decode_producer(p) for p in producers))
+    complete, producers = _array(value)
+    if type(complete) is not bool:
+        raise TypeError("complete is a bool")
+    return Snapshot(complete, tuple(map(_decode_producer, _array(producers))))
 
 
 def _decode_producer(value: Any) -> NotedProducer:
-    producer, floor, after, places = value
-    if not isinstance(producer, bytes):
-        raise TypeError("a producer is bytes")
-    return NotedProducer(producer, int(floor), int(after), tuple(NotedPlace(*map(int, p)) for p in places))
+    producer, floor, after, places = _array(value)
+    found = tuple(_decode_place(_array(place)) for place in _array(places))
+    return NotedProducer(_producer(producer), _number(floor), _number(after), found)
+
+
+def _decode_place(value: tuple[Any, ...]) -> NotedPlace:
+    return NotedPlace(*map(_number, value))
+
+
+def _array(value: Any) -> tuple[Any, ...]:
+    if type(value) is not tuple:
+        raise TypeError("an array was expected")
+    return value
+
+
+def _producer(value: Any) -> bytes:
+    if type(value) is not bytes or len(value) != 16:
+        raise TypeError("a producer is 16 bytes")
+    return value
+
+
+def _number(value: Any, least: int = 0) -> int:
+    if type(value) is not int or not least <= value < 2**63:
+        raise ValueError("a number is out of its range")
+    return value

@@ -1,0 +1,110 @@
+"""The note of an entry: what is written reads back, what is not one is damage."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import tracemalloc
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlog.errors import DamagedError
+from dlog.log.note import (
+    MAGIC,
+    Note,
+    NotedBatch,
+    NotedPlace,
+    NotedProducer,
+    Snapshot,
+    decode_note,
+    encode_note,
+    is_note,
+    pack_snapshot,
+)
+from dlog.model.ids import EntryId
+
+U63 = st.integers(0, 2**63 - 1)
+ID = st.binary(min_size=16, max_size=16)
+places = st.builds(NotedPlace, *[U63] * 6)
+producers = st.builds(NotedProducer, ID, U63, U63, st.lists(places, max_size=3).map(tuple))
+snapshots = st.builds(Snapshot, st.booleans(), st.lists(producers, max_size=3).map(tuple))
+batches = st.lists(st.builds(NotedBatch, ID, *[U63] * 4), max_size=5).map(tuple)
+
+
+@settings(max_examples=60, deadline=None)
+@given(U63, st.integers(-1, 2**62), batches, st.none() | snapshots, st.booleans())
+def test_a_note_reads_back(
+    unix_ms: int, entry: int, noted: tuple[NotedBatch, ...], snapshot: Snapshot | None, packed: bool
+) -> None:
+    payload = encode_note(unix_ms, entry, noted, pack_snapshot(snapshot) if packed else snapshot)
+    assert is_note(payload)
+    assert decode_note(memoryview(payload)) == Note(unix_ms, EntryId(entry), noted, snapshot)
+
+
+BATCH = [b"p" * 16, 0, 1, 2, 0]
+PRODUCER = [b"p" * 16, 0, 1, [[0, 1, 1, 0, 0, 9]]]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [float("inf"), -1, [], None],
+        ["5", -1, [], None],
+        [True, -1, [], None],
+        [-1, -1, [], None],
+        [2**63, -1, [], None],
+        [1, -2, [], None],
+        [1, -1, None, None],
+        [1, -1, 5, None],
+        [1, -1, {}, None],
+        [1, -1, []],
+        [1, -1, [], None, None],
+        [1, -1, [BATCH[:-1]], None],
+        [1, -1, [[*BATCH, 1]], None],
+        [1, -1, [[]], None],
+        [1, -1, [[b"short", 0, 1, 2, 0]], None],
+        [1, -1, [[b"p" * 16, -1, 1, 2, 0]], None],
+        [1, -1, [], [1, []]],
+        [1, -1, [], [True, [PRODUCER[:-1]]]],
+        [1, -1, [], [True, [[b"p" * 16, 0, 1, [[0]]]]]],
+        [1, -1, [], [True, [["p" * 16, 0, 1, []]]]],
+        {},
+        5,
+    ],
+)
+def test_a_field_of_a_wrong_kind_is_damage(value: Any) -> None:
+    with pytest.raises(DamagedError):
+        decode_note(MAGIC + msgpack.packb(value))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_a_changed_byte_ends_in_a_note_or_damage(data: st.DataObject) -> None:
+    snapshot = Snapshot(True, (NotedProducer(b"p" * 16, 0, 1, (NotedPlace(0, 1, 1, 0, 0, 9),)),))
+    payload = bytearray(encode_note(1, -1, [NotedBatch(b"p" * 16, 0, 1, 2, 0)], snapshot))
+    payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(DamagedError):
+        decode_note(payload)
+
+
+@pytest.mark.parametrize("payload", [b"", b"control", b"keepalive", b"heartbeat", b"dlog", b"dlog2"])
+def test_other_control_records_are_no_notes(payload: bytes) -> None:
+    assert not is_note(payload)
+    with pytest.raises(DamagedError, match="magic"):
+        decode_note(payload)
+
+
+def test_what_a_note_declares_does_not_allocate() -> None:
+    tracemalloc.start()
+    try:
+        for body in (b"\xdd\xff\xff\xff\xff", struct.pack(">BH", 0xDC, 1000) * 300, b"\xdf\xff\xff\xff\xff"):
+            with pytest.raises(DamagedError):
+                decode_note(MAGIC + body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 1024 * 1024
