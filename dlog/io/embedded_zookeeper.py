@@ -148,6 +148,8 @@ class EmbeddedZooKeeper:
         tries = 1 if self.port else 5  # a port picked for us may be taken before the JVM binds it
         for left in reversed(range(tries)):
             port = self.port or _free_port(self.host)
+            if not _is_free(self.host, port):  # or we would take the answer of another server for ours
+                raise ZooKeeperStartError(f"the port is in use: address={self.host}:{port}")
             self._running = self._spawn(port)
             try:
                 await self._wait_answer(self._running, port)
@@ -275,6 +277,14 @@ async def _answers(host: str, port: int) -> bool:
                 writer.close()
     except (OSError, TimeoutError):
         return False
+
+
+def _is_free(host: str, port: int) -> bool:
+    try:
+        socket.create_server((host, port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def _free_port(host: str) -> int:

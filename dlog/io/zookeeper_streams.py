@@ -34,7 +34,7 @@ from dlog.wire.stream_metadata import (
 )
 
 CACHED_STREAMS_MAX = 4096
-READ_TRIES = 50  # of a stream that changes while it is read
+READ_TRIES = 200  # of a stream that changes while it is read
 LOCK_TRIES = 10
 DELETE_TRIES = 20
 DELETE_AT_ONCE = 500

@@ -1,0 +1,131 @@
+"""The launcher: one server a directory, gone with its parent, and errors that say what to install."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlog.io import embedded_zookeeper
+from dlog.io.embedded_zookeeper import (
+    INSTALL_HINT,
+    JARS_ENV,
+    DirectoryInUseError,
+    EmbeddedZooKeeper,
+    JavaNotFoundError,
+    ZooKeeperJarsNotFoundError,
+    ZooKeeperStartError,
+    find_jars,
+    find_java,
+)
+from dlog.io.zookeeper import ZooKeeper
+
+pytestmark = pytest.mark.zookeeper
+
+
+async def test_a_directory_belongs_to_one_server_and_keeps_its_data(own_zookeeper: EmbeddedZooKeeper) -> None:
+    async with own_zookeeper:
+        port = own_zookeeper.port
+        async with await ZooKeeper.connect(own_zookeeper.hosts) as zk:
+            await zk.create("/kept", b"x")
+        with pytest.raises(DirectoryInUseError):
+            await EmbeddedZooKeeper(own_zookeeper.directory).start()
+    async with own_zookeeper:
+        assert own_zookeeper.port == port
+        async with await ZooKeeper.connect(own_zookeeper.hosts) as zk:
+            assert (await zk.get("/kept"))[0] == b"x"
+    await own_zookeeper.stop()
+    assert own_zookeeper.pid is None
+
+
+async def test_a_port_in_use_is_an_error_and_leaves_nothing_running(
+    zookeeper: EmbeddedZooKeeper, own_zookeeper: EmbeddedZooKeeper
+) -> None:
+    taken = EmbeddedZooKeeper(own_zookeeper.directory, port=zookeeper.port)
+    with pytest.raises(ZooKeeperStartError):
+        await taken.start()
+    assert taken.pid is None
+    await own_zookeeper.start()  # the directory is free again
+
+
+def without_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded_zookeeper, "_package_directory", lambda name: None)
+
+
+def test_without_java_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    without_wheels(monkeypatch)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(JavaNotFoundError) as missing:
+        find_java()
+    assert INSTALL_HINT in missing.value.message
+
+
+def test_java_is_taken_from_java_home_before_the_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.touch(mode=0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert find_java() == java
+
+
+def test_without_jars_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    without_wheels(monkeypatch)
+    monkeypatch.delenv(JARS_ENV, raising=False)
+    monkeypatch.setattr(embedded_zookeeper, "_DEBIAN_JAR", tmp_path / "zookeeper.jar")
+    with pytest.raises(ZooKeeperJarsNotFoundError) as missing:
+        find_jars()
+    assert INSTALL_HINT in missing.value.message
+    (tmp_path / "zookeeper.jar").touch()
+    assert find_jars() == [tmp_path / "zookeeper.jar"]
+
+
+def test_a_directory_named_for_the_jars_must_hold_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(JARS_ENV, str(tmp_path))
+    with pytest.raises(ZooKeeperJarsNotFoundError, match=str(tmp_path)):
+        find_jars()
+    names = ["zookeeper-3.9.5", "zookeeper-jute-3.9.5", "slf4j-api-2.0", "metrics-core-4.2", "snappy-java-1.1"]
+    for name in names:
+        (tmp_path / f"{name}.jar").touch()
+    assert [jar.stem for jar in find_jars()] == names
+
+
+async def launched(directory: Path) -> tuple[asyncio.subprocess.Process, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "dlog.io.embedded_zookeeper", "--dir", str(directory), "--port", "0"),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout
+    return process, (await process.stdout.readline()).decode()
+
+
+async def test_the_command_says_when_it_is_ready_and_ends_on_sigterm(zookeeper: object, tmp_path: Path) -> None:
+    process, line = await launched(tmp_path)
+    word, role, _, address = line.split()
+    assert (word, role) == ("ready", "zookeeper")
+    async with await ZooKeeper.connect(address):
+        pass
+    process.terminate()
+    assert await process.wait() == 0
+
+
+async def test_the_server_dies_with_the_command(zookeeper: object, own_zookeeper: EmbeddedZooKeeper) -> None:
+    process, _ = await launched(own_zookeeper.directory)
+    with pytest.raises(DirectoryInUseError):
+        await own_zookeeper.start()
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    async with asyncio.timeout(10):
+        while True:  # the JVM holds the directory's lock until it is gone
+            try:
+                await own_zookeeper.start()
+            except DirectoryInUseError:
+                await asyncio.sleep(0.01)
+            else:
+                break
+    assert own_zookeeper.pid != os.getpid()
