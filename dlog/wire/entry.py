@@ -132,7 +132,7 @@ def encode_entry(records: Sequence[Record], codec: Codec = Codec.NONE) -> tuple[
 def build_record_set(payloads: Sequence[bytes], codec: Codec = Codec.NONE) -> bytes:
     """Pack records into a set, for one record with the flag RECORD_SET. Empty records are allowed, no records are not.
 
-    Raises RecordTooLargeError if the set, before compression, exceeds RECORD_BYTES_MAX; `record_set_bytes` tells.
+    Raises RecordTooLargeError if the set, before compression, exceeds RECORD_BYTES_MAX (16 bytes, and 4 for each record).
     """
     records = len(payloads)
     assert records > 0, "a record set holds at least one record"
@@ -151,11 +151,6 @@ def build_record_set(payloads: Sequence[bytes], codec: Codec = Codec.NONE) -> by
         return _SET.pack(_SET_VERSION | codec, records, size, len(packed)) + packed
     woven[0] = _SET.pack(_SET_VERSION, records, size, size)
     return b"".join(woven)
-
-
-def record_set_bytes(payload_bytes: int, count: int) -> int:
-    """Size of an uncompressed set of `count` records that hold `payload_bytes` together."""
-    return SET_OVERHEAD + SET_RECORD_OVERHEAD * count + payload_bytes
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------

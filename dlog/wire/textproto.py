@@ -6,7 +6,7 @@ A parser for text of strangers: every fault is a Malformed. Source: Protocol Buf
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from dlog.wire.protobuf import Malformed
@@ -157,8 +157,3 @@ def _unescaped(text: bytes) -> bytes:
         return _PLAIN_ESCAPES[char]
 
     return _ESCAPE.sub(plain, text)
-
-
-def words(fields: Iterable[tuple[str, Any]], name: str) -> list[Any]:
-    """Values of every field of that name, in order."""
-    return [value for found, value in fields if found == name]
