@@ -132,7 +132,7 @@ def encode_entry(records: Sequence[Record], codec: Codec = Codec.NONE) -> tuple[
 def build_record_set(payloads: Sequence[bytes], codec: Codec = Codec.NONE) -> bytes:
     """Pack records into a set, for one record with the flag RECORD_SET. Empty records are allowed, no records are not.
 
-    Raises RecordTooLargeError if the set, before compression, exceeds RECORD_BYTES_MAX (16 bytes, and 4 for each record).
+    Raises RecordTooLargeError if the set, uncompressed, exceeds RECORD_BYTES_MAX: 16 bytes, and 4 more for each record.
     """
     records = len(payloads)
     assert records > 0, "a record set holds at least one record"
