@@ -1,0 +1,12 @@
+"""The list of rooms; a new one adds a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.simulation import ledger_world
+from tests.simulation.worlds import Room
+
+ROOMS: dict[str, Callable[[], Room]] = {
+    "ledger": ledger_world.room,
+}
