@@ -110,8 +110,8 @@ class Connection(asyncio.Protocol):
                     return
                 else:
                     self._greet(message)
-        except ProtocolError as error:
-            self.end(error)
+        except ProtocolError:
+            self.end()
 
     def eof_received(self) -> bool:
         return False
@@ -167,7 +167,8 @@ class Connection(asyncio.Protocol):
             self._resume(Pause.ADMISSION)
 
     def end(self, error: DLogError | None = None) -> None:
-        """Close after what was said has left. error: told to the peer first, as an answer to no question."""
+        """Close after what was said has left. error: told to the peer first, as an answer to no question. Who does not
+        speak our protocol is told nothing."""
         if self._transport is None:
             return
         if error is not None:
@@ -206,7 +207,7 @@ class Connection(asyncio.Protocol):
 
     def _no_hello(self) -> None:
         self._hello_timer = None
-        self.end(ProtocolError(f"no hello came within {self._reception.hello_s:g} s"))
+        self.end()
 
     def _cancel_hello_timer(self) -> None:
         if self._hello_timer is not None:

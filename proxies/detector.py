@@ -101,7 +101,9 @@ class Detector:
     async def _watch(self, address: str) -> None:
         while True:
             try:
-                link = await Link.open(address, name=self._me, timeout_s=self._options.ping_timeout_s)
+                link = await Link.open(
+                    address, role="write-proxy", name=self._me, timeout_s=self._options.ping_timeout_s
+                )
             except UnavailableError as error:
                 if address not in self._suspected and not await self._answers(address):
                     self._suspect(address, error.message)
@@ -122,13 +124,17 @@ class Detector:
 
     async def _answers(self, address: str) -> bool:
         try:
-            link = await Link.open(address, name=self._me, timeout_s=self._options.ping_timeout_s)
+            link = await self._open(address)
         except UnavailableError:
             return False
         try:
             return await link.ping(self._options.ping_timeout_s)
         finally:
             link.close()
+
+    async def _open(self, address: str) -> Link:
+        timeout_s = self._options.ping_timeout_s
+        return await Link.open(address, role="write-proxy", name=self._me, timeout_s=timeout_s)
 
     def _suspect(self, address: str, reason: str) -> None:
         if address not in self._suspected:

@@ -30,14 +30,17 @@ class Link(asyncio.Protocol):
         self._ended = False
 
     @classmethod
-    async def open(cls, address: str, *, name: str, timeout_s: float) -> Link:
-        """Connect and shake hands within timeout_s. Raises UnavailableError; a cancelled open leaves nothing open."""
+    async def open(cls, address: str, *, role: str, name: str, timeout_s: float) -> Link:
+        """Connect and shake hands within timeout_s. role, name: of us (docs/protocol.md 1.2).
+
+        Raises UnavailableError. A cancelled open leaves nothing open.
+        """
         host, _, port = address.rpartition(":")
         link = cls(address)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: link, host.strip("[]"), int(port))
-                welcome = await link.ask(lambda n: Hello(n, PROTOCOL_VERSION, PROTOCOL_VERSION, "read-proxy", name))
+                welcome = await link.ask(lambda n: Hello(n, PROTOCOL_VERSION, PROTOCOL_VERSION, role, name))
         except TimeoutError as error:
             link.close()
             raise UnavailableError(f"no greeting within {timeout_s:g} s: address={address}") from error

@@ -20,7 +20,8 @@ from dlog.errors import ConfigError
 from dlog.events import Event
 from dlog.io import logs, metrics
 from dlog.io.settings import configured, load
-from dlog.options import KiB, MiB, option
+from dlog.options import KiB, option
+from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Connection, Session
 
@@ -44,7 +45,7 @@ class ServingOptions:
     metrics_port: int = -1  # -1: no metrics endpoint
     connections_max: int = option(2000, sim=(1, 4))
     hello_s: float = 5.0  # a connection that has not said hello by then is closed
-    batch_bytes_max: int = option(MiB, sim=(KiB, MiB))
+    batch_bytes_max: int = option(RECORD_BYTES_MAX, sim=(KiB, RECORD_BYTES_MAX))
     drain_s: float = 10.0  # all of the hand-over on SIGTERM
 
     def __post_init__(self) -> None:
@@ -52,6 +53,8 @@ class ServingOptions:
             raise ValueError(f"log_format is json, text or nothing: {self.log_format}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"not a port: {self.port}")
+        if not 0 < self.batch_bytes_max <= RECORD_BYTES_MAX:
+            raise ValueError(f"batch_bytes_max is at most {RECORD_BYTES_MAX}: {self.batch_bytes_max}")
 
 
 FRAME_OVERHEAD_BYTES = 64 * KiB + 6  # a frame is never longer than its body and this

@@ -28,6 +28,7 @@ from proxies.connection import Connection, Session
 from proxies.preference import Preference
 from proxies.read.options import ReadOptions
 from proxies.read.reader import StreamReader
+from proxies.read.relay import Relay
 from proxies.read.session import ReadSession
 from proxies.read.upstream import OwnerLinks
 from proxies.streams import read_stream
@@ -55,6 +56,7 @@ class ReadProxy:
         self.readers_per_connection_max = options.readers_per_connection_max
         self.readers = 0
         self.tasks: Lifetime
+        self.relay: Relay
         self.listener: serving.Listener
         self._metadata = metadata
         self._stores = stores
@@ -64,7 +66,6 @@ class ReadProxy:
         self._upstream: OwnerLinks
         self._tailers: Registry[StreamTailer]
         self._readers_ring = Preference()
-        self._writers_ring = Preference()
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str, str], None]) -> None:
         """Serve until `stop`, then send everybody elsewhere and return. on_ready: called with id and address.
@@ -80,6 +81,7 @@ class ReadProxy:
         supervisor = Supervisor("tailers", rng=self._rng, on_event=self._tell, drain_s=TAILERS_END_S)
         try:
             async with supervisor, Lifetime(drain_s=0.0) as self.tasks:
+                self.relay = Relay(self.id, self._metadata)
                 self._upstream = OwnerLinks(self.id, options.upstream, self.tasks)
                 self._tailers = Registry(
                     supervisor, self._build_tailer, idle_s=options.idle_s, count_max=options.streams_max
@@ -90,6 +92,7 @@ class ReadProxy:
                 on_ready(self.id, self.address)
                 await stop.wait()
                 await self._leave()
+                self.relay.close()
         finally:
             self.listener.close()
             for connection in tuple(self.listener.connections):
@@ -103,12 +106,6 @@ class ReadProxy:
         members[self.id] = self.address
         chosen = self._readers_ring.choose(members, stream)
         return None if chosen is None or chosen == self.id else members[chosen]
-
-    def write_proxy(self, stream: str) -> str | None:
-        """Address of the write proxy that the ring prefers for a stream."""
-        members = {p.proxy: p.address for p in self._metadata.known_members().write_proxies.values()}
-        chosen = self._writers_ring.choose(members, stream)
-        return None if chosen is None else members[chosen]
 
     def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> StreamReader:
         """A reader, begun. Raises OverCapacityError."""

@@ -2,7 +2,7 @@
 
 The law of this room: a reader is a machine with a life of its own (proxies/read/reader.py); here its messages are
 sorted to it. When the client does not take what we send, none of its readers is fed until it does. Questions that
-belong to a write proxy are answered with the address of one.
+belong to a write proxy are handed on to one; batches are sent there by their client.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from dlog.wire.proxy import (
 from proxies.connection import Connection
 from proxies.questions import Questions
 from proxies.read.reader import StreamReader
+from proxies.read.relay import Handed, Relay
 
 
 class House(Protocol):
@@ -49,13 +50,10 @@ class House(Protocol):
 
     tasks: Lifetime
     readers_per_connection_max: int
+    relay: Relay
 
     def elsewhere(self, stream: str) -> str | None:
         """Address of the read proxy that the ring prefers for a stream; None: it is this one."""
-        ...
-
-    def write_proxy(self, stream: str) -> str | None:
-        """Address of the write proxy that the ring prefers for a stream."""
         ...
 
     def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> StreamReader:
@@ -84,7 +82,8 @@ class ReadSession:
             Stat: self._stat,
             List: self._list,
             GetOwners: self._get_owners,
-            **dict.fromkeys((Write, Create, Delete, Truncate, Seal, GetOwner, Release, Tail), self._wrong_door),
+            **dict.fromkeys((Create, Delete, Truncate, Seal, GetOwner, Release), self._hand_on),
+            **dict.fromkeys((Write, Tail), self._wrong_door),
         }
 
     # ---- what the connection tells ----------------------------------------------------------------------------------
@@ -154,8 +153,11 @@ class ReadSession:
     def _list(self, m: List) -> None:
         self._questions.answer(m.request, self._house.names(m.after, m.limit))
 
-    def _wrong_door(self, m: Any) -> None:
-        location = self._house.write_proxy(getattr(m, "stream", ""))
+    def _hand_on(self, m: Handed) -> None:
+        self._questions.answer(m.request, self._house.relay.ask(m))
+
+    def _wrong_door(self, m: Write | Tail) -> None:
+        location = next(iter(self._house.relay.addresses(m.stream)), None)
         if location is None:
             raise StreamUnavailableError("this is a read proxy, and no write proxy is registered")
         raise OwnedElsewhereError("this is a read proxy; ask a write proxy", location=location)

@@ -77,7 +77,7 @@ class OwnerLinks:
         await shared.link.ask(Ping)
 
     async def _open(self, address: str, shared: _Shared) -> None:
-        link = await Link.open(address, name=self._name, timeout_s=self._options.connect_timeout_s)
+        link = await Link.open(address, role="read-proxy", name=self._name, timeout_s=self._options.connect_timeout_s)
         shared.link = link
         shared.pinging = self._tasks.start(self._ping(link), name=f"ping owner {address}")
 

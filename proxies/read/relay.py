@@ -1,0 +1,99 @@
+"""Questions for write proxies that came to a read proxy: handed on, so that one address is enough to begin with.
+
+The law of this room: a question is handed to one proxy that answers, the ring's choice first; one that was written to a
+link that then broke is not sent again unless asking twice is harmless. Registration lags behind death, so who did not
+answer lately is tried last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from dlog.errors import ConnectionLostError, RequestTimeoutError, StreamUnavailableError, UnavailableError
+from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.io.metadata import Metadata
+from dlog.lease.ring import Ring
+from dlog.wire.proxy import Create, Delete, GetOwner, Release, Seal, Truncate
+from proxies.link import Link
+
+Handed = Create | Delete | GetOwner | Release | Seal | Truncate
+
+CONNECT_S = 0.3
+ANSWER_S = 15.0
+REST_S = 2.0  # how long one that did not answer is tried last
+
+
+class Relay:
+    """Links of this process to write proxies for questions of others; opened on demand, kept while they last."""
+
+    def __init__(self, name: str, metadata: Metadata, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._name = name
+        self._metadata = metadata
+        self._clock = clock
+        self._links: dict[str, Link] = {}
+        self._failed_s: dict[str, float] = {}
+
+    async def ask(self, question: Handed) -> dict[str, Any]:
+        """Hand a question on; its answer, or the error it was answered with.
+
+        Raises StreamUnavailableError when no write proxy answers; ConnectionLostError and RequestTimeoutError with the
+        outcome unknown.
+        """
+        for address in self.addresses(question.stream):
+            try:
+                link = await self._open(address)
+            except UnavailableError:
+                continue
+            try:
+                async with asyncio.timeout(ANSWER_S):
+                    answer: dict[str, Any] = await link.ask(_numbered(question))
+            except ConnectionLostError:
+                self._fail(address)
+                if isinstance(question, GetOwner):
+                    continue
+                raise
+            except TimeoutError as error:
+                raise RequestTimeoutError(f"a write proxy does not answer: address={address}") from error
+            return answer
+        raise StreamUnavailableError("no write proxy answers; ask again")
+
+    def addresses(self, stream: str) -> list[str]:
+        """Write proxies in the order in which they should be asked about a stream."""
+        members = self._metadata.known_members().write_proxies
+        ordered = [members[proxy].address for proxy in Ring(members).successors(stream)]
+        now_s = self._clock.monotonic_s()
+        return sorted(ordered, key=lambda address: self._failed_s.get(address, -REST_S) + REST_S > now_s)
+
+    def close(self) -> None:
+        links, self._links = self._links, {}
+        for link in links.values():
+            link.close()
+
+    async def _open(self, address: str) -> Link:
+        link = self._links.get(address)
+        if link is not None and not link.ended:
+            return link
+        try:
+            link = await Link.open(address, role="read-proxy", name=self._name, timeout_s=CONNECT_S)
+        except UnavailableError:
+            self._fail(address)
+            raise
+        former = self._links.get(address)
+        if former is not None and not former.ended:  # two asked at once
+            link.close()
+            return former
+        self._links[address] = link
+        return link
+
+    def _fail(self, address: str) -> None:
+        self._links.pop(address, None)
+        known = {info.address for info in self._metadata.known_members().write_proxies.values()}
+        self._failed_s = {a: s for a, s in self._failed_s.items() if a in known}
+        self._failed_s[address] = self._clock.monotonic_s()
+
+
+def _numbered(question: Handed) -> Callable[[int], Handed]:
+    return lambda number: replace(question, request=number)
