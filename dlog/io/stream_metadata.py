@@ -8,7 +8,7 @@ starts or completes a segment. Source: DistributedLog `ZKLogSegmentMetadataStore
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlog.io.zookeeper_protocol import Check, Create, Created, Delete, Op, Set, Stat
@@ -30,13 +30,13 @@ class StreamVersion:
     None: there is no such znode (a stream made by Java has neither owner nor settings).
     """
 
-    value: StreamMetadata
+    value: StreamMetadata = field(repr=False)
     ledgers: int
     max_txid: int
     allocation: int | None
     owner: int | None
     settings: int | None
-    segments: Mapping[str, int]  # by node name
+    segments: Mapping[str, int] = field(repr=False)  # by node name
 
 
 def plan_creation(root: str, value: StreamMetadata) -> list[Op]:

@@ -144,6 +144,7 @@ class MemberList:
         self._known = Members({}, {}, {}, {})
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._stale = asyncio.Event()
+        self._reading = asyncio.Lock()  # so that what is known never goes back
         directories = [ledgers.available, ledgers.readonly, *(streams.proxy_role(role) for role in PROXY_ROLES)]
         self._unsubscribes = [zk.watch_children(path, self._stale.set) for path in directories]
 
@@ -162,21 +163,8 @@ class MemberList:
 
     async def read(self) -> Members:
         """Read all of it, tell of a change. Raises MetadataUnavailableError."""
-        writable = await self._read_below(self._ledgers.available)
-        readonly = await self._read_below(self._ledgers.readonly)
-        proxies = [await self._read_below(self._streams.proxy_role(role)) for role in PROXY_ROLES]
-        members = Members(
-            _bookies(item for item in writable if item[0] != "readonly"),
-            _bookies(readonly),
-            _proxies(PROXY_ROLES[0], proxies[0]),
-            _proxies(PROXY_ROLES[1], proxies[1]),
-        )
-        if members != self._known:
-            self._known = members
-            loop = asyncio.get_running_loop()
-            for callback in list(self._callbacks.values()):
-                loop.call_soon(callback)
-        return members
+        async with self._reading:
+            return await self._read()
 
     async def run(self) -> None:
         """Keep `known` current; for ever."""
@@ -192,6 +180,23 @@ class MemberList:
     def close(self) -> None:
         for unsubscribe in self._unsubscribes:
             unsubscribe()
+
+    async def _read(self) -> Members:
+        writable = await self._read_below(self._ledgers.available)
+        readonly = await self._read_below(self._ledgers.readonly)
+        proxies = [await self._read_below(self._streams.proxy_role(role)) for role in PROXY_ROLES]
+        members = Members(
+            _bookies(item for item in writable if item[0] != "readonly"),
+            _bookies(readonly),
+            _proxies(PROXY_ROLES[0], proxies[0]),
+            _proxies(PROXY_ROLES[1], proxies[1]),
+        )
+        if members != self._known:
+            self._known = members
+            loop = asyncio.get_running_loop()
+            for callback in list(self._callbacks.values()):
+                loop.call_soon(callback)
+        return members
 
     async def _read_below(self, directory: str) -> list[tuple[str, bytes]]:
         try:

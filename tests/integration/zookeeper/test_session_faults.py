@@ -140,7 +140,7 @@ async def test_a_host_that_freezes_is_left_with_the_session_for_the_next(zookeep
     async with Toxic(server) as one, Toxic(server) as two:
         hosts = [one.hosts, two.hosts]
         both = ",".join(hosts) + slash + chroot
-        async with await ZooKeeper.connect(both, session_timeout_s=2.0, rng=first_in(hosts)) as zk:
+        async with await ZooKeeper.connect(both, session_timeout_s=4.0, rng=first_in(hosts)) as zk:
             session = zk.session_id
             await zk.create("/mine", ephemeral=True)
             states = states_of(zk)
