@@ -42,6 +42,8 @@ from dlog.machine import (
     Token,
 )
 
+BATCH_MAX = 128  # facts in a row, before what they caused is sent and other actors run
+
 Sink = Callable[[Any], None]
 
 
@@ -202,10 +204,11 @@ class Driver:
             if not mailbox:
                 if self._stopping:
                     return
+                self._wake.clear()
                 await self._wake.wait()
-            self._wake.clear()
+                continue
             self.batches += 1
-            for _ in range(len(mailbox)):  # one batch; newcomers wait their turn
+            for _ in range(min(len(mailbox), BATCH_MAX)):  # one batch; newcomers wait their turn
                 fact = mailbox.popleft()
                 self.facts += 1
                 try:
@@ -216,7 +219,8 @@ class Driver:
                 note(fact, effects)
                 for effect in effects:
                     self._perform[effect.__class__](effect)
-            await asyncio.sleep(0)  # other actors run between batches
+            if mailbox:
+                await asyncio.sleep(0)  # other actors run between batches
 
     def _end(self, farewell: DLogError) -> None:
         self._ended = True
