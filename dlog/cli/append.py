@@ -28,7 +28,7 @@ from dlog.io.clock import monotonic_s
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import stream_name
 
-CHUNK_BYTES = 128 * 1024  # of input read at once: about a batch
+CHUNK_BYTES = 180 * 1024  # of input read at once: about a batch
 _LENGTH = struct.Struct(">I")
 
 Progress = Callable[[int, int], None]  # records, bytes of input acknowledged since the last call

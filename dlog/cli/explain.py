@@ -108,7 +108,7 @@ def describe_entry(payload: bytes, slot: int) -> dict[str, Any]:
     if note is not None:
         told["taken"] = f"unix ms {note.unix_ms}"
         for batch in note.batches:
-            if batch.slot <= slot < batch.slot + batch.count:
+            if batch.slot <= slot < batch.slot + batch.records:
                 told["producer"] = f"{batch.producer.hex()}, sequence {batch.sequence + slot - batch.slot}"
                 told["crc32c"] = f"{batch.crc:08x}"
     return told

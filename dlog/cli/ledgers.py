@@ -218,5 +218,5 @@ def _say_entry(entry: int, payload: bytes, form: str, as_json: bool) -> None:
     elif form == "raw":
         sys.stdout.buffer.write(payload)
     else:
-        head = payload[:48].decode(errors="backslashreplace").encode("unicode_escape").decode()
-        say(f"{entry}\t{len(payload)} bytes\t{head}{'...' if len(payload) > 48 else ''}")
+        head = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in payload[:64])
+        say(f"{entry}\t{len(payload)} bytes\t{head}{'...' if len(payload) > 64 else ''}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -75,9 +76,23 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_MISUSED
     except DLogError as error:
         return tell_error(error, as_json=as_json)
+    except BaseExceptionGroup as group:
+        leaves = list(_leaves(group))
+        told = [error for error in leaves if isinstance(error, DLogError)]
+        if len(told) == len(leaves):
+            return tell_error(told[0], as_json=as_json)
+        raise
     except KeyboardInterrupt:
         return EXIT_FAILED
     return result if isinstance(result, int) else 0
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
 
 
 if __name__ == "__main__":

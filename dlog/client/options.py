@@ -17,8 +17,9 @@ class ClientOptions:
 
     #: a batch is closed when the next record would take it past this; a server may ask for less
     batch_bytes_max: int = option(192 * KiB, sim=(64, 4 * KiB))
-    #: full batches on their way at once, per stream
-    inflight_batches_max: int = option(24, sim=(1, 8))
+    #: batches on their way at once, per stream; the log remembers the places of so many batches of a producer
+    #: (OwnerOptions.places_max), and tells them again when a batch is repeated
+    inflight_batches_max: int = option(5, sim=(1, 5))
     #: batches on their way beyond which a batch that is not full waits for company
     inflight_partial_max: int = option(3, sim=(1, 3))
     #: bytes of records held per stream, sent or not, beyond which an append waits before it is taken
