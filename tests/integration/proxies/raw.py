@@ -64,17 +64,21 @@ class Raw(asyncio.Protocol):
         self.transport.write(b"".join(bytes(part) for message in messages for part in encode(message)))
 
     async def hear(self, kind: type[M], *, request: int | None = None) -> M:
-        """The next message of this kind (and number); others are put aside and dropped. ConnectionError at the end."""
+        """The next message of this kind (and number); others stay for later. ConnectionError at the end."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
-                while self.heard:
-                    message = self.heard.popleft()
+                for at, message in enumerate(self.heard):
                     if isinstance(message, kind) and request in (None, getattr(message, "request", None)):
+                        del self.heard[at]
                         return message
-                if self.closed.is_set():
-                    raise ConnectionError(f"closed while waiting for {kind.__name__}")
-                self._news.clear()
-                await self._news.wait()
+                await self.more()
+
+    async def more(self) -> None:
+        """Wait until something new was heard. Raises ConnectionError at the end."""
+        if self.closed.is_set():
+            raise ConnectionError("the proxy closed the connection")
+        self._news.clear()
+        await self._news.wait()
 
     async def ask(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
         """A question with one answer: its result, or the failure."""
@@ -123,9 +127,14 @@ class RawProducer:
 
     async def answer(self, request: int) -> Written | Failed:
         """The answer that covers this request."""
-        while True:
-            heard: Any = await self.raw.hear(ANYTHING)
-            if isinstance(heard, Written) and heard.first <= request <= heard.last:
-                return heard
-            if isinstance(heard, Failed) and heard.request == request:
-                return heard
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                for heard in self.raw.heard:
+                    if isinstance(heard, Written) and heard.first <= request <= heard.last:
+                        if heard.last == request:
+                            self.raw.heard.remove(heard)
+                        return heard
+                    if isinstance(heard, Failed) and heard.request == request:
+                        self.raw.heard.remove(heard)
+                        return heard
+                await self.raw.more()
