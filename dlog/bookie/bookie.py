@@ -83,8 +83,13 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Effect: put these entries and ledger states into entry logs and index. Answered by `Flushed`."""
+    """Effect: put these entries and ledger states into entry logs and index. Answered by `Flushed`.
 
+    They are everything that was durable when the number was first heard and is in no earlier flush; after a failure the
+    same number comes again with the same contents, and the mark it stands for must be the same, too.
+    """
+
+    number: int
     entries: Half
     rows: tuple[LedgerRow, ...]
 
@@ -559,7 +564,7 @@ class Bookie:
         if self._flush is None:
             rows = tuple([ledger.row() for ledger in self._dirty.values()])
             self._dirty = {}
-            self._flush = Flush(self._cache.swap(), rows)
+            self._flush = Flush(self._checkpoints + 1, self._cache.swap(), rows)
         self._flush_running = True
         out.append(self._flush)
 

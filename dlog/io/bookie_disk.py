@@ -149,7 +149,8 @@ class BookieDisk:
         self._epoch = 0
         self._submitted: list[tuple[int, Records, int]] = []
         self._durable = opened.journal.mark  # behind the last token the machine has heard of; the loop's
-        self._files_behind = opened.dirs.mark.file
+        self._flush_number = 0
+        self._flush_mark = self._durable
         self._checkpointed = opened.dirs.mark
         self._thread = JournalThread(
             opened.journal,
@@ -194,8 +195,13 @@ class BookieDisk:
         self._readers.submit(self._fetch, fetch).add_done_callback(self._check)
 
     def flush(self, flush: Flush) -> None:
-        """The mark is that of the last token the machine heard of: all before it is in this flush or an earlier one."""
-        self._flusher.submit(self._flush, flush, self._durable).add_done_callback(self._check)
+        """The mark is that of the last token the machine had heard of when this flush was first asked for.
+
+        Everything before that is in this flush or an earlier one; of what came later a repeated flush holds nothing.
+        """
+        if flush.number != self._flush_number:
+            self._flush_number, self._flush_mark = flush.number, self._durable
+        self._flusher.submit(self._flush, flush, self._flush_mark).add_done_callback(self._check)
 
     def free_bytes(self) -> int:
         """Of the fullest directory; blocks."""

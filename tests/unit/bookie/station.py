@@ -53,7 +53,8 @@ class Station:
         self.answers: list[tuple[Any, Any]] = []
         self.waiting: list[tuple[int, tuple[Record, ...]]] = []
         self.flushes: list[tuple[Flush, Any]] = []
-        self._mark = self.opened.journal.mark
+        self._mark = self._flush_mark = self.opened.journal.mark
+        self._flush_number = 0
 
     def handle(self, fact: Any) -> None:
         for effect in self.machine.handle(fact):
@@ -64,7 +65,9 @@ class Station:
             elif isinstance(effect, Fetch):
                 self._fetch(effect)
             elif isinstance(effect, Flush):
-                self.flushes.append((effect, self._mark))
+                if effect.number != self._flush_number:
+                    self._flush_number, self._flush_mark = effect.number, self._mark
+                self.flushes.append((effect, self._flush_mark))
             elif isinstance(effect, Tell):
                 self.events.append(effect.event)
 

@@ -11,7 +11,7 @@ from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import AddEntry, Auth, AuthDone, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
-from tests.simulation.disk import SimulatedDisk
+from tests.simulation.disk import SimulatedDisk, all_lost
 from tests.unit.bookie.station import KEY, Station, add, batch, fence, fresh, packet, read
 
 OPTIONS = BookieOptions(journal_file_bytes=64 * 1024, disk_free_min_bytes=1000, disk_free_reserve_bytes=500)
@@ -343,6 +343,21 @@ class TestSpace:
         assert not station.machine.is_dirty
         stored(station, 1, 2)
         assert Station(disk, OPTIONS).stored(1, 1) == packet(1, 1, b"body 1")
+
+    def test_a_repeated_checkpoint_does_not_answer_for_later_adds(self) -> None:
+        """What was added between failure and repetition is in no index yet: the journal must keep it."""
+        disk = SimulatedDisk()
+        station = Station(disk, NO_LIMIT)
+        stored(station, 1, 0)
+        disk.bytes_max = 0
+        station.checkpoint()
+        station.ask(add(1, 1, b"body 1", recovery=True))
+        station.commit()
+        assert codes(station) == [Code.OK]
+        disk.bytes_max = 1 << 40
+        station.checkpoint()
+        again = Station(SimulatedDisk(disk.cut(len(disk.operations), all_lost)), OPTIONS)
+        assert [again.stored(1, entry) for entry in (0, 1)] == [packet(1, e, b"body %d" % e) for e in (0, 1)]
 
     def test_a_write_cache_that_is_full_asks_for_a_flush_and_then_refuses(self) -> None:
         station = fresh(BookieOptions(journal_file_bytes=64 * 1024, write_cache_entries=4))
