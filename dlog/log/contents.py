@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dlog.errors import DamagedError
 from dlog.log.note import Note, decode_note, is_note
-from dlog.model.ids import NO_TXID, TXID_END_OF_STREAM
+from dlog.model.ids import NO_TXID
 from dlog.wire.entry import decode_entry, record_set_count
 
 Buffer = bytes | bytearray | memoryview
@@ -46,7 +46,7 @@ def read_contents(payload: Buffer, *, enveloped: bool = True) -> Contents:
     slots: list[int] = []
     txids: list[int] = []
     counts: list[int] = []
-    position, last_txid, next_slot = 0, int(NO_TXID), 0
+    position, last_txid, next_slot, end_of_stream = 0, int(NO_TXID), 0, False
     note: Note | None = None
     for record in decode_entry(payload, expand=False, enveloped=enveloped):
         count = record_set_count(record.payload) if record.is_set else 1
@@ -58,9 +58,9 @@ def read_contents(payload: Buffer, *, enveloped: bool = True) -> Contents:
             position = record.position + count - 1
             continue
         position = max(position, record.position)
+        end_of_stream = end_of_stream or record.is_end_of_stream
         if record.is_control and is_note(record.payload):
             note = decode_note(record.payload)
     if next_slot == 0:
         raise DamagedError("an entry holds at least one record")
-    end_of_stream = last_txid == TXID_END_OF_STREAM  # of the record itself, or of the control record that follows it
     return Contents(tuple(slots), tuple(txids), tuple(counts), position, last_txid, next_slot - 1, end_of_stream, note)

@@ -7,7 +7,7 @@ a new owner knows what the old one knew.
 Each producer numbers its records; a batch names the sequence of its first. Per producer the table keeps `next` (what is
 expected), `floor` (below it nothing is known) and the places of the last few batches. It is bounded: the least recently
 used producer without a batch on its way is forgotten first, and from then on `complete` is False: a producer that is
-not in the table may have written before.
+not in the table may have written before. Such a one is refused unless it sends its very first batch for the first time.
 """
 
 from __future__ import annotations
@@ -71,11 +71,7 @@ class ProducerTable:
         producer = self._producers.get(request.producer)
         sequence = request.sequence
         if producer is None:
-            if request.retry and (sequence > 0 or not self.complete):
-                return ProducerUnknownError(
-                    f"this producer's state is gone, whether the batch was written is unknown: sequence={sequence}"
-                )
-            return self._add(request.producer, sequence)
+            return self._judge_stranger(request)
         if sequence == producer.next:
             return producer
         if sequence > producer.next:
@@ -84,6 +80,17 @@ class ProducerTable:
                 expected=producer.next,
             )
         return self._repeated(producer, request)
+
+    def _judge_stranger(self, request: WriteBatch) -> Producer | DLogError:
+        """A producer that is not in the table: new, or forgotten?"""
+        sequence = request.sequence
+        if sequence == 0 and (self.complete or not request.retry):
+            return self._add(request.producer, 0)
+        if self.complete:
+            return SequenceGapError(f"this producer has not written yet: sequence={sequence} expected=0", expected=0)
+        return ProducerUnknownError(
+            f"this producer's state is gone, begin anew as another: sequence={sequence}", outcome_unknown=request.retry
+        )
 
     def accept(self, batch: Batch) -> None:
         """Take a batch that `judge` found new; it is pending until `confirm`."""

@@ -46,9 +46,9 @@ from dlog.log.changes import (
     StartSegment,
     TruncateTo,
 )
-from dlog.log.disposal import Doomed
 from dlog.log.messages import (
     AppendEntry,
+    CheckClaim,
     CreateSegment,
     DeleteSegment,
     EntriesRead,
@@ -116,6 +116,7 @@ class StreamOwner:
         self._takers: list[Ticket] = []
         self._sealers: list[Ticket] = []
         self._releasers: list[Ticket] = []
+        self._checkers: list[Ticket] = []
 
     @property
     def phase(self) -> Phase:
@@ -131,10 +132,15 @@ class StreamOwner:
         return self._tenure.lease.epoch
 
     @property
+    def nonce(self) -> str:
+        """Of our claim."""
+        return self._tenure.lease.claimant.nonce
+
+    @property
     def location(self) -> str | None:
         """host:port of the newest claim seen that is not ours, if any."""
         newest = self._tenure.lease.newest
-        return (newest.address or None) if newest.claim != self._tenure.lease.claimant.nonce else None
+        return (newest.address or None) if newest.claim != self.nonce else None
 
     @property
     def value(self) -> StreamMetadata | None:
@@ -184,6 +190,9 @@ class StreamOwner:
                 t.out.append(Answer(ticket, self._refusal()))
             case TruncateBefore(dlsn):
                 self._truncating.ask(ticket, dlsn)
+            case CheckClaim():
+                self._check_claim()
+                self._checkers.append(ticket)
             case SealStream():
                 self._sealers.append(ticket)
                 t.is_draining = True
@@ -242,7 +251,7 @@ class StreamOwner:
             case SegmentSealed(number, last_entry):
                 self._segment_sealed(number, last_entry)
             case SegmentDeleted(place):
-                self._take_mark_away(t.disposal.deleted(place))
+                self._truncating.deleted(t.disposal.deleted(place))
             case StoreFailed():
                 self._store_failed(message)
             case _:
@@ -310,6 +319,8 @@ class StreamOwner:
             case ForgetSegment(number, place):
                 t.out.append(Tell(SegmentGone(t.stream, number, place)))
             case Refresh():
+                t.out.extend(Answer(ticket, None) for ticket in self._checkers)
+                self._checkers.clear()
                 if t.is_closing and t.value.is_sealed:
                     self._end_sealed()
                 else:
@@ -331,7 +342,8 @@ class StreamOwner:
         t, taking = self._tenure, self._taking
         refusal = self._refusal()
         if taking.table_known and not self.has_ended:
-            t.writing.admit(ticket, request, refusal, t.out)
+            if not t.writing.admit(ticket, request, refusal, t.out):
+                self._check_claim()
         elif refusal is not None:
             t.out.append(Answer(ticket, refusal))
         elif taking.early and taking.early_bytes + len(request.body) > t.options.pending_bytes_max:
@@ -339,6 +351,12 @@ class StreamOwner:
         else:
             taking.early.append((ticket, request))
             taking.early_bytes += len(request.body)
+
+    def _check_claim(self) -> None:
+        """Read metadata anew: what we know may be the past of a stream that another owns by now."""
+        t = self._tenure
+        if t.is_held and not t.register.wants(Refresh):
+            t.register.want(Refresh())
 
     def _refusal(self) -> DLogError | None:
         """What to say to new writes; None while they are taken."""
@@ -404,7 +422,7 @@ class StreamOwner:
             case CreateSegment():
                 t.out += t.allocation.failed()
             case DeleteSegment():
-                self._take_mark_away(t.disposal.failed(question, error))
+                self._truncating.deleted(t.disposal.failed(question, error))
                 t.out += t.disposal.later()
 
     def _store_lost(self) -> None:
@@ -416,10 +434,6 @@ class StreamOwner:
         t.out += t.disposal.later()
         if t.phase in (Phase.SERVING, Phase.RECOVERING):
             self._trouble()
-
-    def _take_mark_away(self, deleted: Doomed | None) -> None:
-        if deleted is not None and deleted.then is not None:
-            self._tenure.register.want(deleted.then)
 
     def _trouble(self) -> None:
         self._rolling.abandon()
@@ -488,10 +502,10 @@ class StreamOwner:
         """error: said to those of whom nothing is in the log. unknown: to those whose entry is on its way."""
         t, early = self._tenure, self._taking.early
         t.writing.fail_all(error, unknown, t.out)
-        waiting = [*self._takers, *self._sealers, *self._releasers, *(ticket for ticket, _ in early)]
+        waiting = [*self._takers, *self._sealers, *self._releasers, *self._checkers, *(ticket for ticket, _ in early)]
         t.out.extend(Answer(ticket, error) for ticket in waiting)
         self._truncating.fail(error)
-        for tickets in (self._takers, self._sealers, self._releasers):
+        for tickets in (self._takers, self._sealers, self._releasers, self._checkers):
             tickets.clear()
         early.clear()
         self._taking.stop()

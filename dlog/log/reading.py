@@ -71,6 +71,7 @@ class StreamReader:
         self._slot = 0
         self._lac = int(_LAC_UNKNOWN)
         self._lac_is_final = False  # nothing comes after it in this segment
+        self._is_void = False  # it ended without an entry: its number comes again, at another place
         self._is_placed = False  # the position is decided, STARTED was said
         self._goal: Goal | None = None  # drop records until one matches
         self._halving: Halving | None = None
@@ -204,7 +205,7 @@ class StreamReader:
             if known is not None and not self._is_untouched:
                 self._end_damaged(DamagedError(f"segment {segment.number} lies elsewhere than what was read of it"))
                 return
-            self._lac, self._lac_is_final = int(_LAC_UNKNOWN), False
+            self._lac, self._lac_is_final, self._is_void = int(_LAC_UNKNOWN), False, False
             self._asked = self._watched = None
         elif known.completed:
             return  # nothing but truncation changes a completed one
@@ -241,7 +242,8 @@ class StreamReader:
         if self._lac_is_final:
             return
         self._lac = max(self._lac, seen.lac)
-        self._lac_is_final = seen.ended
+        self._is_void = seen.ended and self._lac == NO_ENTRY
+        self._lac_is_final = seen.ended and not self._is_void
 
     def _note_entries(self, got: EntriesGot) -> None:
         asked = self._asked
@@ -363,7 +365,7 @@ class StreamReader:
         return stream is not None and stream.is_sealed and segment.number == stream.segments[-1].number
 
     def _watch(self, segment: Segment) -> None:
-        if self._watched is None:
+        if self._watched is None and not self._is_void:
             self._watched = WatchLac(segment, EntryId(self._lac))
             self._out.append(Send(SOURCE, self._watched))
 
@@ -377,7 +379,7 @@ class StreamReader:
         self._number += 1
         self._entry = self._slot = 0
         self._segment = None
-        self._lac, self._lac_is_final = int(_LAC_UNKNOWN), False
+        self._lac, self._lac_is_final, self._is_void = int(_LAC_UNKNOWN), False, False
         self._watched = None
 
     # ---- delivering -------------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ class Recovery:
         self._search: list[Segment] = []  # segments in which the table may be, newest first
         self._sees_all = False  # no segment before those
         self._replaying: Segment | None = None
+        self._newest_note: Note | None = None  # of that segment
         self._replay_from = -1  # the next entry to learn
 
     @property
@@ -177,7 +178,7 @@ class Recovery:
             self.is_done = True
             return []
         self._replaying = segment = self._search.pop(0)
-        self._replay_from = -1
+        self._replay_from, self._newest_note = -1, None
         ending = self._endings.get(segment.number)
         if ending is not None and ending.note is not None:
             return self._replay_since(ending.note)
@@ -200,12 +201,11 @@ class Recovery:
         assert self._table is not None
         last = first + len(payloads) - 1
         if self._replay_from < 0:  # still looking for a note that names the snapshot
+            notes = [c.note for c in (_contents(segment, p) for p in payloads) if c.note is not None]
+            self._newest_note = notes[-1] if notes else self._newest_note
             if last < segment.last_entry:
                 return [Send(STORE, ReadEntries(segment, EntryId(last + 1), segment.last_entry))]
-            notes = [c.note for c in (_contents(segment, p) for p in payloads) if c.note is not None]
-            if not notes:
-                return self._look_into_next()
-            return self._replay_since(notes[-1])
+            return self._replay_since(self._newest_note) if self._newest_note else self._look_into_next()
         if first != self._replay_from:
             return []
         for entry, payload in enumerate(payloads, first):

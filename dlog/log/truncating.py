@@ -15,6 +15,7 @@ class Truncating:
     def __init__(self, tenure: Tenure) -> None:
         self._tenure = tenure
         self._waiting: list[tuple[Ticket, TruncateTo]] = []
+        self._deleted: set[str] = set()  # places of segments that may still be in the list
 
     @property
     def first_dlsn(self) -> DLSN:
@@ -47,6 +48,20 @@ class Truncating:
         for s in self._tenure.value.segments:
             if s.truncation is Truncation.TRUNCATED:
                 self._tenure.disposal.add(Doomed(s.store, s.place, s.number, ForgetSegment(s.number, s.place)))
+
+    def deleted(self, doomed: Doomed | None) -> None:
+        """A store has deleted a place: take its mark away. Segments leave the list oldest first, so it has no holes."""
+        t = self._tenure
+        if doomed is None or doomed.then is None:
+            return
+        if not isinstance(doomed.then, ForgetSegment):
+            t.register.want(doomed.then)
+            return
+        self._deleted.add(doomed.place)
+        for s in t.value.segments:
+            if s.truncation is not Truncation.TRUNCATED or s.place not in self._deleted:
+                break
+            t.register.want(ForgetSegment(s.number, s.place))
 
     def doom_allocated(self, name: str, number: int) -> None:
         """Have deleted what `allocated` names, and then forgotten."""

@@ -17,6 +17,7 @@ from dlog.errors import (
     InvalidRequestError,
     OverCapacityError,
     RecordTooLargeError,
+    SequenceGapError,
     TxidOutOfOrderError,
 )
 from dlog.events import LacMoved
@@ -68,14 +69,17 @@ class Writing:
 
     # ---- admission --------------------------------------------------------------------------------------------------
 
-    def admit(self, ticket: Ticket, request: WriteBatch, refusal: DLogError | None, out: list[Effect]) -> None:
-        """Take a batch, or answer it at once. refusal: what to say to one that is new (a repeated one is answered)."""
+    def admit(self, ticket: Ticket, request: WriteBatch, refusal: DLogError | None, out: list[Effect]) -> bool:
+        """Take a batch, or answer it at once. refusal: what to say to one that is new (a repeated one is answered).
+
+        False if the batch does not fit to what we know of its producer: we may be behind, and not know it.
+        """
         verdict = self.table.judge(request)
         if type(verdict) is Producer:
             error = refusal or self._objection(request)
             if error is not None:
                 out.append(Answer(ticket, error))
-                return
+                return True
             given = request.txid
             self.txid = txid = given if given is not None else max(self.txid, min(request.now_unix_ms, TXID_MAX))
             batch = Batch(ticket, request, verdict, txid)
@@ -91,7 +95,10 @@ class Writing:
             verdict.tickets.append(ticket)
         else:
             assert isinstance(verdict, DLogError | BatchWritten)
-            out.append(Answer(ticket, verdict))
+            not_written = isinstance(verdict, SequenceGapError)  # so it is as good as new
+            out.append(Answer(ticket, refusal if refusal is not None and not_written else verdict))
+            return isinstance(verdict, BatchWritten)
+        return True
 
     def _objection(self, request: WriteBatch) -> DLogError | None:
         size, txid = len(request.body), request.txid
