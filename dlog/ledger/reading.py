@@ -338,9 +338,9 @@ class LedgerReader:
         return min([waiting.request.last, *later])
 
     def _ask_batch(self, waiting: _Range) -> None:
-        """Ask the healthiest bookie for the whole rest that fits."""
+        """Ask the healthiest bookie for the whole rest that fits; always the same one, for the sake of its caches."""
         asked = waiting.batches.values()
-        for bookie in self._by_health(self.metadata.bookies_of(waiting.next)):
+        for bookie in self._by_health(self.metadata.fragment_of(waiting.next).ensemble):
             if bookie not in asked and self._batched.get(bookie, True):
                 self._batch_ids += 1
                 waiting.batches[self._batch_ids] = bookie

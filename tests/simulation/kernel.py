@@ -300,7 +300,8 @@ class Simulation:
     def _start_sync(self, host: Host, disk: Disk) -> None:
         """One group commit: it covers what waits now, not what comes while it runs."""
         disk.syncing = len(disk.pending)
-        delay_s = self.rng.expovariate(1.0) * self._sync_s * (100 if self.rng.random() < 0.005 else 1)
+        stalls = self.rng.random() < 0.005 and not self.healed
+        delay_s = self.rng.expovariate(1.0) * self._sync_s * (100 if stalls else 1)
         self.at(self.now + int(delay_s * S), self._synced, host)
 
     def _synced(self, host: Host) -> None:
@@ -323,7 +324,8 @@ class Simulation:
         if late and isinstance(effect, CompareAndSet):
             self.reached["fault.meta_late"] += 1
             self.at(self.now + delay, self._reply_metadata, host, effect.token, OutcomeUnknown("connection lost"))
-            self.at(self.now + delay + int(self.rng.random() * 0.2 * S), self._apply_late, effect)
+            late_s = self.rng.random() * self.rng.choice((0.005, 0.2))
+            self.at(self.now + delay + int(late_s * S), self._apply_late, effect)
             return
         replies = not self.network.struck(FaultKind.META_REPLY_LOST)
         self.at(self.now + delay, self._serve_metadata, host, effect, replies, True)

@@ -3,7 +3,8 @@
 Styles of plan:
 - "swarm": tens of entries, any faults, bursts around recoveries and ensemble changes;
 - "scope": one to three entries, every message may be held or lost by its number on its link;
-- "calm": nobody recovers until the writer is done: after the faults everything must be confirmed.
+- "churn": many entries under way and bookies that fail one after the other, with metadata that answers badly;
+- "calm": nobody recovers until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 
 After the faults the world heals; then the ledger must end up closed, everybody must have an answer, and everything
 confirmed must be readable.
@@ -97,7 +98,9 @@ class BookieTransport:
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
     """The plan that a seed means."""
     rng = random.Random(f"{style}/{seed}/plan")
-    return _draw_scope(seed, rng) if style == "scope" else _draw_swarm(seed, rng, style)
+    return {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}[style](
+        seed, rng, style
+    )
 
 
 def _draw_swarm(seed: int, rng: random.Random, style: str) -> Plan:
@@ -113,8 +116,9 @@ def _draw_swarm(seed: int, rng: random.Random, style: str) -> Plan:
         "entries": entries,
         "gap_s": rng.choice((0.0, 0.0005, duration / entries, duration / entries)),
         "payload_max": rng.choice((0, 40, 300)),
-        "recover_at": [] if style == "calm" else recover_at,
-        "close": style == "calm" or rng.random() < 0.3,
+        "calm": style == "calm",
+        "recover_at": recover_at,
+        "close": rng.random() < 0.3,
         "duration_s": duration,
         "fifo": rng.random() < 0.8,
         "timeout_s": rng.choice((0.05, 0.5, 5.0)),
@@ -152,18 +156,62 @@ def _draw_ailment(rng: random.Random, bookies: Collection[str], duration: float)
     )
 
 
-def _draw_scope(seed: int, rng: random.Random) -> Plan:
+def _draw_churn(seed: int, rng: random.Random, style: str) -> Plan:
+    """A deep window, and members that fail while others are being replaced."""
+    ensemble, write, ack = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 3, 3), (3, 3, 3)))
+    bookies = ensemble + rng.choice((1, 1, 2, 3))
+    names = [f"b{i}" for i in range(1, bookies + 1)]
+    duration = rng.choice((0.02, 0.1, 0.3))
+    entries = rng.choice((4, 12, 40))
+    calm = rng.random() < 0.5
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [ensemble, write, ack],
+        "bookies": bookies,
+        "entries": entries,
+        "gap_s": rng.choice((0.0, duration / entries)),
+        "payload_max": 20,
+        "calm": calm,
+        "recover_at": [rng.uniform(duration / 2, duration * 3)],
+        "close": rng.random() < 0.3,
+        "duration_s": duration * 3,
+        "fifo": rng.random() < 0.5,
+        "timeout_s": rng.choice((0.02, 0.05, 5.0)),
+        "sync_s": rng.choice((0.001, 0.005)),
+        "digest": "CRC32C",
+    }
+    faults: list[Fault] = []
+    for _ in range(rng.randint(2, 10)):
+        kind = rng.choice((FaultKind.RESET, FaultKind.CRASH, FaultKind.PAUSE, FaultKind.ENVIRONMENT, FaultKind.SLOW))
+        mark, count = rng.choice((("", 1), ("bookie_lost", 1), ("bookie_lost", 2), ("ensemble_change", 1)))
+        at_s = rng.uniform(0, 0.005 if mark else duration)
+        a, for_s, rate = rng.choice(names), rng.uniform(0.01, 0.3), rng.uniform(0.01, 0.1)
+        if kind is FaultKind.ENVIRONMENT:
+            what, rate = rng.choice(("io_error", "read_only")), rng.choice((0.2, 1.0))
+            fault = Fault(kind=kind, at_s=at_s, for_s=for_s, a=a, message=what, rate=rate, mark=mark, count=count)
+        else:
+            b = "" if kind in (FaultKind.CRASH, FaultKind.PAUSE) else WRITER
+            fault = Fault(kind=kind, at_s=at_s, for_s=for_s, a=a, b=b, rate=rate, mark=mark, count=count)
+        faults.append(fault)
+    if rng.random() < 0.5:
+        kind = rng.choice((FaultKind.META_LATE, FaultKind.META_REPLY_LOST))
+        faults.append(Fault(kind=kind, at_s=0, for_s=duration * 3, rate=rng.choice((0.3, 0.8))))
+    return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def _draw_scope(seed: int, rng: random.Random, style: str) -> Plan:
     """Few messages; each may be held or lost by its number."""
     ensemble, write, ack = rng.choice(((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2)))
     bookies = ensemble + rng.choice((0, 1))
     names = [f"b{i}" for i in range(1, bookies + 1)]
     config: dict[str, Any] = {
-        "style": "scope",
+        "style": style,
         "quorum": [ensemble, write, ack],
         "bookies": bookies,
         "entries": rng.randint(1, 3),
         "gap_s": rng.choice((0.0, 0.002, 0.01)),
         "payload_max": 8,
+        "calm": False,
         "recover_at": sorted(rng.uniform(0, 0.02) for _ in range(rng.choice((1, 1, 2)))),
         "close": False,
         "duration_s": 0.5,
@@ -181,7 +229,14 @@ def _draw_scope(seed: int, rng: random.Random) -> Plan:
                     kind = FaultKind.DROP_KTH if rng.random() < 0.25 else FaultKind.HOLD_KTH
                     for_s = rng.choice((0.003, 0.02, 0.1, 0.4, 7.0)) * rng.uniform(0.5, 1.5)
                     faults.append(Fault(kind=kind, a=client, b=bookie, message=message, count=k, for_s=for_s))
-    if rng.random() < 0.5:
+    if rng.random() < 0.1:
+        # a writer that slept through its own recovery, and bookies that were restarted since
+        faults = [Fault(kind=FaultKind.PAUSE, a=WRITER, at_s=rng.choice((0.0, 0.001, 0.01)), for_s=2.0)]
+        for bookie in names:
+            if rng.random() < 0.7:
+                kind = rng.choice((FaultKind.POWER, FaultKind.CRASH))
+                faults.append(Fault(kind=kind, a=bookie, at_s=0.01, for_s=rng.uniform(0.01, 0.1), mark="recovered"))
+    elif rng.random() < 0.5:
         victim = rng.choice(names)
         kind = rng.choice((FaultKind.POWER, FaultKind.CRASH, FaultKind.PAUSE))
         mark = rng.choice(("", "recovery", "fenced_cover"))
@@ -219,7 +274,7 @@ class LedgerWorld:
         self.recovering: dict[str, bool] = {}
         self.read: dict[int, bytes] = {}
         self.tail_closed = False
-        self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest)
+        self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
         metadata = LedgerMetadata(
             quorum=quorum,
@@ -255,9 +310,13 @@ class LedgerWorld:
 
     def start_tail(self, node: Node) -> None:
         metadata = self.sim.metadata.values[KEY].value
-        tailer = self.parts.get("tailer", LedgerTailer)(LEDGER, metadata, self.digest, draw(TailingOptions, self.options))
+        tailer = self.parts.get("tailer", LedgerTailer)(
+            LEDGER, metadata, self.digest, draw(TailingOptions, self.options)
+        )
         self.sim.place(TAIL, "t/tailer", tailer)
-        reader = self.parts.get("reader", LedgerReader)(LEDGER, metadata, self.digest, draw(ReadingOptions, self.options))
+        reader = self.parts.get("reader", LedgerReader)(
+            LEDGER, metadata, self.digest, draw(ReadingOptions, self.options)
+        )
         self.sim.place(TAIL, "t/reader", reader)
         self.next_read = 0
         self.checks.new_session()
@@ -303,7 +362,7 @@ class LedgerWorld:
     def close(self) -> None:
         if not self.close_asked and "w/adder" in self.sim.hosts:
             self.close_asked = True
-            drain = self.config["style"] == "calm" or self.plan.seed % 3 > 0
+            drain = self.config["calm"] or self.plan.seed % 3 > 0
             self.sim.ask("w/adder", Close(drain=drain), self.closed)
 
     def closed(self, result: Any) -> None:
@@ -371,7 +430,7 @@ class LedgerWorld:
         config, sim = self.config, self.sim
         for number in range(config["entries"]):
             sim.call_in(number * config["gap_s"], self.add, number)
-        if config["style"] != "calm":
+        if not config["calm"]:
             for name, at_s in zip(RECOVERERS, config["recover_at"], strict=False):
                 sim.call_in(at_s, self.recover, name)
             if config["close"]:
@@ -380,7 +439,7 @@ class LedgerWorld:
         sim.heal()
         for ailments in self.ailments.values():
             ailments.cure()
-        if config["style"] == "calm":
+        if config["calm"]:
             self.demand(lambda: len(self.results) == config["entries"], "an add was never answered")
             if not self.adder.is_dead:
                 self.close()
@@ -435,7 +494,7 @@ def room() -> Room:
 
     return Room(
         name="ledger",
-        styles=("swarm", "scope", "calm"),
+        styles=("swarm", "churn", "scope", "calm"),
         draw=draw_plan,
         run=run_plan,
         must_reach=MUST_REACH,

@@ -105,7 +105,8 @@ class Network:
         self._held: list[tuple[str, str, Connection, bool, Any]] = []
 
     def heal(self) -> None:
-        """End all faults of the network; what was held is delivered."""
+        """End all faults of the network; what was held is delivered. From now on nothing is slow, nor taken for lost."""
+        self._timeout = max(self._timeout, S)
         self.cuts.clear()
         self.slow.clear()
         self.rates.clear()
@@ -189,7 +190,7 @@ class Network:
             return
         slow_until, slow_s = self.slow.get(ends, (0, 0.0))
         delay_s = self._sim.rng.expovariate(1.0) * self._latency_s
-        if self._sim.rng.random() < 0.01:
+        if self._sim.rng.random() < 0.01 and not self._sim.healed:
             delay_s *= 50
         if slow_until > self._sim.now:
             delay_s += slow_s

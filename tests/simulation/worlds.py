@@ -1,6 +1,6 @@
 """The rooms that can be simulated: each registers how a seed becomes a plan and how a plan is run.
 
-A new room adds itself in `ROOMS`; `python -m tests.simulation ROOM` then hunts in it.
+A new room adds itself in rooms.py; `python -m tests.simulation ROOM` then hunts in it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,31 @@
+"""Planted defects: a property without a mutant is a hope.
+
+A mutant is a machine with one method edited in its source: the text that is replaced must be there exactly once, so a
+mutant whose defect no longer fits the code fails loudly instead of proving nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from typing import Any
+
+
+def edited(cls: type, *edits: tuple[str, str, str]) -> type:
+    """A subclass of `cls` with methods edited: (method, text to replace, new text).
+
+    Raises AssertionError if a text does not occur exactly once in the method's source.
+    """
+    namespace: dict[str, Any] = {}
+    for method in dict.fromkeys(name for name, _, _ in edits):
+        function = getattr(cls, method)
+        source = textwrap.dedent(inspect.getsource(function))
+        for name, old, new in edits:
+            if name == method:
+                assert source.count(old) == 1, f"not exactly once in {cls.__name__}.{method}: {old!r}"
+                source = source.replace(old, new)
+        scope = dict(vars(sys.modules[function.__module__]))
+        exec(compile(source, f"<mutant {cls.__name__}.{method}>", "exec"), scope)
+        namespace[method] = scope[method]
+    return type(f"Mutant{cls.__name__}", (cls,), namespace)

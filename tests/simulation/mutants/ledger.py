@@ -1,1 +1,341 @@
-MUTANTS = ()
+"""Mutants of the ledger machines and of the bookie they talk to, with the invariant that must catch each.
+
+`mute` switches off the checks that look at the evidence of a recovery (L8), where a mutant must also be caught by what
+it does to the history.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlog.ledger.adding import LedgerAdder
+from dlog.ledger.reading import LedgerReader
+from dlog.ledger.recovery import LedgerRecoverer, _Search
+from dlog.ledger.tailing import LedgerTailer
+from dlog.ledger.window import Window
+from tests.simulation.bookie_model import BookieModel
+from tests.simulation.mutants import edited
+from tests.simulation.worlds import Mutant
+
+Edit = tuple[str, str, str]
+HISTORY = ("L1", "L7", "L10", "L4")
+
+
+def adder(*edits: Edit) -> dict[str, Any]:
+    return {"adder": edited(LedgerAdder, *edits)}
+
+
+def window(*edits: Edit) -> dict[str, Any]:
+    """A writer whose window is edited."""
+    changed = edited(Window, *edits)
+
+    class Adder(LedgerAdder):
+        def __init__(self, *args: Any, **kw: Any) -> None:
+            super().__init__(*args, **kw)
+            self._window.__class__ = changed
+
+    return {"adder": Adder}
+
+
+def recoverer(*edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"recoverer": edited(LedgerRecoverer, *edits), "mute": mute}
+
+
+def search(*edits: Edit, also: tuple[Edit, ...] = (), mute: tuple[str, ...] = ()) -> dict[str, Any]:
+    """A recoverer that judges the answers for one entry by an edited rule."""
+    changed = edited(_Search, *edits)
+    made = edited(LedgerRecoverer, *also, ("_settle_search", "_Search()", "_EDITED()"))
+    made._settle_search.__globals__["_EDITED"] = changed  # type: ignore[attr-defined]
+    return {"recoverer": made, "mute": mute}
+
+
+def bookie(*edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"bookie": edited(BookieModel, *edits), "mute": mute}
+
+
+NO_CERTAINTY = ("_settle_search", "assert len(search.negatives)", "len(search.negatives)")
+NO_COVERAGE = ("_search", "assert self._metadata.quorum.covered(self._fenced)", "len(self._fenced)")
+NO_FLOOR = ("_search", "assert self._lac >=", "self._lac >=")
+
+READS_DO_NOT_FENCE = (
+    ("_ask_entry", "fence=True", "fence=entry == NO_ENTRY"),
+    ("_note_read", "self._stage is _Stage.SEARCHING and answer.fence", "self._stage is _Stage.SEARCHING"),
+)
+FENCE_NOT_DURABLE = (
+    "fence",
+    'return self.persist(peer, read, ("fence", read.ledger))',
+    "return [Send(peer, self.read(read))]",
+)
+ONE_NEGATIVE = ("is_absent", "quorum.negatives_needed", "1")
+
+WRITER = (
+    Mutant(
+        name="confirms during an ensemble change",
+        invariants=("L10", "L4"),
+        style="churn",
+        parts=adder(
+            (
+                "_settle",
+                "if self._is_uncertain:",
+                "for p in window.confirm() if self._is_uncertain else ():\n"
+                "        self._effects.append(Answer(p.ticket, p.entry))\n"
+                "    if self._is_uncertain:",
+            ),
+        ),
+    ),
+    Mutant(
+        name="acks of a replaced bookie still count",
+        invariants=("L10",),
+        style="churn",
+        parts=window(("adopt", "pending.places &= keep", "pending.places &= -1")),
+    ),
+    Mutant(
+        name="ensemble change in local metadata only (#1591)",
+        invariants=("L10", "L4"),
+        parts=adder(("_mend", "self._write_metadata(value)", "self._take_in(value, self._version)")),
+    ),
+    Mutant(
+        name="an unknown outcome is settled by one reading",
+        invariants=("L10", "L4", "L1"),
+        seeds=1500,
+        style="churn",
+        parts=adder(("_note_read", "self._write_metadata(self._next_value(settle=True))", "self._proposed = None")),
+    ),
+    Mutant(
+        name="confirms before the ack quorum",
+        invariants=("L10",),
+        parts=window(("confirm", "self.quorum.ack", "self.quorum.ack - 1")),
+    ),
+    Mutant(
+        name="confirms out of order",
+        invariants=("L6",),
+        parts=window(
+            (
+                "confirm",
+                "while waiting and (head := waiting[0]).places",
+                "while waiting and (head := max(waiting, key=lambda p: p.places.bit_count())).places",
+            ),
+            ("confirm", "assert head.entry == self.lac + 1", "head.entry == self.lac + 1"),
+            ("confirm", "waiting.popleft()", "waiting.remove(head)"),
+        ),
+    ),
+    Mutant(
+        name="a second failure during the change is dropped",
+        invariants=("liveness",),
+        seeds=1500,
+        style="churn",
+        parts=adder(
+            ("handle", "case PeerLost(peer, reason):", "case PeerLost(peer, reason) if not self._is_uncertain:"),
+            ("_note_added", "else:\n", "elif not self._is_uncertain:\n"),
+        ),
+    ),
+    Mutant(
+        name="the head is not looked at again after a change",
+        invariants=("liveness",),
+        seeds=1500,
+        style="churn",
+        parts=adder(
+            (
+                "handle",
+                "effects = self._effects\n",
+                "effects = self._effects\n"
+                "    self._heard = isinstance(fact, Received) and fact.message.entry == self.lac + 1\n",
+            ),
+            ("_settle", "in window.confirm():", "in window.confirm() if self._heard else ():"),
+        ),
+    ),
+    Mutant(
+        name="re-sends entries with other bytes",
+        invariants=("L11",),
+        style="churn",
+        parts=adder(
+            (
+                "_adopt",
+                "        self._effects += self._window.adopt(last.ensemble)\n",
+                "        for p in self._window._pending:\n"
+                "            parts = self._digest.pack(p.entry, self.lac, p.length, p.message.parts[1:])\n"
+                "            p.message = AddEntry(self.ledger, p.entry, self._digest.master_key, parts)\n"
+                "        self._effects += self._window.adopt(last.ensemble)\n",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a change appends a fragment where it should replace",
+        invariants=("L9",),
+        style="churn",
+        parts=adder(
+            (
+                "_replace",
+                "return self._metadata.with_ensemble(EntryId(self.lac + 1), ensemble)",
+                "from dataclasses import replace\n"
+                "    fragments = self._metadata.fragments\n"
+                "    new = type(fragments[0])(self.lac + 1, ensemble)\n"
+                "    return replace(self._metadata, fragments=(*fragments, new))",
+            ),
+        ),
+    ),
+    Mutant(
+        name="closes at what was sent, not at what is confirmed",
+        invariants=("L4", "L9", "L1", "length"),
+        parts=adder(
+            (
+                "_next_value",
+                "self._metadata.closed_at(self.lac, self.length)",
+                "self._metadata.closed_at(self._window.pushed, self._window.pushed_length)",
+            ),
+        ),
+    ),
+)
+
+RECOVERY = (
+    Mutant(name="recovery reads do not fence (#2614)", invariants=("L8",), parts=recoverer(*READS_DO_NOT_FENCE)),
+    Mutant(
+        name="recovery reads do not fence (#2614), by its history",
+        invariants=HISTORY,
+        style="scope",
+        seeds=6000,
+        parts=recoverer(*READS_DO_NOT_FENCE, mute=("L8",)),
+    ),
+    Mutant(
+        name="searches before the fence covers",
+        invariants=("L8",),
+        parts=recoverer(("_settle", "self._metadata.quorum.covered(self._fenced)", "self._fenced"), NO_COVERAGE),
+    ),
+    Mutant(
+        name="no LAC floor (#2615)",
+        invariants=("L9",),
+        parts=recoverer(("_begin", "EntryId(last.first_entry - 1)", "NO_ENTRY"), NO_FLOOR),
+    ),
+    Mutant(
+        name="one negative read ends the recovery",
+        invariants=("L8",),
+        parts=search(ONE_NEGATIVE, also=(NO_CERTAINTY,)),
+    ),
+    Mutant(
+        name="one negative read ends the recovery, by its history",
+        invariants=HISTORY,
+        style="scope",
+        parts=search(ONE_NEGATIVE, also=(NO_CERTAINTY,), mute=("L8",)),
+    ),
+    Mutant(
+        name="doubts count as negatives",
+        invariants=("L8",),
+        parts=recoverer(
+            (
+                "_note_found",
+                "elif place not in search.negatives:\n        search.doubtful.add(place)",
+                "else:\n        search.negatives.add(place)",
+            ),
+        ),
+    ),
+    Mutant(
+        name="closes at the LAC without reading forward",
+        invariants=HISTORY,
+        parts=recoverer(
+            ("_search", "self._end: EntryId | None = None", "self._end: EntryId | None = self._lac"), mute=("L8",)
+        ),
+    ),
+    Mutant(
+        name="does not write entries again",
+        invariants=("L4",),
+        parts=recoverer(
+            (
+                "_readd",
+                "self._effects += self._window.push(message, length)",
+                "self._window.push(message, length)\n"
+                "    self._window._pending[-1].places = (1 << self._metadata.quorum.ensemble) - 1",
+            ),
+        ),
+    ),
+    Mutant(
+        name="entries written again claim what is not decided",
+        invariants=("L5",),
+        seeds=4000,
+        parts=recoverer(("_readd", "pack(entry_id, self._lac, length", "pack(entry_id, self._window.lac, length")),
+    ),
+    Mutant(
+        name="closes without compare-and-set",
+        invariants=("L2",),
+        seeds=1500,
+        parts=recoverer(
+            ("_note_value", "if value.is_closed:", "if value.is_closed and self._stage is not _Stage.CLOSING:"),
+            ("_note_value", " and self._is_unchanged(value)", ""),
+        ),
+    ),
+    Mutant(
+        name="the loser tells its own end",
+        invariants=("L12",),
+        style="scope",
+        parts=recoverer(
+            (
+                "_finish",
+                "Recovered(value.last_entry, ",
+                "Recovered(self._end if self._stage is _Stage.CLOSING else value.last_entry, ",
+            ),
+        ),
+    ),
+)
+
+BOOKIE = (
+    Mutant(name="the fence is not durable", invariants=("L8",), parts=bookie(FENCE_NOT_DURABLE)),
+    Mutant(
+        name="the fence is not durable, by its history",
+        invariants=("L7", "L1", "L10"),
+        style="scope",
+        seeds=6000,
+        parts=bookie(FENCE_NOT_DURABLE, mute=("L8",)),
+    ),
+    Mutant(
+        name="a fenced bookie takes adds",
+        invariants=HISTORY,
+        parts=bookie(("add", "if add.ledger in self.fenced and not add.recovery:", "if False:")),
+    ),
+    Mutant(
+        name="a bookie answers before the sync",
+        invariants=("L10",),
+        parts=bookie(
+            (
+                "add",
+                'return self.persist(peer, add, ("add", add.ledger, add.entry, packet))',
+                'persist = self.persist(peer, None, ("add", add.ledger, add.entry, packet))\n'
+                "    self.waiting.pop()\n"
+                "    return [*persist, Send(peer, self.after_durable(add))]",
+            ),
+        ),
+    ),
+)
+
+READERS = (
+    Mutant(
+        name="the last entry counts as confirmed",
+        invariants=("L5",),
+        parts={"tailer": edited(LedgerTailer, ("_note_last", "_raise_to(entry.lac)", "_raise_to(entry.entry_id)"))},
+    ),
+    Mutant(
+        name="the LAC of a tail goes back",
+        invariants=("L5",),
+        parts={"tailer": edited(LedgerTailer, ("_note_last", "self._raise_to(entry.lac)", "self.lac = entry.lac"))},
+    ),
+    Mutant(
+        name="a reader does not verify",
+        invariants=("L3",),
+        seeds=1500,
+        parts={
+            "reader": edited(
+                LedgerReader,
+                (
+                    "_note_read",
+                    "self._digest.verify(answer.packet, answer.entry)",
+                    "Entry(answer.entry, -1, 0, memoryview(answer.packet)[32 + self._digest.size :])",
+                ),
+                (
+                    "_verified",
+                    "self._digest.verify(packet, entry_id)",
+                    "Entry(entry_id, -1, 0, memoryview(packet)[32 + self._digest.size :])",
+                ),
+            )
+        },
+    ),
+)
+
+MUTANTS = (*WRITER, *RECOVERY, *BOOKIE, *READERS)

@@ -1,0 +1,311 @@
+"""Stories of a ledger's writer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dlog.ledger.adding import AddingOptions, Close, LedgerAdder
+from dlog.ledger.placement import RandomPlacement
+from dlog.machine import MetadataSeen, TimerFired, Versioned
+from dlog.model.ledger import LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie import Code
+from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, spare
+
+
+def writer(
+    metadata: LedgerMetadata | None = None,
+    placement: RandomPlacement | None = None,
+    options: AddingOptions = AddingOptions(),  # noqa: B008 (frozen)
+) -> Story:
+    return Story(LedgerAdder(LEDGER, Versioned(metadata or ledger(), 1), DIGEST, placement or spare("d"), options))
+
+
+def adder(story: Story) -> LedgerAdder:
+    assert isinstance(story.machine, LedgerAdder)
+    return story.machine
+
+
+def test_an_entry_goes_to_its_write_set_and_is_confirmed_by_the_ack_quorum() -> None:
+    story = writer()
+    assert story.add(b"hello") == [
+        "store 0 on a lac=-1 length=5",
+        "store 0 on b lac=-1 length=5",
+        "store 0 on c lac=-1 length=5",
+    ]
+    assert story.stored(0, "b") == []
+    assert story.stored(0, "a") == ["answer 1 0"]
+    assert story.stored(0, "c") == []
+    assert story.add(b"you")[0] == "store 1 on b lac=0 length=8"
+
+
+def test_entries_are_striped_over_a_larger_ensemble() -> None:
+    story = writer(ledger("0 a b c d", quorum=Quorum(ensemble=4, write=2, ack=2)))
+    sent = [text.split(" lac")[0] for _ in range(4) for text in story.add()]
+    assert sent == [
+        "store 0 on a", "store 0 on b", "store 1 on b", "store 1 on c",
+        "store 2 on c", "store 2 on d", "store 3 on d", "store 3 on a",
+    ]  # fmt: skip
+
+
+def test_answers_come_in_order_whatever_the_order_of_acknowledgements() -> None:
+    story = writer()
+    for _ in range(3):
+        story.add()
+    assert story.stored(2, "a", "b") == []
+    assert story.stored(1, "a", "b") == []
+    assert story.stored(0, "a") == []
+    assert story.stored(0, "c") == ["answer 1 0", "answer 2 1", "answer 3 2"]
+
+
+def test_a_second_acknowledgement_of_one_bookie_counts_once_and_a_stranger_never() -> None:
+    story = writer()
+    story.add()
+    assert story.stored(0, "a", "a", "z") == []
+
+
+def test_an_entry_outside_its_write_set_is_no_acknowledgement() -> None:
+    story = writer(ledger("0 a b c", quorum=Quorum(ensemble=3, write=2, ack=2)))
+    story.add()
+    assert story.stored(0, "c") == []
+    assert story.stored(0, "a") == []
+    assert story.stored(0, "b") == ["answer 1 0"]
+
+
+def test_ensemble_change_nothing_is_confirmed_while_it_is_out_and_the_replaced_bookie_does_not_count() -> None:
+    story = writer()
+    story.add()
+    story.stored(0, "a", "b")
+    story.add()
+    story.add()
+    story.stored(1, "c")
+    assert story.refused(2, "c", Code.IO_ERROR) == ["tell bookie.lost", "write v1 open: 0 a b c, 1 a b d"]
+    assert story.stored(1, "a") == [], "c and a hold entry 1, but c is being replaced"
+    assert story.written(2) == ["store 1 on d lac=0 length=2", "store 2 on d lac=0 length=3", "tell ensemble.changed"]
+    assert story.stored(1, "c") == [], "c is no member any more"
+    assert story.stored(1, "d") == ["answer 2 1"]
+
+
+def test_ensemble_change_the_head_that_reached_its_quorum_meanwhile_is_confirmed_at_once() -> None:
+    story = writer()
+    story.add()
+    assert "write v1 open: 0 a b d" in story.lost("c"), "a fragment that would begin where the last does replaces it"
+    assert story.stored(0, "a", "b") == []
+    assert story.written(2) == ["store 0 on d lac=-1 length=1", "tell ensemble.changed", "answer 1 0"]
+
+
+def test_a_second_failure_during_a_change_starts_the_next_one() -> None:
+    story = writer(placement=spare("d", "e"))
+    story.add()
+    first = only(story.lost("b"), "write")[0]
+    new = first.split()[-2]
+    assert story.lost("c") == []
+    lines = story.written(2)
+    other = {"d": "e", "e": "d"}[new]
+    assert f"write v2 open: 0 a {new} {other}" in lines
+    assert "answer 1 0" in (story.written(3) + story.stored(0, new, other))
+
+
+def test_no_replacement_goes_on_while_the_ack_quorum_can_be_reached() -> None:
+    story = writer(placement=spare())
+    story.add()
+    assert story.lost("c") == ["tell bookie.lost"]
+    assert story.stored(0, "a", "b") == ["answer 1 0"]
+    assert [text.split(" lac")[0] for text in story.add()] == ["store 1 on b", "store 1 on a"]
+
+
+def test_a_member_that_is_writable_again_is_readmitted_when_nobody_can_replace_it() -> None:
+    story = writer(placement=spare("a", "b", "c"))
+    story.add()
+    story.lost("b", "c")
+    assert story.stored(0, "a") == []
+    assert story.fires("replace") == ["store 0 on b lac=-1 length=1", "store 0 on c lac=-1 length=1"]
+    assert story.stored(0, "c") == ["answer 1 0"]
+
+
+def test_without_an_ack_quorum_in_reach_the_ledger_is_given_up_after_a_while() -> None:
+    story = writer(placement=spare())
+    story.add()
+    story.lost("b", "c")
+    assert story.fires("give_up") == ["answer 1 NotEnoughBookiesError outcome unknown"]
+    assert story.add() == ["answer 2 NotEnoughBookiesError"], "this one was certainly not added"
+
+
+def test_a_timer_cancelled_too_late_does_nothing() -> None:
+    story = writer(placement=spare("a", "b", "c"))
+    story.add()
+    story.lost("b", "c")
+    story.fires("replace")
+    story.stored(0, "a", "b")
+    assert "give_up" not in story.timers
+    assert story.hear(TimerFired("give_up", 0.0)) == []
+    assert not adder(story).is_dead
+
+
+def test_fenced_everything_pending_has_an_unknown_outcome() -> None:
+    story = writer()
+    story.add()
+    story.add()
+    assert story.refused(1, "b", Code.FENCED) == [
+        "tell ledger.fenced",
+        "answer 1 LedgerFencedError outcome unknown",
+        "answer 2 LedgerFencedError outcome unknown",
+    ]
+    assert story.stored(0, "a", "b") == []
+    assert story.add() == ["answer 3 LedgerFencedError"]
+    assert story.ask(Close()) == ["answer 4 LedgerFencedError outcome unknown"]
+
+
+def test_a_wrong_key_ends_the_handle() -> None:
+    story = writer()
+    story.add()
+    assert story.refused(0, "a", Code.UNAUTHORIZED) == ["answer 1 UnauthorizedError outcome unknown"]
+
+
+def test_an_error_after_the_entry_was_confirmed_replaces_the_bookie_before_it_misses_more() -> None:
+    story = writer()
+    story.add()
+    story.stored(0, "a", "b")
+    assert story.refused(0, "c", Code.READ_ONLY) == ["tell bookie.lost", "write v1 open: 0 a b c, 1 a b d"]
+    assert story.written(2) == ["tell ensemble.changed"]
+
+
+def test_a_lost_connection_on_which_nothing_was_outstanding_is_no_failure() -> None:
+    story = writer()
+    story.add()
+    story.stored(0, "a", "b", "c")
+    assert story.lost("c") == []
+    assert "store 1 on c lac=0 length=2" in story.add()
+
+
+def test_the_slowest_bookie_may_lag_so_far_and_no_further() -> None:
+    story = writer(options=AddingOptions(lag_entries_max=3))
+    for entry in range(3):
+        story.add()
+        story.stored(entry, "a", "b")
+    assert "store 3 on c lac=2 length=4" in story.add()
+    story.stored(3, "a", "b")
+    lines = story.add()
+    assert "write v1 open: 0 a b c, 4 a b d" in lines and "store 4 on c lac=3 length=5" not in lines
+
+
+def test_conflict_in_recovery_is_a_fence() -> None:
+    story = writer()
+    story.add()
+    story.lost("c")
+    assert story.conflict() == ["read metadata"]
+    lines = story.reads(ledger(state=LedgerState.IN_RECOVERY), 5)
+    assert lines == ["tell ledger.fenced", "answer 1 LedgerFencedError outcome unknown"]
+
+
+def test_conflict_on_an_open_ledger_is_tried_again_from_what_was_read() -> None:
+    story = writer()
+    story.add()
+    story.lost("c")
+    story.conflict()
+    touched = replace(ledger(), custom=(("note", b"by somebody else"),))
+    assert story.reads(touched, 5) == ["write v5 open: 0 a b d"]
+    assert "store 0 on d lac=-1 length=1" in story.written(6)
+    assert adder(story).metadata.custom == touched.custom
+
+
+def test_an_unknown_outcome_that_shows_our_value_is_a_success() -> None:
+    story = writer()
+    story.add()
+    story.lost("c")
+    assert story.unknown() == ["read metadata"]
+    assert "store 0 on d lac=-1 length=1" in story.reads(ledger("0 a b d"), 2)
+
+
+def test_an_unknown_outcome_that_does_not_show_our_value_may_still_come_and_is_settled_by_a_write() -> None:
+    """Nothing is confirmed between: the first write could still take place and name another ensemble."""
+    story = writer()
+    story.add()
+    story.add()
+    story.stored(0, "c")
+    story.lost("c")
+    story.unknown()
+    assert story.reads(ledger(), 1) == ["write v1 open: 0 a b d"]
+    assert story.stored(0, "a") == [], "c and a hold it, d may already be in c's place"
+    assert story.conflict() == ["read metadata"]
+    lines = story.reads(ledger("0 a b d"), 2)
+    assert lines == ["store 0 on d lac=-1 length=1", "store 1 on d lac=-1 length=2", "tell ensemble.changed"]
+    assert story.stored(0, "d") == ["answer 1 0"]
+
+
+def test_metadata_out_of_reach_is_read_again_and_given_up_at_last() -> None:
+    story = writer()
+    story.add()
+    story.lost("c")
+    story.unknown()
+    assert story.unknown() == []
+    assert story.fires("metadata") == ["read metadata"]
+    story.stored(0, "a", "b")
+    assert story.fires("give_up") == ["answer 1 MetadataUnavailableError outcome unknown"]
+
+
+def test_an_answer_to_an_earlier_metadata_question_is_immaterial() -> None:
+    story = writer(placement=spare("d", "e"))
+    story.add()
+    story.lost("c")
+    stale = story.question
+    story.written(2)
+    assert story.hear(MetadataSeen(stale.token, Versioned(ledger("0 x y z"), 9))) == []
+
+
+def test_a_deleted_ledger_ends_the_handle() -> None:
+    story = writer()
+    story.add()
+    story.lost("c")
+    assert story.missing() == ["answer 1 LedgerNotFoundError outcome unknown"]
+
+
+def test_too_many_changes_end_the_handle() -> None:
+    story = writer(placement=spare("d", "e", "f", "g"), options=AddingOptions(ensemble_changes_max=2))
+    story.add()
+    for version in (2, 3):
+        story.lost(adder(story).metadata.fragments[-1].ensemble[2])
+        story.written(version)
+    assert "answer 1 UnavailableError outcome unknown" in story.lost(adder(story).metadata.fragments[-1].ensemble[2])
+
+
+def test_close_drains_then_writes_the_end() -> None:
+    story = writer()
+    story.add(b"abc")
+    assert story.ask(Close()) == []
+    assert story.add() == ["answer 3 ClosedError"]
+    assert story.stored(0, "a", "c") == ["answer 1 0", "write v1 closed at 0 length=3: 0 a b c"]
+    assert story.written(2) == ["tell ledger.closed", "answer 2 closed at 0 length=3"]
+    assert story.ask(Close()) == ["answer 4 closed at 0 length=3"]
+
+
+def test_close_at_once_fails_what_is_pending() -> None:
+    story = writer()
+    story.add(b"abc")
+    story.stored(0, "a", "b")
+    story.add(b"de")
+    assert story.ask(Close(drain=False)) == [
+        "answer 2 ClosedError outcome unknown",
+        "write v1 closed at 0 length=3: 0 a b c",
+    ]
+
+
+def test_closed_by_somebody_else_at_the_same_end_is_a_success_and_at_another_a_fence() -> None:
+    for last, answer in ((0, "answer 2 closed at 0 length=3"), (1, "answer 2 LedgerFencedError outcome unknown")):
+        story = writer()
+        story.add(b"abc")
+        story.stored(0, "a", "b")
+        story.ask(Close())
+        story.conflict()
+        lines = story.reads(ledger(state=LedgerState.CLOSED, last=last, length=3), 7)
+        assert lines[-1] == answer
+
+
+def test_an_end_whose_outcome_is_unknown_is_read_and_written_again() -> None:
+    story = writer()
+    story.ask(Close())
+    assert story.unknown() == ["read metadata"]
+    assert story.reads(ledger(), 1) == ["write v1 closed at -1 length=0: 0 a b c"]
+    assert story.conflict() == ["read metadata"]
+    lines = story.reads(ledger(state=LedgerState.CLOSED), 2)
+    assert lines[-1] == "answer 1 closed at -1 length=0"

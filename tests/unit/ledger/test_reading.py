@@ -1,0 +1,134 @@
+"""Stories of a reader."""
+
+from __future__ import annotations
+
+from dlog.ledger.reading import LedgerReader, Read, ReadDone, ReadingOptions, UseMetadata
+from dlog.machine import Answer, Received
+from dlog.model.ids import EntryId
+from dlog.model.ledger import LedgerMetadata
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie import BatchDone, Code
+from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet
+
+
+def reader(metadata: LedgerMetadata | None = None, *, batch: bool = False, parallel: int = 16) -> Story:
+    options = ReadingOptions(batch=batch, parallel_entries_max=parallel)
+    return Story(LedgerReader(LEDGER, metadata or ledger(), DIGEST, options))
+
+
+def read(story: Story, first: int, last: int, bytes_max: int = 1 << 20) -> list[str]:
+    return story.ask(Read(EntryId(first), EntryId(last), bytes_max))
+
+
+def batch(story: Story, bookie: str, start: int, request: int, *packets: bytes, code: Code = Code.OK) -> list[str]:
+    return story.hear(Received(bookie, BatchDone(LEDGER, EntryId(start), request, code, packets)))
+
+
+def got(story: Story) -> list[bytes]:
+    """Payloads of the last answer."""
+    answer = next(e for e in reversed(story.effects) if isinstance(e, Answer))
+    assert isinstance(answer.result, ReadDone)
+    return [bytes(entry.payload) for entry in answer.result.entries]
+
+
+def test_one_replica_is_enough() -> None:
+    story = reader()
+    assert read(story, 0, 0) == ["read 0 of a"]
+    assert only(story.has("a", 0, packet(0, b"zero"), fence=False), "answer")
+    assert got(story) == [b"zero"]
+    assert not story.timers
+
+
+def test_the_next_replica_is_asked_after_an_error_damage_denial_and_loss() -> None:
+    story = reader(ledger("0 a b c d", quorum=Quorum(ensemble=4, write=4, ack=2)))
+    read(story, 0, 0)
+    assert story.has_not(0, "a", code=Code.IO_ERROR, fence=False) == ["read 0 of b"]
+    assert story.has("b", 0, packet(1, b"another entry"), fence=False) == ["read 0 of c"]
+    assert story.lost("c") == ["read 0 of d"]
+    story.has("d", 0, packet(0, b"zero"), fence=False)
+    assert got(story) == [b"zero"]
+
+
+def test_a_slow_replica_gets_company_and_the_first_answer_counts() -> None:
+    story = reader()
+    read(story, 0, 0)
+    assert story.fires(("speculate", 1)) == ["read 0 of b"]
+    story.has("b", 0, packet(0, b"zero"), fence=False)
+    assert got(story) == [b"zero"]
+    assert story.has("a", 0, packet(0, b"zero"), fence=False) == []
+
+
+def test_a_confirmed_entry_that_too_many_deny_is_missing_after_metadata_was_read_again() -> None:
+    story = reader()
+    read(story, 0, 0)
+    story.has_not(0, "a", "b", fence=False)
+    assert story.has_not(0, "c", code=Code.IO_ERROR, fence=False) == ["read metadata"]
+    assert story.reads(ledger(), 1) == ["answer 1 EntryMissingError"]
+
+
+def test_a_confirmed_entry_that_nobody_can_give_now_is_unreadable() -> None:
+    story = reader()
+    read(story, 0, 0)
+    story.has_not(0, "a", fence=False)
+    assert story.lost("b", "c") == ["read 0 of c", "read metadata"]
+    assert story.unknown() == ["answer 1 EntryUnreadableError"]
+
+
+def test_an_entry_that_a_repair_moved_is_found() -> None:
+    story = reader()
+    read(story, 0, 0)
+    story.lost("a", "b", "c")
+    assert story.reads(ledger("0 a d c"), 4) == ["read 0 of d"]
+    story.has("d", 0, packet(0, b"zero"), fence=False)
+    assert got(story) == [b"zero"]
+
+
+def test_entries_of_different_fragments_come_from_their_own_bookies() -> None:
+    story = reader(ledger("0 a b c", "2 d e f"))
+    assert read(story, 1, 2) == ["read 1 of b", "read 2 of f"]
+
+
+def test_a_range_is_answered_in_order_and_bounded_by_bytes() -> None:
+    story = reader(parallel=3)
+    assert read(story, 0, 9, bytes_max=8) == ["read 0 of a", "read 1 of b", "read 2 of c"]
+    assert story.has("c", 2, packet(2, b"two"), fence=False) == []
+    assert story.has("a", 0, packet(0, b"zero"), fence=False) == ["read 3 of a"]
+    story.has("b", 1, packet(1, b"one!"), fence=False)
+    assert got(story) == [b"zero", b"one!"]
+
+
+def test_where_every_bookie_has_every_entry_a_run_is_asked_for_at_once() -> None:
+    story = reader(batch=True)
+    assert read(story, 0, 3, 8192) == ["read 0+4 of a max=8192"]
+    lines = batch(story, "a", 0, 1, packet(0, b"zero"), packet(1, b"one"))
+    assert lines == ["read 2+2 of a max=8185"]
+    batch(story, "a", 2, 2, packet(2, b"two"), packet(3, b"three"))
+    assert got(story) == [b"zero", b"one", b"two", b"three"]
+
+
+def test_a_batch_ends_at_its_fragment() -> None:
+    story = reader(ledger("0 a b c", "2 d e f"), batch=True)
+    assert read(story, 0, 5) == ["read 0+2 of a max=1048576"]
+
+
+def test_a_batch_that_begins_with_damage_goes_on_elsewhere_entry_by_entry() -> None:
+    story = reader(batch=True)
+    read(story, 0, 1, 8192)
+    assert batch(story, "a", 0, 1, packet(5, b"wrong")) == ["read 0 of b", "read 1 of b"]
+    story.has("b", 0, packet(0, b"zero"), fence=False)
+    story.has("b", 1, packet(1, b"one"), fence=False)
+    assert got(story) == [b"zero", b"one"]
+
+
+def test_a_bookie_that_does_not_know_batches_is_not_asked_for_one_again() -> None:
+    story = reader(batch=True)
+    read(story, 0, 3, 8192)
+    assert story.lost("a") == ["read 0+4 of b max=8192"]
+    assert story.lost("b") == ["read 0+4 of c max=8192"]
+    assert only(story.lost("c"), "read") == [f"read {e} of {b}" for e, b in enumerate("abca")]
+
+
+def test_news_of_metadata_are_taken_in() -> None:
+    story = reader()
+    assert story.ask(UseMetadata(ledger("0 x y z"))) == ["answer 1 None"]
+    assert read(story, 0, 0) == ["read 0 of x"]

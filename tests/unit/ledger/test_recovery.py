@@ -1,0 +1,211 @@
+"""Stories of a recovery."""
+
+from __future__ import annotations
+
+from dlog.ledger.placement import RandomPlacement
+from dlog.ledger.recovery import LedgerRecoverer, Recover, RecoveryOptions
+from dlog.model.ledger import LedgerMetadata, LedgerState
+from dlog.model.quorum import Quorum
+from dlog.wire.bookie import Code
+from tests.unit.ledger.story import LEDGER, Story, ledger, only, packet, spare
+
+
+def recovery(
+    metadata: LedgerMetadata | None = None,
+    placement: RandomPlacement | None = None,
+    *,
+    ahead_entries_max: int = 1,
+    attempts_max: int = 8,
+) -> Story:
+    """A recovery that has marked the metadata and sent its fences; the version is 2."""
+    options = RecoveryOptions(ahead_entries_max=ahead_entries_max, attempts_max=attempts_max)
+    story = Story(LedgerRecoverer(LEDGER, placement or spare("d"), options))
+    assert story.ask(Recover()) == ["read metadata"]
+    value = metadata or ledger()
+    assert only(story.reads(value, 1), "write v1 in_recovery")
+    story.written(2)
+    return story
+
+
+def test_a_closed_ledger_is_told_and_nobody_is_asked() -> None:
+    story = Story(LedgerRecoverer(LEDGER, spare()))
+    story.ask(Recover())
+    lines = story.reads(ledger(state=LedgerState.CLOSED, last=4, length=50), 9)
+    assert lines == ["tell ledger.recovered", "answer 1 closed at 4 length=50"]
+    assert story.ask(Recover()) == ["answer 2 closed at 4 length=50"]
+
+
+def test_metadata_is_marked_before_any_bookie_is_asked() -> None:
+    story = Story(LedgerRecoverer(LEDGER, spare()))
+    story.ask(Recover())
+    assert story.reads(ledger(), 1) == ["write v1 in_recovery: 0 a b c"]
+    assert story.written(2) == [
+        "tell ledger.recovery_started",
+        "read -1 of a fencing",
+        "read -1 of b fencing",
+        "read -1 of c fencing",
+    ]
+
+
+def test_an_ensemble_change_that_came_between_is_taken_in() -> None:
+    story = Story(LedgerRecoverer(LEDGER, spare()))
+    story.ask(Recover())
+    story.reads(ledger(), 1)
+    assert story.conflict() == ["read metadata"]
+    assert story.reads(ledger("0 a b c", "5 a b d"), 2) == ["write v2 in_recovery: 0 a b c, 5 a b d"]
+    assert "read -1 of d fencing" in story.written(3)
+
+
+def test_an_empty_ledger_is_closed_empty() -> None:
+    story = recovery()
+    assert story.has_not(-1, "a") == [], "one fence leaves b and c to a writer"
+    assert story.has_not(-1, "b") == [
+        "tell ledger.recovery_fenced",
+        "read 0 of a fencing",
+        "read 0 of b fencing",
+        "read 0 of c fencing",
+    ]
+    assert story.has_not(0, "a") == [], "one denial proves nothing: b and c could be an ack quorum"
+    assert story.has_not(0, "c", code=Code.NO_LEDGER) == ["write v2 closed at -1 length=0: 0 a b c"]
+    assert story.written(3) == ["tell ledger.recovered", "answer 1 closed at -1 length=0"]
+
+
+def test_a_torn_tail_is_written_again_to_its_whole_write_set_and_kept() -> None:
+    """Entry 0 is confirmed, 1 reached b alone, 2 nobody."""
+    story = recovery()
+    story.has("a", -1, packet(0, b"zero", lac=-1, length=4))
+    lines = story.has("b", -1, packet(1, b"one", lac=0, length=7))
+    assert only(lines, "read") == ["read 1 of b fencing", "read 1 of c fencing", "read 1 of a fencing"]
+    story.has_not(1, "a")
+    assert story.has("b", 1, packet(1, b"one", lac=0, length=7)) == [
+        "store 1 on b lac=0 length=7 recovery",
+        "store 1 on c lac=0 length=7 recovery",
+        "store 1 on a lac=0 length=7 recovery",
+    ]
+    assert story.stored(1, "b") == []
+    assert only(story.stored(1, "c"), "read")[0] == "read 2 of c fencing"
+    assert story.has_not(2, "c", "a") == ["write v2 closed at 1 length=7: 0 a b c"]
+    assert story.written(3) == ["tell ledger.recovered", "answer 1 closed at 1 length=7"]
+
+
+def test_what_is_written_again_claims_no_more_than_the_lac_the_search_began_from() -> None:
+    story = recovery(ahead_entries_max=4)
+    story.has_not(-1, "a", "b")
+    story.has("a", 0, packet(0, b"x", length=1))
+    story.stored(0, "a", "b", "c")
+    assert story.has("a", 1, packet(1, b"y", lac=0, length=2))[0] == "store 1 on b lac=-1 length=2 recovery"
+
+
+def test_one_hung_bookie_does_not_block_recovery() -> None:
+    """BookKeeper #1067: denials of Qw - Qa + 1 are enough, c is never heard."""
+    story = recovery()
+    story.has_not(-1, "a", "b")
+    story.has("b", 0, packet(0, b"x", length=1))
+    story.stored(0, "a", "b")
+    assert story.has_not(1, "a", "b") == ["write v2 closed at 0 length=1: 0 a b c"]
+
+
+def test_doubt_is_no_denial_and_never_an_end() -> None:
+    story = recovery(attempts_max=2)
+    story.has_not(-1, "a", "b")
+    story.has_not(0, "a")
+    assert story.has_not(0, "b", code=Code.IO_ERROR) == []
+    assert story.lost("c") == [], "two cannot tell: an error, or another try, but no end"
+    assert story.fires("retry") == ["read 0 of b fencing", "read 0 of c fencing"]
+    story.has_not(0, "b", code=Code.UNKNOWN_LEDGER_STATE)
+    assert story.has("c", 0, b"damaged" * 9) == ["answer 1 EntryUnreadableError"]
+
+
+def test_after_an_error_whoever_asks_again_starts_from_the_beginning() -> None:
+    story = recovery(attempts_max=1)
+    assert story.lost("a", "b") == []
+    assert story.has_not(-1, "c") == ["answer 1 UnavailableError"]
+    assert story.ask(Recover()) == ["read metadata"]
+    assert "read -1 of a fencing" in story.reads(ledger(state=LedgerState.IN_RECOVERY), 2)
+
+
+def test_too_few_fences_are_asked_for_again() -> None:
+    story = recovery()
+    story.lost("a", "b")
+    story.has_not(-1, "c")
+    assert story.fires("retry") == ["read -1 of a fencing", "read -1 of b fencing"]
+    assert "tell ledger.recovery_fenced" in story.has_not(-1, "a")
+
+
+def test_a_wrong_key_is_told() -> None:
+    story = recovery()
+    assert story.has_not(-1, "a", code=Code.UNAUTHORIZED) == ["answer 1 UnauthorizedError"]
+
+
+def test_the_search_never_begins_before_the_last_fragment() -> None:
+    """BookKeeper #2615: the last fragment is empty and its bookies know no LAC."""
+    story = recovery(ledger("0 a b c", "5 d e f"))
+    lines = story.has_not(-1, "d", "e")
+    assert only(lines, "read")[0].startswith("read 5 of")
+    lines = story.has_not(5, "f", "d")
+    assert lines == [f"read 4 of {b}" for b in "bca"], "the length stands in the last entry"
+    assert story.has("b", 4, packet(4, b"x", length=50), fence=False) == [
+        "write v2 closed at 4 length=50: 0 a b c, 5 d e f"
+    ]
+
+
+def test_a_bookie_that_fails_while_entries_are_written_again_is_replaced_from_there_on() -> None:
+    story = recovery(ledger("0 a b c", "5 d e f"), spare("g"))
+    story.has_not(-1, "d", "e")
+    story.has("f", 5, packet(5, b"x", lac=4, length=60))
+    story.stored(5, "e", "d")
+    story.has("f", 6, packet(6, b"y", lac=5, length=61))
+    assert story.refused(6, "e", Code.IO_ERROR) == ["store 6 on g lac=4 length=61 recovery", "tell ensemble.changed"]
+    lines = story.stored(6, "g", "f")
+    assert "read 7 of e fencing" in lines, "reads go by the ensemble that was written to"
+    assert story.has_not(7, "d", "e") == ["write v2 closed at 6 length=61: 0 a b c, 5 d e f, 6 d g f"]
+
+
+def test_the_first_entry_written_again_may_change_the_ensemble_without_a_second_fragment_there() -> None:
+    story = recovery(ledger("0 a b c"), spare("d"))
+    story.has_not(-1, "a", "b")
+    story.has("a", 0, packet(0, b"x", length=1))
+    story.refused(0, "c", Code.READ_ONLY)
+    story.stored(0, "a", "d")
+    assert story.has_not(1, "a", "b") == ["write v2 closed at 0 length=1: 0 a b d"]
+
+
+def test_the_loser_of_the_last_write_takes_the_winners_end() -> None:
+    story = recovery()
+    story.has_not(-1, "a", "b")
+    story.has_not(0, "a", "b")
+    assert story.conflict() == ["read metadata"]
+    lines = story.reads(ledger(state=LedgerState.CLOSED, last=3, length=9), 8)
+    assert lines == ["tell ledger.recovered", "answer 1 closed at 3 length=9"]
+
+
+def test_an_unknown_outcome_of_the_last_write_is_read_and_written_again() -> None:
+    story = recovery()
+    story.has_not(-1, "a", "b")
+    story.has_not(0, "a", "b")
+    assert story.unknown() == ["read metadata"]
+    again = story.reads(ledger(state=LedgerState.IN_RECOVERY), 5)
+    assert again == ["write v5 closed at -1 length=0: 0 a b c"]
+
+
+def test_other_fragments_than_those_that_were_searched_begin_it_anew() -> None:
+    story = recovery()
+    story.has_not(-1, "a", "b")
+    story.has_not(0, "a", "b")
+    story.conflict()
+    lines = story.reads(ledger("0 a b d", state=LedgerState.IN_RECOVERY), 5)
+    assert "read -1 of d fencing" in lines
+
+
+def test_an_entry_denied_by_one_and_held_by_another_exists() -> None:
+    story = recovery(ledger("0 a b c", quorum=Quorum(ensemble=3, write=3, ack=1)))
+    assert story.has_not(-1, "a", "b") == [], "with Qa = 1 every bookie must be fenced"
+    story.has_not(-1, "c")
+    assert story.has_not(0, "a", "b") == []
+    assert "store 0 on c lac=-1 length=1 recovery" in story.has("c", 0, packet(0, b"x", length=1))
+
+
+def test_no_such_ledger() -> None:
+    story = Story(LedgerRecoverer(LEDGER, spare()))
+    story.ask(Recover())
+    assert story.missing() == ["answer 1 LedgerNotFoundError"]
