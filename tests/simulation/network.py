@@ -105,7 +105,7 @@ class Network:
         self._held: list[tuple[str, str, Connection, bool, Any]] = []
 
     def heal(self) -> None:
-        """End all faults of the network; what was held is delivered. From now on nothing is slow, nor taken for lost."""
+        """End all faults of the network: what was held is delivered, nothing is slow any more nor taken for lost."""
         self._timeout = max(self._timeout, S)
         self.cuts.clear()
         self.slow.clear()
