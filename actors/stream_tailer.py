@@ -83,9 +83,7 @@ class View:
 
     def ask(self, question: SourceQuestion) -> None:
         """Take a question of the reader's machine."""
-        if self._held is not None and isinstance(question, GetEntries):
-            self._held.append(question)
-        else:
+        if not (isinstance(question, GetEntries) and self.keep(question)):
             self._tailer.answer(self, question)
 
     def hold(self, yes: bool) -> None:
@@ -96,6 +94,13 @@ class View:
         held, self._held = self._held or [], None
         for question in held:
             self._tailer.answer(self, question)
+
+    def keep(self, question: GetEntries) -> bool:
+        """Whether entries are held back; if so the question is asked again later."""
+        if self._held is None:
+            return False
+        self._held.append(question)
+        return True
 
     def say(self, reply: SourceReply) -> None:
         if not self.is_closed:
@@ -514,7 +519,7 @@ class StreamTailer:
         if error is None:
             self._cache.put(key, flight.first, payloads)
         for view, question in flight.waiters:
-            if view.is_closed:
+            if view.is_closed or view.keep(question):
                 continue
             if error is not None:
                 view.say(SourceFailed(question, error))

@@ -140,14 +140,27 @@ class Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
+    @property
+    def is_paused(self) -> bool:
+        """Whether the peer is not listened to now."""
+        return bool(self._paused)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was said and has not left."""
+        return self._out_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
+
     def send(self, message: Message) -> None:
-        """Say something; it leaves at the end of this turn. Dropped when the connection is gone."""
+        """Say something; it leaves at the end of this turn, or at once if it is much. Dropped when nobody is there."""
         if self._transport is None:
             return
         for part in encode(message):
             self._out.append(part)
             self._out_bytes += len(part)
-        self.plan_flush()
+        if self._out_bytes < OUTPUT_HIGH_BYTES:
+            self.plan_flush()
+        else:
+            self._write()  # the session hears at once that it is enough
 
     def fail(self, request: int, error: DLogError) -> None:
         """Answer a question with an error."""
@@ -218,6 +231,9 @@ class Connection(asyncio.Protocol):
         self._planned = False
         if self._session is not None:
             self._session.flush()
+        self._write()
+
+    def _write(self) -> None:
         out, size = self._out, self._out_bytes
         if not out or self._transport is None:
             return
