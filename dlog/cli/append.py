@@ -86,6 +86,7 @@ async def _append(to: str, stream: str, file: str, descriptor: int, framed: bool
     with _progress(descriptor, quiet=as_json) as progress:
         tally = Tally(progress)
         async with connect(to) as client:
+            await client.reach()
             if make:
                 with contextlib.suppress(StreamExistsError):
                     await client.create(stream)

@@ -49,6 +49,7 @@ async def _explain(
     stream: str, place: DLSN, hosts: str | None, namespace: str | None, to: str, directory: str | None
 ) -> dict[str, Any]:
     async with connect_to(to) as client:
+        await client.reach()
         stat = await client.stat(stream)
     segment = next((s for s in stat.get("segments", ()) if s["number"] == place.segment), None)
     if segment is None:

@@ -108,6 +108,7 @@ async def _read(
         loop.add_signal_handler(signal.SIGINT, stop)
     try:
         async with connect(to) as client:
+            await client.reach()
             async for batch in client.read_batches(stream, start, follow=follow, limit=limit):
                 _write(out, shape(batch))
     except asyncio.CancelledError:

@@ -25,6 +25,7 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
 
     async def run() -> T:
         async with connect(target(connect_to, directory)) as client:
+            await client.reach()
             return await work(client)
 
     return asyncio.run(run())

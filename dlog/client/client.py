@@ -28,7 +28,7 @@ from dlog.client.position import Position, position
 from dlog.client.producer import BatchResult, Producer
 from dlog.client.reader import Reader
 from dlog.client.record import Record, RecordBatch
-from dlog.client.routing import Router
+from dlog.client.routing import WRITE, Router
 from dlog.errors import (
     ClosedError,
     DLogError,
@@ -112,6 +112,18 @@ class Client:
         self._producers.clear()
         self._router.close()
         await self._life.stop()
+
+    async def reach(self, patience_s: float = 3.0) -> None:
+        """Return once some proxy answers, so that a wrong address is told soon and as such.
+
+        No other call needs this before it. Raises UnavailableError naming what was tried, after `patience_s`.
+        """
+        router = self._check(None)
+        try:
+            async with asyncio.timeout(patience_s):
+                await router.reach()
+        except TimeoutError:
+            await router.connect_any(WRITE)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 

@@ -522,6 +522,8 @@ class Producer:
         """The oldest batch is out of time: it fails, and with it all that was sent behind it."""
         now_s = self._loop.time()
         after = f"no answer within {self._options.append_deadline_s:g} s"
+        if self._flight and self._connection is not None:
+            after += f" from its owner {self._connection.address}"
         obstacle = f", last obstacle: {self._obstacle.message}" if self._obstacle is not None else ""
         if self._flight:
             if self._connection is not None:

@@ -172,7 +172,8 @@ class Reader:
                 where = f" dlsn={of(*detail['dlsn'])}" if "dlsn" in detail else ""
                 raise DamagedError(f"{detail.get('message', 'an entry cannot be read')}: stream={self.stream}{where}")
             case ReaderEventKind.DELETED:
-                raise StreamNotFoundError(f"the stream was deleted: stream={self.stream}")
+                what = "the stream was deleted" if self._next is not None else "no such stream"
+                raise StreamNotFoundError(f"{what}: stream={self.stream}")
             case ReaderEventKind.MOVED:
                 self._leave()
                 self._location = detail.get("location")

@@ -127,6 +127,16 @@ class Router:
             return wrong
         raise UnavailableError(f"no proxy answers; {_NEXT} tried=[{'; '.join(tried)}]", outcome_unknown=False)
 
+    async def reach(self) -> None:
+        """Try until some proxy answers."""
+        backoff = Backoff(self.options.backoff_first_s, self.options.backoff_max_s, self.rng)
+        while True:
+            try:
+                await self.connect_any(WRITE)
+                return
+            except UnavailableError:
+                await asyncio.sleep(self.pause_s(backoff))
+
     # ---- owners ---------------------------------------------------------------------------------------------------
 
     def owner_is(self, stream: str, address: str) -> None:

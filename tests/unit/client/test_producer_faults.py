@@ -1,0 +1,143 @@
+"""Appends through two proxies that fail in every way, by seed: nothing acknowledged is lost, doubled or out of order.
+
+Each rule has a mutant of the producer that breaks it, and the same seeds must tell.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+import dlog
+from dlog.client import client as client_module
+from dlog.client.connection import Connection
+from dlog.client.producer import Producer, _Batch
+from dlog.errors import DLogError
+from dlog.model.dlsn import DLSN
+from dlog.wire import proxy
+from tests.unit.client.proxy_double import Double, Log, Peer
+
+SEEDS = range(30)
+BATCHES = 40
+FAULTS_MAX = 12
+
+
+class Trouble:
+    """A script that fails writes in a way drawn for each, a bounded number of times."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._left = FAULTS_MAX
+        self.others: dict[str, str] = {}
+
+    def __call__(self, peer: Peer, message: proxy.Message) -> bool:
+        if not isinstance(message, proxy.Write) or not self._left or self._rng.random() > 0.3:
+            return False
+        self._left -= 1
+        double = peer.double
+        match self._rng.randrange(5):
+            case 0:  # written, and the answer is lost
+                double.log.write(message)
+                peer.cut()
+            case 1:  # lost before it was written
+                peer.cut()
+            case 2:
+                peer.send(proxy.Failed(message.request, 517, "too much"))
+            case 3:
+                peer.send(proxy.Failed(message.request, 302, "elsewhere", self.others[double.address]))
+            case 4:  # drains: answers this one and wants no more
+                peer.send(proxy.GoAway(0, "drain"))
+                peer.send(double.log.write(message))
+        return True
+
+
+async def run(seed: int) -> str | None:
+    """What is wrong after one history, None if nothing is."""
+    rng = random.Random(seed)
+    log, trouble = Log(), Trouble(rng)
+    sent: list[bytes] = []
+    async with Double(log, script=trouble) as first, Double(log, script=trouble) as second:
+        trouble.others = {first.address: second.address, second.address: first.address}
+        told: list[tuple[bytes, DLSN]] = []
+        async with dlog.connect(
+            f"dlog://{first.address},{second.address}",
+            append_deadline_s=5.0,
+            backoff_first_s=0.001,
+            backoff_max_s=0.002,
+            retry_burst=10_000,
+            inflight_batches_max=rng.randint(1, 5),
+        ) as client:
+            pipeline = client.pipeline("s")
+            for n in range(BATCHES):
+                batch = [b"%d.%d" % (n, i) for i in range(rng.randint(1, 4))]
+                sent += batch
+                await pipeline.put(batch)
+            try:
+                results = await pipeline.finish()
+            except DLogError as error:
+                return f"an append failed: {error!r}"
+            at = 0
+            for result in results:
+                told += [(sent[at + i], result.first.next_slot(i)) for i in range(result.count)]
+                at += result.count
+    if Counter(sent) - Counter(log.payloads):
+        return "a record is lost"
+    if Counter(log.payloads) - Counter(sent):
+        return "a record is there twice"
+    if log.payloads != sent:
+        return "records changed places"
+    return None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_every_record_is_written_once_and_in_order(seed: int) -> None:
+    assert await run(seed) is None
+
+
+class NewIdAtEachConnection(Producer):
+    """Sends again what may be written as if it were new."""
+
+    def _attach(self, connection: Connection) -> None:
+        self._id = self._new_id()
+        self._sequence = 0
+        for batch in self._ready:
+            batch.may_be_written = False
+            batch.sequence = -1
+        super()._attach(connection)
+
+
+class ForgetsWhatWasSent(Producer):
+    """Takes what was under way at a loss for written."""
+
+    def _detach(self) -> None:
+        for batch in tuple(self._flight):
+            self.on_written(batch, dlog.DLSN(1, 0, 0), 1, False)  # type: ignore[arg-type]
+        super()._detach()
+
+
+class PutsBackAtTheEnd(Producer):
+    """Sends what was refused after what came later, under a new producer."""
+
+    def _put_back(self, batch: _Batch) -> None:
+        self._ready.append(batch)
+
+    def _renew(self) -> None:
+        for batch in self._ready:
+            batch.may_be_written = False
+        super()._renew()
+
+    def on_refused(self, connection: Connection, batch: _Batch, error: DLogError) -> None:
+        self._new_producer_due = True
+        super().on_refused(connection, batch, error)
+
+
+@pytest.mark.parametrize("mutant", [NewIdAtEachConnection, ForgetsWhatWasSent, PutsBackAtTheEnd])
+async def test_mutants_are_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "Producer", mutant)
+    for seed in SEEDS:
+        if await run(seed) is not None:
+            return
+    pytest.fail("no seed tells this mutant from the producer")
