@@ -6,27 +6,47 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
-
-from proxies.read.server import ReadProxy
+from typing import Any, TypeVar
 
 from dlog.events import Event
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.stores.memory import MemoryStore, MemoryStoreState
 from proxies.read.options import ReadOptions
+from proxies.read.server import ReadProxy
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 
 START_S = 10.0
+E = TypeVar("E", bound=Event)
+
+
+class Events(list[Event]):
+    """What a proxy told, in order; somebody may wait for more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._news = asyncio.Event()
+
+    def tell(self, event: Event) -> None:
+        self.append(event)
+        self._news.set()
+
+    async def of(self, kind: type[E], count: int = 1) -> list[E]:
+        """The events of a kind, once there are so many."""
+        async with asyncio.timeout(START_S):
+            while len(found := [event for event in self if isinstance(event, kind)]) < count:
+                self._news.clear()
+                await self._news.wait()
+        return found
 
 
 class Running:
     """A proxy and the task it lives in."""
 
-    def __init__(self, proxy: WriteProxy | ReadProxy, tasks: asyncio.TaskGroup) -> None:
+    def __init__(self, proxy: WriteProxy | ReadProxy, events: Events, tasks: asyncio.TaskGroup) -> None:
         self.proxy = proxy
         self.address = ""
-        self.events: list[Event] = []
+        self.events = events
         self._stop = asyncio.Event()
         self._ready = asyncio.Event()
         self.task = tasks.create_task(self._live(), name="proxy under test")
@@ -64,22 +84,19 @@ class House:
         self.running: list[Running] = []
 
     async def write_proxy(self, **options: Any) -> Running:
-        events: list[Event] = []
+        events = Events()
         proxy = WriteProxy(
-            WriteOptions(**options), self.metadata, self._stores(), tell=events.append, rng=random.Random(1)
+            WriteOptions(**options), self.metadata, self._stores(), tell=events.tell, rng=random.Random(1)
         )
         return await self._start(proxy, events)
 
     async def read_proxy(self, **options: Any) -> Running:
-        events: list[Event] = []
-        proxy = ReadProxy(
-            ReadOptions(**options), self.metadata, self._stores(), tell=events.append, rng=random.Random(1)
-        )
+        events = Events()
+        proxy = ReadProxy(ReadOptions(**options), self.metadata, self._stores(), tell=events.tell, rng=random.Random(1))
         return await self._start(proxy, events)
 
-    async def _start(self, proxy: WriteProxy | ReadProxy, events: list[Event]) -> Running:
-        running = Running(proxy, self.tasks)
-        running.events = events
+    async def _start(self, proxy: WriteProxy | ReadProxy, events: Events) -> Running:
+        running = Running(proxy, events, self.tasks)
         self.running.append(running)
         return await running.started()
 

@@ -1,0 +1,188 @@
+"""Who owns a stream: the ring, the evidence, the claim. A suspicion may be wrong; nothing is ever said twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from dlog.events import LeaseLost, ProxyDrained, ProxySuspected, ProxyTrusted, StreamOwned, StreamReady
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.io.metadata import ProxyInfo
+from dlog.machine import Versioned
+from dlog.model.ids import ProxyId, StreamName
+from dlog.model.segment import Owner, StreamKey
+from dlog.wire.proxy import Create, Failed, GetOwner, GoAway, Written
+from tests.integration.proxies.house import House, Running
+from tests.integration.proxies.raw import Raw, RawProducer
+
+MEMORY = {"store": "memory"}
+
+
+async def two_with_a_stream(house: House, **options: Any) -> tuple[Running, Running]:
+    """Owner and other proxy; "orders" is owned by the first."""
+    one, two = await house.write_proxy(**options), await house.write_proxy(**options)
+    async with Raw(one.address) as raw:
+        await raw.ask(Create, "orders", MEMORY)
+        told = await raw.ask(GetOwner, "orders", None)
+        assert isinstance(told, dict)
+    owner, other = (one, two) if told["location"] == one.address else (two, one)
+    async with Raw(owner.address) as raw:
+        assert isinstance(await RawProducer(raw, "orders").write([b"0"]), Written)
+    return owner, other
+
+
+async def owner_in(metadata: MemoryMetadata) -> Owner:
+    seen = await metadata.read(StreamKey(StreamName("orders")))
+    assert isinstance(seen, Versioned)
+    owner: Owner = seen.value.owner
+    return owner
+
+
+async def test_a_doubt_about_an_owner_that_lives_moves_nothing(house: House) -> None:
+    owner, other = await two_with_a_stream(house)
+    async with Raw(other.address) as raw:
+        for suspect in (owner.address, "127.0.0.1:1", "nowhere", None):
+            answer = await raw.ask(GetOwner, "orders", suspect)
+            location = answer.location if isinstance(answer, Failed) else answer["location"]
+            assert location == owner.address
+    assert (await owner_in(house.metadata)).epoch == 1
+
+
+async def test_a_doubt_about_an_owner_that_died_is_checked_and_its_stream_taken(house: House) -> None:
+    owner, other = await two_with_a_stream(house, inherit_jitter_s=3600.0)
+    await owner.kill()  # its registration stays, as until its session ends
+    async with Raw(other.address) as raw:
+        told = await raw.ask(GetOwner, "orders", owner.address)
+        assert isinstance(told, dict)
+        assert (told["location"], told["epoch"]) == (other.address, 2)
+        assert owner.address not in told["proxies"]
+        assert isinstance(await RawProducer(raw, "orders").write([b"1"]), Written)
+
+
+async def test_a_dead_proxys_streams_are_taken_though_nobody_asks(house: House) -> None:
+    owner, other = await two_with_a_stream(house, inherit_jitter_s=0.0)
+    await owner.kill()
+    (ready,) = await other.events.of(StreamReady)
+    assert (ready.stream, ready.epoch, ready.recovered) == ("orders", 2, 1)
+    assert [e.peer for e in await other.events.of(ProxySuspected)] == [owner.address]
+
+
+async def test_writes_that_come_while_a_stream_is_taken_wait_in_order(house: House) -> None:
+    owner, other = await two_with_a_stream(house, inherit_jitter_s=3600.0)
+    await owner.kill()
+    async with Raw(other.address) as raw:
+        raw.say(GetOwner(5, "orders", owner.address))
+        producer = RawProducer(raw, "orders")
+        batches = [producer.batch([b"%d" % n]) for n in range(50)]
+        raw.say(*batches)
+        for batch in batches:
+            assert isinstance(await producer.answer(batch.request), Written)
+
+
+async def test_a_wrong_suspicion_costs_a_roll_and_nothing_else(house: House) -> None:
+    """The old owner lives, and gets nothing acknowledged any more; its clients are sent on."""
+    owner, other = await two_with_a_stream(house)
+    await house.metadata.unregister_proxy(ProxyId(owner.address))  # as when its session was lost
+    async with Raw(owner.address) as raw, Raw(other.address) as elsewhere:
+        producer = RawProducer(raw, "orders")
+        assert isinstance(await producer.write([b"1"]), Written)
+        owner.proxy.listener.close()  # nobody can ask it whether it lives; who is connected is served on
+        assert isinstance(await RawProducer(elsewhere, "orders").write([b"2"]), Written)
+        answer = await producer.write([b"3"])
+        assert isinstance(answer, Failed)
+        assert answer.code in (302, 504, 507)
+        while answer.code != 302:
+            again = await RawProducer(raw, "orders").write([b"4"])
+            assert isinstance(again, Failed)
+            answer = again
+        assert answer.location == other.address
+    assert (await owner_in(house.metadata)).epoch == 2
+    assert await owner.events.of(LeaseLost)
+
+
+async def test_two_proxies_asked_at_once_agree_on_one_owner(house: House) -> None:
+    proxies = [await house.write_proxy() for _ in range(3)]
+    async with Raw(proxies[0].address) as raw:
+        for i in range(20):
+            await raw.ask(Create, f"s{i}", MEMORY)
+    raws = [await Raw(proxy.address).__aenter__() for proxy in proxies]
+    for i in range(20):
+        answers = await _all(*(RawProducer(raw, f"s{i}").write([b"x"]) for raw in raws))
+        assert sum(isinstance(answer, Written) for answer in answers) == 1
+        assert {answer.code for answer in answers if isinstance(answer, Failed)} == {302}
+    for raw in raws:
+        await raw.__aexit__()
+    owned = [event for proxy in proxies for event in proxy.events if isinstance(event, StreamOwned)]
+    assert sorted(event.stream for event in owned) == sorted(f"s{i}" for i in range(20))
+
+
+async def test_draining_hands_everything_over_and_tells_clients(house: House) -> None:
+    owner, other = await two_with_a_stream(house)
+    async with Raw(owner.address) as raw, Raw(other.address) as elsewhere:
+        producer = RawProducer(raw, "orders")
+        batches = [producer.batch([b"%d" % n]) for n in range(200)]
+        raw.say(*batches)
+        await owner.drain()
+        answers = [await producer.answer(batch.request) for batch in batches]
+        kinds = [isinstance(answer, Written) for answer in answers]
+        assert kinds == sorted(kinds, reverse=True), "what came too late follows what was taken"
+        assert {a.location for a in answers if isinstance(a, Failed)} <= {other.address}
+        await raw.hear(GoAway)
+        await raw.closed.wait()
+        next_owner = RawProducer(elsewhere, "orders", producer.producer, kinds.count(True))
+        assert isinstance(await next_owner.write([b"on"]), Written)
+    assert owner.task.done()
+    assert owner.task.exception() is None
+    assert [(e.handed_over, e.left) for e in owner.events if isinstance(e, ProxyDrained)] == [(1, 0)]
+    assert (await owner_in(house.metadata)).epoch == 2
+
+
+async def test_draining_is_bounded_when_metadata_does_not_answer(house: House, monkeypatch: Any) -> None:
+    owner, other = await two_with_a_stream(house, drain_s=0.3)
+
+    async def never(*_: object) -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(house.metadata, "compare_and_set", never)
+    await owner.drain()
+    assert owner.task.exception() is None
+    assert [(e.handed_over, e.left) for e in owner.events if isinstance(e, ProxyDrained)] == [(0, 1)]
+    monkeypatch.undo()
+    async with Raw(other.address) as raw:
+        assert await raw.ask(GetOwner, "orders", owner.address)
+        assert isinstance(await RawProducer(raw, "orders").write([b"1"]), Written)
+
+
+async def test_a_proxy_that_keeps_silent_is_suspected_and_trusted_again_when_it_answers(house: House) -> None:
+    """As a frozen process: connections are made by its kernel, and nothing is said on them."""
+    silent = True
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, _, port = proxy.address.rpartition(":")
+        answers, questions = await asyncio.open_connection(host, int(port))
+        try:
+            while data := await reader.read(65536):
+                if not silent:
+                    questions.write(data)
+                    writer.write(await answers.read(65536))
+        finally:
+            questions.close()
+            writer.close()
+
+    proxy = await house.write_proxy(ping_every_s=0.02, ping_timeout_s=0.1)
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
+    address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    await house.metadata.register_proxy(ProxyInfo(ProxyId("silent"), "write", address))
+    (suspected,) = await proxy.events.of(ProxySuspected)
+    assert suspected.peer == address
+    silent = False
+    (trusted,) = await proxy.events.of(ProxyTrusted)
+    assert trusted.peer == address
+    await proxy.kill()
+    server.close()
+
+
+async def _all(*work: Any) -> list[Any]:
+    async with asyncio.TaskGroup() as tasks:
+        started = [tasks.create_task(one) for one in work]
+    return [task.result() for task in started]
