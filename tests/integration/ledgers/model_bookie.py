@@ -10,7 +10,7 @@ import asyncio
 import socket
 import struct
 from types import TracebackType
-from typing import Self
+from typing import Self, cast
 
 from dlog.wire.bookie import (
     AddEntry,
@@ -125,7 +125,7 @@ class _Session(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+        transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
         self._transport = transport
         self._bookie.enter(self)
         if not self._bookie.reads_wholly:
