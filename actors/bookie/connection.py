@@ -26,14 +26,18 @@ class Connection(asyncio.Protocol):
 
     take: hands one request to the machine; answers come back through `send`, at once or later. settle: called at the
     end of each turn in which requests were taken. out_dirty: told when answers wait for `flush`. is_congested: whether
-    adds should wait; `resume` is called when that ends.
+    adds should wait; `resume` is called when that ends. count_bytes: told how the bytes of incomplete frames change;
+    False: all connections together keep too many, this one is to end. is_refused: one too many, close it at once.
     """
 
     __slots__ = (
+        "_buffered",
         "_closing",
+        "_count_bytes",
         "_decoder",
         "_inbox",
         "_is_congested",
+        "_is_refused",
         "_lost",
         "_on_lost",
         "_options",
@@ -59,6 +63,8 @@ class Connection(asyncio.Protocol):
         is_congested: Callable[[], bool],
         out_dirty: Callable[[Connection], None],
         on_lost: Callable[[Connection], None],
+        count_bytes: Callable[[int], bool],
+        is_refused: bool = False,
     ) -> None:
         self._options = options
         self._take = take
@@ -66,7 +72,9 @@ class Connection(asyncio.Protocol):
         self._is_congested = is_congested
         self._out_dirty = out_dirty
         self._on_lost = on_lost
+        self._count_bytes = count_bytes
         self._decoder = RequestDecoder()
+        self._buffered = 0  # of a frame that is not whole yet
         self._inbox: deque[Request] = deque()
         self._out: list[Buffer] = []
         self._out_bytes = 0
@@ -77,12 +85,16 @@ class Connection(asyncio.Protocol):
         self._taking = False
         self._closing = False
         self._lost = False
+        self._is_refused = is_refused
         self._transport: asyncio.Transport
 
     # ---- called by the loop ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._is_refused:
+            self._transport.abort()
+            return
         self._transport.set_write_buffer_limits(high=self._options.connection_out_bytes_max)
 
     def data_received(self, data: bytes) -> None:
@@ -91,6 +103,12 @@ class Connection(asyncio.Protocol):
         except ProtocolError:
             self._transport.abort()  # whatever was acknowledged is unharmed; there is no form to answer in
             return
+        buffered = self._decoder.buffered
+        if buffered != self._buffered:
+            change, self._buffered = buffered - self._buffered, buffered
+            if not self._count_bytes(change):
+                self._transport.abort()
+                return
         self._inbox.extend(requests)
         self._take_requests()
         self._settle()
@@ -110,6 +128,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
+        self._count_bytes(-self._buffered)
+        self._buffered = 0
         self._inbox.clear()
         self._out.clear()
         self._on_lost(self)

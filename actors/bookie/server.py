@@ -18,7 +18,7 @@ from typing import Any
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie, CheckpointDue, Fetch, Flush, Flushed, SpaceSeen
 from dlog.bookie.options import BookieOptions
-from dlog.errors import DLogError
+from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
 from dlog.io.bookie_disk import BookieDisk
 from dlog.io.bookie_store import Opened
@@ -58,6 +58,7 @@ class BookieServer:
         self._facts: deque[Any] = deque()
         self._dirty: list[Connection] = []
         self._connections: set[Connection] = set()
+        self._received_bytes = 0  # of frames that are not whole yet
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
         self._standing_changed = asyncio.Event()  # read-only or not: to be registered
@@ -105,8 +106,9 @@ class BookieServer:
                     task.cancel()
             server.close()
             if metadata is not None and info is not None:
-                with contextlib.suppress(DLogError):
-                    await metadata.unregister_bookie(info.bookie)
+                with contextlib.suppress(DLogError, TimeoutError):
+                    async with asyncio.timeout(2.0):  # else the session's end does it
+                        await metadata.unregister_bookie(info.bookie)
             await self._drain_and_checkpoint()
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -141,9 +143,14 @@ class BookieServer:
         while True:
             await self._standing_changed.wait()
             self._standing_changed.clear()
-            if self.machine.read_only != registered:
-                registered = self.machine.read_only
-                await metadata.register_bookie(info, readonly=registered)
+            wanted = self.machine.read_only
+            if wanted != registered:
+                try:
+                    await metadata.register_bookie(info, readonly=wanted)
+                    registered = wanted
+                except MetadataUnavailableError:
+                    await asyncio.sleep(1.0)
+                    self._standing_changed.set()
 
     async def _drain_and_checkpoint(self) -> None:
         """Everything taken is answered, everything in memory goes to the index; the next start replays nothing."""
@@ -171,9 +178,15 @@ class BookieServer:
             is_congested=lambda: self.machine.is_congested,
             out_dirty=self._dirty.append,
             on_lost=self._connections.discard,
+            count_bytes=self._count_received,
+            is_refused=len(self._connections) >= self._options.connections_max,
         )
         self._connections.add(connection)
         return connection
+
+    def _count_received(self, change: int) -> bool:
+        self._received_bytes += change
+        return change <= 0 or self._received_bytes <= self._options.receive_bytes_max
 
     # ---- facts in ----------------------------------------------------------------------------------------------------
 

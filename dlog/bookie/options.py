@@ -41,6 +41,8 @@ class BookieOptions:
     # bounds
     reads_waiting_max: int = 10_000  # reads that wait for a disk, all connections together
     ledgers_max: int = 1_000_000
+    connections_max: int = 4096  # further ones are closed at once
+    receive_bytes_max: int = 256 * MiB  # of frames that are not whole yet, all connections; who goes beyond is closed
     connection_out_bytes_max: int = 4 * MiB  # a connection's requests rest while so much waits to be sent to it
     connection_reads_max: int = 256  # ... or while so many of its requests have no answer because of a disk
 

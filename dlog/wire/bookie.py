@@ -216,6 +216,11 @@ class RequestDecoder:
         self._frames = FrameSplitter(length_max)
         self._speaks_v2 = False
 
+    @property
+    def buffered(self) -> int:
+        """Bytes kept of a frame that is not whole yet."""
+        return self._frames.buffered
+
     def feed(self, data: Buffer) -> list[Request]:
         """Requests that `data` completes, in order.
 

@@ -1,0 +1,207 @@
+"""The server in one process, on a disk that fails when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from actors.bookie.server import BookieServer, DiskFailedError
+from dlog.bookie.options import BookieOptions
+from dlog.events import Event
+from dlog.io.bookie_store import StoragePaths, open_storage
+from dlog.io.disk import File, RealDisk, make_dir
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.io.metadata import BookieInfo
+from dlog.model.ids import BookieId
+from tests.integration.bookie.raw import add_frame, read_frame
+
+OPTIONS = BookieOptions(
+    journal_file_bytes=256 * 1024,
+    disk_free_min_bytes=0,
+    disk_free_reserve_bytes=0,
+    checkpoint_s=0.05,
+    disk_check_s=0.05,
+)
+
+
+class FailingFile:
+    """A file whose syncs fail while its disk says so."""
+
+    def __init__(self, file: File, disk: FailingDisk) -> None:
+        self._file = file
+        self._disk = disk
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        self._file.pwritev(buffers, offset)
+
+    def pread(self, length: int, offset: int) -> bytes:
+        return self._file.pread(length, offset)
+
+    def datasync(self) -> None:
+        if self._disk.failing:
+            raise OSError(errno.EIO, "fdatasync failed")
+        self._file.datasync()
+
+    def size(self) -> int:
+        return self._file.size()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class FailingDisk(RealDisk):
+    failing = False
+    free: int | None = None
+
+    def create(self, path: str) -> File:
+        return FailingFile(super().create(path), self)
+
+    def open(self, path: str) -> File:
+        return FailingFile(super().open(path), self)
+
+    def free_bytes(self, directory: str) -> int:
+        return super().free_bytes(directory) if self.free is None else self.free
+
+
+class House:
+    """One running server, its disk, and how it ended."""
+
+    def __init__(self, path: Path, options: BookieOptions) -> None:
+        self.path = path
+        self.options = options
+        self.disk = FailingDisk()
+        self.metadata = MemoryMetadata()
+        self.events: list[Event] = []
+        self.stopping = asyncio.Event()
+        self.port = 0
+        self.failure: DiskFailedError | None = None
+
+    async def run(self, ready: asyncio.Event) -> None:
+        paths = StoragePaths(str(self.path / "journal"), (str(self.path / "ledgers"),))
+        for directory in (paths.journal, *paths.ledgers):
+            make_dir(directory)
+        opened = open_storage(self.disk, self.options, paths, "b:1", self.events.append)
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        server = BookieServer(self.options, self.disk, opened, (str(self.path),), tell=self.events.append)
+        info = BookieInfo(BookieId("b:1"), "127.0.0.1", self.port)
+        try:
+            await server.run(listener, self.stopping, metadata=self.metadata, info=info, on_ready=ready.set)
+        except DiskFailedError as error:
+            self.failure = error
+        finally:
+            listener.close()
+            ready.set()
+
+
+@contextlib.asynccontextmanager
+async def house(path: Path, options: BookieOptions = OPTIONS) -> AsyncIterator[House]:
+    made, ready = House(path, options), asyncio.Event()
+    async with asyncio.timeout(20), asyncio.TaskGroup() as life:
+        life.create_task(made.run(ready), name="server")
+        await ready.wait()
+        yield made
+        made.stopping.set()
+
+
+async def test_after_a_failed_sync_nothing_is_acknowledged_and_the_bookie_ends(tmp_path: Path) -> None:
+    async with house(tmp_path) as first:
+        reader, writer = await asyncio.open_connection("127.0.0.1", first.port)
+        writer.write(add_frame(1, 0, b"before"))
+        await reader.readexactly(28)
+        first.disk.failing = True
+        writer.write(b"".join(add_frame(1, entry, b"during") for entry in range(1, 50)))
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)) as ended:
+            await reader.readexactly(28)
+        if isinstance(ended.value, asyncio.IncompleteReadError):
+            assert ended.value.partial == b""
+        await close(writer)
+    assert first.failure is not None and "fdatasync" in str(first.failure)
+    async with house(tmp_path) as second:
+        reader, writer = await asyncio.open_connection("127.0.0.1", second.port)
+        writer.write(read_frame(1, 0))
+        assert (await reader.readexactly(28 + 32 + 6))[-6:] == b"before"
+        await close(writer)
+    assert second.failure is None
+
+
+async def test_standing_follows_the_free_space(tmp_path: Path) -> None:
+    options = BookieOptions(
+        journal_file_bytes=256 * 1024, disk_free_min_bytes=1000, disk_free_reserve_bytes=0, disk_check_s=0.02
+    )
+    async with house(tmp_path, options) as one:
+        moved = asyncio.Event()
+        one.metadata.on_members(moved.set)
+        assert one.metadata.known_members().writable
+        for free, standing in ((10, "readonly"), (10_000, "writable")):
+            moved.clear()
+            one.disk.free = free
+            while not getattr(one.metadata.known_members(), standing):
+                await moved.wait()
+                moved.clear()
+    assert [event.name for event in one.events] == ["journal.replayed", "bookie.read_only", "bookie.writable"]
+    assert not one.metadata.known_members().writable
+
+
+async def test_incomplete_frames_are_bounded_over_all_connections(tmp_path: Path) -> None:
+    options = BookieOptions(
+        journal_file_bytes=256 * 1024, disk_free_min_bytes=0, disk_free_reserve_bytes=0, receive_bytes_max=100_000
+    )
+    async with house(tmp_path, options) as one:
+        part = add_frame(1, 0, bytes(1 << 20))[:60_000]
+        ended = asyncio.Event()
+
+        async def hold() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", one.port)
+            writer.write(part)
+            try:
+                with contextlib.suppress(ConnectionError):
+                    assert await reader.read(1) == b""
+                ended.set()
+            finally:
+                await close(writer)
+
+        async with asyncio.TaskGroup() as clients:
+            holders = [clients.create_task(hold(), name=f"holder {n}") for n in range(2)]
+            await ended.wait()
+            assert sum(holder.done() for holder in holders) <= 1, "one of them may stay"
+            await work(one.port)
+            for holder in holders:
+                holder.cancel()
+
+
+async def close(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def work(port: int) -> None:
+    """Somebody else is served as ever."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(add_frame(2, 0, b"x"))
+    assert (await reader.readexactly(28))[8:12] == bytes(4)
+    await close(writer)
+
+
+async def test_connections_are_bounded(tmp_path: Path) -> None:
+    options = BookieOptions(
+        journal_file_bytes=256 * 1024, disk_free_min_bytes=0, disk_free_reserve_bytes=0, connections_max=2
+    )
+    async with house(tmp_path, options) as one:
+        kept = [await asyncio.open_connection("127.0.0.1", one.port) for _ in range(2)]
+        for _, writer in kept:
+            writer.write(add_frame(1, 0, b"x"))
+        for reader, _ in kept:
+            await reader.readexactly(28)
+        reader, extra = await asyncio.open_connection("127.0.0.1", one.port)
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read(1) == b""
+        for writer in (extra, *(w for _, w in kept)):
+            await close(writer)
