@@ -16,7 +16,8 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.bookie.connection import Connection
-from dlog.bookie.bookie import Bookie, CheckpointDue, Fetch, Flush, Flushed, SpaceSeen
+from dlog.bookie.bookie import Bookie
+from dlog.bookie.messages import CheckpointDue, Fetch, Flush, Flushed, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event

@@ -1,6 +1,6 @@
 """One bookie's promises: what is answered after which fdatasync.
 
-Facts in: requests of connections, `Persisted` of the journal, and the answers to this machine's own questions below.
+Facts in: requests of connections, `Persisted` of the journal, and the answers to its own questions (dlog/bookie/messages.py).
 Effects out: `Send`, `Persist` (data: a tuple of journal records), `Tell`, `Fetch`, `Flush`.
 
 The law of this machine:
@@ -25,11 +25,12 @@ from typing import Any
 
 from fastcrc.crc32 import iscsi as crc32c
 
-from dlog.bookie.cache import Half, ReadCache, Stored, WriteCache
+from dlog.bookie.cache import ReadCache, Stored, WriteCache
 from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryDamaged, LedgerFencedHere
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.journal import Kind, Record, ledger_record
 from dlog.bookie.ledgers import NEVER, Ledger, restored
+from dlog.bookie.messages import CheckpointDue, Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Peer, Persist, Persisted, Received, Send, Tell
 from dlog.model.ids import NO_ENTRY, EntryId
@@ -53,71 +54,6 @@ BATCH_BYTES_MAX = 5 * MiB
 _BATCH_HEAD = 24 + 8 + 4
 _LAC = struct.Struct(">q")
 _RECORD_COST = 128  # bytes of memory a waiting record costs beside its payload
-
-
-# ---- the machine's own questions, and their answers ------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Effect: look up entries from `entry` on in the index as it is now; answered by `Fetched` with the same token.
-
-    At least one entry if it is there, and those that follow it without a gap, up to both bounds.
-    """
-
-    token: int
-    ledger: int
-    entry: int
-    entries_max: int
-    bytes_max: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fetched:
-    """Fact: consecutive packets from the entry asked for. None: `damage` says why, or the entry is absent."""
-
-    token: int
-    packets: tuple[bytes, ...] = ()
-    damage: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Flush:
-    """Effect: put these entries and ledger states into entry logs and index. Answered by `Flushed`.
-
-    They are everything that was durable when the number was first heard and is in no earlier flush; after a failure the
-    same number comes again with the same contents, and the mark it stands for must be the same, too.
-    """
-
-    number: int
-    entries: Half
-    rows: tuple[LedgerRow, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Flushed:
-    """Fact: a Flush is durable and in the index, or failed for want of space."""
-
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointDue:
-    """Fact: time, or the length of the journal, asks for a checkpoint."""
-
-
-@dataclass(frozen=True, slots=True)
-class PersistRefused:
-    """Fact: nothing that waits for the journal will become durable, for want of space; later Persists may."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SpaceSeen:
-    """Fact: free bytes of the fullest directory."""
-
-    free_bytes: int
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from dlog.bookie.bookie import Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
 from dlog.bookie.journal import Mark, Record, record_bytes
+from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event

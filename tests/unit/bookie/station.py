@@ -6,8 +6,9 @@ import struct
 from collections.abc import Iterable
 from typing import Any
 
-from dlog.bookie.bookie import Bookie, CheckpointDue, Fetch, Fetched, Flush, Flushed, PersistRefused
+from dlog.bookie.bookie import Bookie
 from dlog.bookie.journal import Record
+from dlog.bookie.messages import CheckpointDue, Fetch, Fetched, Flush, Flushed, PersistRefused
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event

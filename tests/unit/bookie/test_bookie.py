@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dlog.bookie.bookie import Bookie, CheckpointDue, Fetch, Fetched, SpaceSeen
+from dlog.bookie.bookie import Bookie
 from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryDamaged
 from dlog.bookie.index import LedgerRow
+from dlog.bookie.messages import CheckpointDue, Fetch, Fetched, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId

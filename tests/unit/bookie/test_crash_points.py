@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from dlog.bookie.bookie import Bookie, CheckpointDue
+from dlog.bookie.bookie import Bookie
 from dlog.bookie.cache import Half
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.journal import Mark
+from dlog.bookie.messages import CheckpointDue
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError
 from dlog.io.bookie_store import LedgerDirs

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from dlog.bookie.bookie import CheckpointDue
 from dlog.bookie.cache import Half, ReadCache, Stored
 from dlog.bookie.entry_log import parse_section_end
 from dlog.bookie.index import CHUNK_ENTRIES, LedgerRow, runs_to_merge
 from dlog.bookie.journal import FIRST_MARK
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
+from dlog.bookie.messages import CheckpointDue
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.io.ledger_dir import LedgerDir

@@ -1,0 +1,73 @@
+"""What the bookie machine asks of its storage, and what it hears from it, beside Persist and Persisted.
+
+Effects: Fetch, Flush. Facts: the others. A Fetch is known by its token, a Flush by its number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.bookie.cache import Half
+from dlog.bookie.index import LedgerRow
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Effect: look up entries from `entry` on in the index as it is now; answered by `Fetched` with the same token.
+
+    At least one entry if it is there, and those that follow it without a gap, up to both bounds.
+    """
+
+    token: int
+    ledger: int
+    entry: int
+    entries_max: int
+    bytes_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Fact: consecutive packets from the entry asked for. None: `damage` says why, or the entry is absent."""
+
+    token: int
+    packets: tuple[bytes, ...] = ()
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """Effect: put these entries and ledger states into entry logs and index. Answered by `Flushed`.
+
+    They are everything that was durable when the number was first heard and is in no earlier flush; after a failure the
+    same number comes again with the same contents, and the mark it stands for must be the same, too.
+    """
+
+    number: int
+    entries: Half
+    rows: tuple[LedgerRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Flushed:
+    """Fact: a Flush is durable and in the index, or failed for want of space."""
+
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDue:
+    """Fact: time, or the length of the journal, asks for a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class PersistRefused:
+    """Fact: nothing that waits for the journal will become durable, for want of space; later Persists may."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceSeen:
+    """Fact: free bytes of the fullest directory."""
+
+    free_bytes: int
