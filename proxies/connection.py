@@ -64,6 +64,10 @@ class Reception(Protocol):
         """Count the connection out; also called after a refused `admit`."""
         ...
 
+    def keeps(self, change: int) -> bool:
+        """So many more (fewer) bytes of frames that are not whole are kept; False when that is too much."""
+        ...
+
 
 class Pause(enum.Flag):
     """Why the socket is not read."""
@@ -84,6 +88,7 @@ class Connection(asyncio.Protocol):
         self._session: Session | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
+        self._kept = 0  # bytes of a frame that is not whole
         self._out: list[bytes | bytearray | memoryview] = []
         self._out_bytes = 0
         self._planned = False
@@ -106,12 +111,13 @@ class Connection(asyncio.Protocol):
             for message in self._decoder.feed(data):
                 if self._session is not None:
                     self._hear(self._session, message)
-                elif self._transport is None:
-                    return
-                else:
+                elif self.is_open:
                     self._greet(message)
         except ProtocolError:
             self.end()
+        change, self._kept = self._decoder.buffered - self._kept, self._decoder.buffered
+        if change and not self._reception.keeps(change):
+            self.end(OverCapacityError("too many frames are half sent to this proxy"))
 
     def eof_received(self) -> bool:
         return False
@@ -119,6 +125,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._cancel_hello_timer()
+        self._reception.keeps(-self._kept)
+        self._kept = 0
         session, self._session = self._session, None
         if session is not None:
             session.closed()

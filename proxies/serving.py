@@ -11,19 +11,23 @@ import asyncio
 import contextlib
 import dataclasses
 import random
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from dlog.errors import ConfigError
 from dlog.events import Event
 from dlog.io import logs, metrics
 from dlog.io.settings import configured, load
-from dlog.options import KiB, option
+from dlog.options import KiB, MiB, option
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Connection, Session
+
+_ID = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,199}\Z")
+_ADDRESS = re.compile(r"\S{1,250}:[0-9]{1,5}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,15 +39,16 @@ class ServingOptions:
     """
 
     zookeeper: str = "127.0.0.1:2181"
-    namespace: str = "/dlog"
+    namespace: str = "/messaging/dlog"
     host: str = "127.0.0.1"
     port: int = 0
     id: str = ""
     advertise: str = ""
     log_format: str = ""
     log_level: str = "info"
-    metrics_port: int = -1  # -1: no metrics endpoint
+    metrics_port: int = 0  # 0: off
     connections_max: int = option(2000, sim=(1, 4))
+    receive_bytes_max: int = option(128 * MiB, sim=(MiB, 8 * MiB))  # of frames that are not whole yet, all connections
     hello_s: float = 5.0  # a connection that has not said hello by then is closed
     batch_bytes_max: int = option(RECORD_BYTES_MAX, sim=(KiB, RECORD_BYTES_MAX))
     drain_s: float = 10.0  # all of the hand-over on SIGTERM
@@ -53,9 +58,15 @@ class ServingOptions:
             raise ValueError(f"log_format is json, text or nothing: {self.log_format}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"not a port: {self.port}")
+        if self.id and not _ID.match(self.id):
+            raise ValueError(f"an id holds letters, digits, '.', '_', ':' and '-': {self.id!r}")
+        if self.advertise and not _ADDRESS.match(self.advertise):
+            raise ValueError(f"an address is host:port: {self.advertise!r}")
         if not 0 < self.batch_bytes_max <= RECORD_BYTES_MAX:
             raise ValueError(f"batch_bytes_max is at most {RECORD_BYTES_MAX}: {self.batch_bytes_max}")
 
+
+Options = TypeVar("Options", bound=ServingOptions)
 
 FRAME_OVERHEAD_BYTES = 64 * KiB + 6  # a frame is never longer than its body and this
 
@@ -77,6 +88,7 @@ class Listener:
         self.hello_s = options.hello_s
         self.connections: set[Connection] = set()
         self.refused = 0
+        self.half_bytes = 0  # of frames that are not whole
         self._options = options
         self._open_session = open_session
         self._server: asyncio.Server | None = None
@@ -136,6 +148,10 @@ class Listener:
     def open(self, connection: Connection, hello: Hello) -> Session:
         return self._open_session(connection)
 
+    def keeps(self, change: int) -> bool:
+        self.half_bytes += change
+        return self.half_bytes <= self._options.receive_bytes_max
+
     def leave(self, connection: Connection) -> None:
         self.connections.discard(connection)
         if not self.connections:
@@ -150,15 +166,19 @@ def limits(options: ServingOptions) -> dict[str, int]:
     }
 
 
-def read_arguments(role: str, cls: type[Any], arguments: list[str]) -> Any:
-    """Options of a role from its command line, its file and its environment. Raises ConfigError; --help exits."""
+def parse(role: str, cls: type[Any], arguments: Sequence[str] | None) -> dict[str, Any]:
+    """The flags of a role's command line, by option name, and `config`; --help and unknown flags exit."""
     parser = argparse.ArgumentParser(prog=f"python -m proxies.{role}", allow_abbrev=False)
     parser.add_argument("--config", help=f"TOML file; its section [{role}] is read")
     for f in dataclasses.fields(cls):
-        parser.add_argument(
-            "--" + f.name.replace("_", "-"), dest=f.name, metavar=str(f.type).upper(), help=f"default {f.default}"
-        )
-    given = vars(parser.parse_args(arguments))
+        flag = "--" + f.name.replace("_", "-")
+        parser.add_argument(flag, metavar=str(f.type).upper(), help=f"default {f.default!r}")
+    return vars(parser.parse_args(arguments))
+
+
+def configure(role: str, cls: type[Options], flags: dict[str, Any]) -> Options:
+    """Options of a role from dataclass, file, environment and flags; logs begin here. Raises ConfigError."""
+    given = dict(flags)
     path = given.pop("config")
     options = load(cls, role, path, given)
     logs.setup(options.log_format or None, level=options.log_level, role=role)
@@ -180,7 +200,7 @@ def seeded() -> random.Random:
 @asynccontextmanager
 async def metrics_endpoint(port: int) -> AsyncIterator[None]:
     """Serve metrics while the scope lasts, if a port is given."""
-    endpoint = metrics.serve(port if port >= 0 else None)
+    endpoint = metrics.serve(port or None)
     try:
         yield
     finally:

@@ -285,6 +285,11 @@ class FrameDecoder:
     def length_max(self, value: int) -> None:
         self._frames.length_max = value
 
+    @property
+    def buffered(self) -> int:
+        """Bytes kept of a frame that is not whole yet."""
+        return self._frames.buffered
+
     def feed(self, data: Buffer) -> Iterator[Message]:
         """Yield the messages that `data` completes; exhaust it before the next feed.
 

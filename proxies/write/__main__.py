@@ -1,29 +1,30 @@
-"""`python -m proxies.write`: one write proxy. Options: --help, config/README.md."""
+"""`python -m proxies.write`: one write proxy, from its flags to its last connection. Options: --help."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from dlog.errors import ConfigError
 from dlog.io import process
 from proxies import parts, serving
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 
 
-async def main() -> int:
-    """Serve until SIGTERM or SIGINT, hand over, return 0."""
-    stop = process.stop_event(serving.tell)
-    async with serving.metrics_endpoint(options.metrics_port), parts.opened(options) as opened:
-        proxy = WriteProxy(options, opened.metadata, opened.stores)
-        await proxy.run(stop, lambda name, address: process.ready("write", name, address))
-    return 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT, hand over; the exit code."""
+    flags = serving.parse("write", WriteOptions, arguments)
+
+    async def live() -> int:
+        options = serving.configure("write", WriteOptions, flags)
+        stop = process.stop_event(serving.tell)
+        async with serving.metrics_endpoint(options.metrics_port), parts.opened(options) as opened:
+            proxy = WriteProxy(options, opened.metadata, opened.stores)
+            await proxy.run(stop, lambda name, address: process.ready("write", name, address))
+        return 0
+
+    return process.run(live)
 
 
 if __name__ == "__main__":
-    try:
-        options: WriteOptions = serving.read_arguments("write", WriteOptions, sys.argv[1:])
-    except ConfigError as error:
-        sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
-        sys.exit(2)
-    sys.exit(process.run(main))
+    sys.exit(main())

@@ -155,3 +155,18 @@ async def test_who_asks_and_never_listens_is_not_listened_to(house: House) -> No
             raw.transport.write(question * 100)
             await asyncio.sleep(0)
         assert connection.unsent_bytes < 4 * 1024 * 1024
+
+
+async def test_half_frames_are_kept_up_to_a_bound_for_all_connections_together(house: House) -> None:
+    proxy = await house.write_proxy(receive_bytes_max=1 << 20)
+    half = struct.pack(">I", 900_000) + b"x" * 400_000
+    async with Raw(proxy.address) as bystander, Raw(proxy.address) as one, Raw(proxy.address) as two:
+        async with Raw(proxy.address) as three:
+            for raw in (one, two, three):
+                assert raw.transport is not None
+                raw.transport.write(half)
+                assert await bystander.ask(Ping) == {}
+            await three.closed.wait()
+        assert 0 < proxy.proxy.listener.half_bytes <= 1 << 20
+        assert not one.closed.is_set()
+        assert not two.closed.is_set()

@@ -1,0 +1,54 @@
+"""The files in config/ hold keys that exist, with values that pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlog.bookie.options import BookieOptions
+from dlog.errors import ConfigError
+from dlog.io.settings import load
+from proxies import serving
+from proxies.read.options import ReadOptions
+from proxies.write.options import WriteOptions
+
+CONFIG = Path(__file__).parents[3] / "config"
+ROLES: list[tuple[str, Any]] = [("bookie", BookieOptions), ("write", WriteOptions), ("read", ReadOptions)]
+
+
+@pytest.mark.parametrize("file", sorted(CONFIG.glob("*.toml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(("role", "cls"), ROLES)
+def test_a_configuration_file_loads_for_every_role(file: Path, role: str, cls: Any) -> None:
+    load(cls, role, file, {}, environ={})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--port", "70000"],
+        ["--port", "http"],
+        ["--batch-bytes-max", "2MiB"],
+        ["--id", "a/b"],
+        ["--advertise", "nowhere"],
+        ["--log-format", "xml"],
+        ["--config", "no-such-file.toml"],
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_a_configuration_error(flags: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        serving.configure("write", WriteOptions, serving.parse("write", WriteOptions, flags))
+
+
+def test_an_unknown_flag_ends_with_the_list_of_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        serving.parse("read", ReadOptions, ["--colour", "red"])
+    assert ended.value.code == 2
+    assert "--cache-bytes-max" in capsys.readouterr().err
+
+
+def test_sizes_and_seconds_come_as_text_and_go_as_numbers() -> None:
+    flags = {"cache_bytes_max": "64MiB", "idle_s": "2m", "port": "9001"}
+    options = load(ReadOptions, "read", None, flags, environ={})
+    assert (options.cache_bytes_max, options.idle_s, options.port) == (64 << 20, 120.0, 9001)
