@@ -1,8 +1,8 @@
 """A bookie as the ledger protocol sees it: small, and faithful in what must be durable before which answer.
 
 Adds and fences go to a journal and are answered once synced. What was accepted is readable at once. A fence refuses
-plain adds from the instant it is accepted. After a crash the state is what the journal kept. The real machine is
-dlog/bookie/bookie.py; its own simulation is elsewhere.
+plain adds from the instant it is accepted. After a crash the state is what the journal kept. It is looser than the real
+machine (housed_bookie.py): what is not yet durable is readable, as on Java's bookie.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ class Ailments:
     def cure(self) -> None:
         self.io_error = self.damage = 0.0
         self.read_only = False
+
+    def is_ill(self) -> bool:
+        return self.io_error > 0 and self.rng.random() < self.io_error
+
+    def perhaps_damaged(self, packet: bytes) -> bytes:
+        if self.damage > 0 and self.rng.random() < self.damage:
+            at = self.rng.randrange(len(packet))
+            return packet[:at] + bytes([packet[at] ^ 0x40]) + packet[at + 1 :]
+        return packet
 
 
 class BookieModel:
@@ -67,7 +76,7 @@ class BookieModel:
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.FENCED))]
         if self.ailments.read_only and not add.high_priority:
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.READ_ONLY))]
-        if self.is_ill():
+        if self.ailments.is_ill():
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.IO_ERROR))]
         packet = b"".join(bytes(part) for part in add.parts)
         self.store(add.ledger, add.entry, packet)
@@ -95,12 +104,12 @@ class BookieModel:
     def read(self, read: ReadEntry) -> EntryRead:
         entry = self.last.get(read.ledger, -1) if read.entry == -1 else read.entry
         packet = self.entries.get((read.ledger, entry))
-        if self.is_ill():
+        if self.ailments.is_ill():
             return EntryRead(read.ledger, read.entry, Code.IO_ERROR, b"", read.fence)
         if packet is None:
             known = read.ledger in self.last or read.ledger in self.fenced
             return EntryRead(read.ledger, read.entry, Code.NO_ENTRY if known else Code.NO_LEDGER, b"", read.fence)
-        return EntryRead(read.ledger, read.entry, Code.OK, self.perhaps_damaged(packet), read.fence)
+        return EntryRead(read.ledger, read.entry, Code.OK, self.ailments.perhaps_damaged(packet), read.fence)
 
     def read_batch(self, read: BatchRead) -> BatchDone:
         packets: list[bytes] = []
@@ -110,15 +119,6 @@ class BookieModel:
             if packet is None or (packets and size + 4 + len(packet) > read.max_bytes):
                 break
             size += 4 + len(packet)
-            packets.append(self.perhaps_damaged(packet))
-        code = Code.IO_ERROR if self.is_ill() else Code.OK if packets else Code.NO_ENTRY
+            packets.append(self.ailments.perhaps_damaged(packet))
+        code = Code.IO_ERROR if self.ailments.is_ill() else Code.OK if packets else Code.NO_ENTRY
         return BatchDone(read.ledger, read.start, read.request, code, tuple(packets) if code is Code.OK else ())
-
-    def is_ill(self) -> bool:
-        return self.ailments.io_error > 0 and self.ailments.rng.random() < self.ailments.io_error
-
-    def perhaps_damaged(self, packet: bytes) -> bytes:
-        if self.ailments.damage > 0 and self.ailments.rng.random() < self.ailments.damage:
-            at = self.ailments.rng.randrange(len(packet))
-            return packet[:at] + bytes([packet[at] ^ 0x40]) + packet[at + 1 :]
-        return packet

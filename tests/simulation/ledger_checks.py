@@ -19,6 +19,7 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import AddEntry, Code, EntryRead, ReadEntry
 from dlog.wire.digest import ENTRY_HEAD, Digest
+from tests.simulation.housed_bookie import journal_records
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.network import Host
 
@@ -75,11 +76,12 @@ class LedgerChecks:
     def _scan(self) -> None:
         for bookie, upto in self._scanned.items():
             durable = self.sim.disk(bookie).durable
-            for _, record in durable[upto:]:
-                if record[0] == "fence":
-                    self._fenced.add(bookie)
-                else:
-                    self._holds[bookie].add(record[2])
+            for _, data in durable[upto:]:
+                for record in journal_records(data):
+                    if record[0] == "fence":
+                        self._fenced.add(bookie)
+                    else:
+                        self._holds[bookie].add(record[2])
             self._scanned[bookie] = len(durable)
 
     @property
@@ -269,13 +271,13 @@ class LedgerChecks:
         for entry in range(metadata.last_entry + 1):
             if entry not in self.bytes_read:
                 raise Violation("L1", f"entry {entry} of {metadata.last_entry} was never read")
-        for bookie, held in self._holds.items():
-            for _, record in self.sim.disk(bookie).durable:
-                if record[0] == "add" and record[2] <= metadata.last_entry:
-                    payload = record[3][ENTRY_HEAD.size + self.digest.size :]
-                    if payload != self.payloads[record[2]]:
-                        raise Violation("L3", f"{bookie} holds other bytes for entry {record[2]}")
-            assert held is not None
+        for bookie in self._holds:
+            for _, data in self.sim.disk(bookie).durable:
+                for record in journal_records(data):
+                    if record[0] == "add" and record[2] <= metadata.last_entry:
+                        payload = record[3][ENTRY_HEAD.size + self.digest.size :]
+                        if payload != self.payloads[record[2]]:
+                            raise Violation("L3", f"{bookie} holds other bytes for entry {record[2]}")
 
 
 def firsts_of(metadata: LedgerMetadata) -> list[int]:

@@ -30,6 +30,7 @@ from dlog.options import draw
 from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, EntryAdded, EntryRead, ReadEntry
 from dlog.wire.digest import Digest
 from tests.simulation.bookie_model import Ailments, BookieModel
+from tests.simulation.housed_bookie import HousedBookie
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.ledger_checks import LedgerChecks
 from tests.simulation.network import Node
@@ -98,9 +99,9 @@ class BookieTransport:
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
     """The plan that a seed means."""
     rng = random.Random(f"{style}/{seed}/plan")
-    return {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}[style](
-        seed, rng, style
-    )
+    draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
+    plan = draws[style](seed, rng, style)
+    return with_config(plan, real=rng.random() < 0.5)  # the real bookie machine, or the looser model
 
 
 def _draw_swarm(seed: int, rng: random.Random, style: str) -> Plan:
@@ -297,7 +298,7 @@ class LedgerWorld:
     # ---- who lives here ----------------------------------------------------------------------------------------------
 
     def start_bookie(self, node: Node) -> None:
-        made = self.parts.get("bookie", BookieModel)
+        made = self.parts.get("bookie", HousedBookie if self.config.get("real") else BookieModel)
         name = BookieId(node.name)
         self.sim.place(name, name, made(self.sim.disk(name).durable, self.ailments[name]), listens=True)
 

@@ -1,0 +1,117 @@
+"""The real bookie machine in the simulator: its index in memory, its journal on the kernel's disk.
+
+Lookups and flushes take time, as they do in threads; the journal is never cut, so a restart rebuilds the index from all
+of it. Ailments lie between the machine and the network.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from dlog.bookie.bookie import Bookie
+from dlog.bookie.journal import Kind, Record, parse_ledger_record
+from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed
+from dlog.bookie.options import BookieOptions
+from dlog.bookie.restoring import Restored
+from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
+from dlog.model.ids import EntryId, LedgerId
+from dlog.options import draw
+from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.digest import ENTRY_HEAD
+from tests.simulation.bookie_model import Ailments
+
+
+def journal_records(data: Any) -> Iterator[tuple[Any, ...]]:
+    """What one durable Persist says, in bookie_model's words: ("add", ledger, entry, packet) or ("fence", ledger)."""
+    if isinstance(data[0], str):
+        yield data
+        return
+    for record in data:
+        assert isinstance(record, Record)
+        if record.kind == Kind.ADD:
+            ledger, entry, _, _ = ENTRY_HEAD.unpack_from(record.payload)
+            yield ("add", ledger, entry, record.payload)
+        else:
+            ledger, _, fenced = parse_ledger_record(record.payload)
+            if fenced:
+                yield ("fence", ledger)
+
+
+class HousedBookie:
+    """One life of a real bookie. `records`: what its journal kept."""
+
+    def __init__(self, records: list[tuple[int, Any]], ailments: Ailments) -> None:
+        restored = Restored(())
+        for _, group in records:
+            for record in group:
+                restored.apply(record, salvage=False)
+        entries, rows = restored.take()
+        self.ailments = ailments
+        self.index = {ledger: {entry: s.packet for entry, s in held.items()} for ledger, held in entries.items()}
+        self.bookie = Bookie(draw(BookieOptions, random.Random(ailments.rng.random())), rows)
+        self.later: dict[int, Fetched | Flush] = {}
+        self.asked = 0
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        if isinstance(fact, Received):
+            refusal = self.refuse(fact.message)
+            if refusal is not None:
+                return [Send(fact.peer, refusal)]
+        if isinstance(fact, TimerFired):
+            assert isinstance(fact.key, int)
+            return self.performed(self.bookie.handle(self.finish(self.later.pop(fact.key))))
+        return self.performed(self.bookie.handle(fact))
+
+    def refuse(self, message: Any) -> Any:
+        """The answer of a bookie that is ill, or None."""
+        if isinstance(message, AddEntry):
+            if self.ailments.read_only and not message.high_priority:
+                return EntryAdded(message.ledger, message.entry, Code.READ_ONLY)
+            if self.ailments.is_ill():
+                return EntryAdded(message.ledger, message.entry, Code.IO_ERROR)
+        elif isinstance(message, ReadEntry) and self.ailments.is_ill():
+            return EntryRead(message.ledger, message.entry, Code.IO_ERROR, b"", message.fence)
+        elif isinstance(message, BatchRead) and self.ailments.is_ill():
+            return BatchDone(message.ledger, message.start, message.request, Code.IO_ERROR)
+        return None
+
+    def performed(self, effects: list[Any]) -> list[Effect]:
+        """Lookups and flushes become timers; packets may be damaged on their way out."""
+        done: list[Effect] = []
+        for effect in effects:
+            if isinstance(effect, Fetch):
+                done.append(self.after_a_while(self.look_up(effect)))
+            elif isinstance(effect, Flush):
+                done.append(self.after_a_while(effect))
+            elif isinstance(effect, Send) and isinstance(effect.message, EntryRead) and effect.message.packet:
+                packet = self.ailments.perhaps_damaged(bytes(effect.message.packet))
+                done.append(Send(effect.peer, dataclasses.replace(effect.message, packet=packet)))
+            elif isinstance(effect, Send) and isinstance(effect.message, BatchDone):
+                packets = tuple(self.ailments.perhaps_damaged(bytes(p)) for p in effect.message.packets)
+                done.append(Send(effect.peer, dataclasses.replace(effect.message, packets=packets)))
+            else:
+                done.append(effect)
+        return done
+
+    def after_a_while(self, thing: Fetched | Flush) -> SetTimer:
+        self.asked += 1
+        self.later[self.asked] = thing
+        return SetTimer(self.asked, self.ailments.rng.random() * 0.002)
+
+    def look_up(self, fetch: Fetch) -> Fetched:
+        held = self.index.get(fetch.ledger, {})
+        packets: list[bytes] = []
+        while fetch.entry + len(packets) in held and len(packets) < fetch.entries_max:
+            packets.append(held[fetch.entry + len(packets)])
+        return Fetched(fetch.token, tuple(packets))
+
+    def finish(self, thing: Fetched | Flush) -> Any:
+        if isinstance(thing, Fetched):
+            return thing
+        for ledger, entries in thing.entries.items():
+            held = self.index.setdefault(LedgerId(ledger), {})
+            held.update({EntryId(entry): stored.packet for entry, stored in entries.items()})
+        return Flushed()
