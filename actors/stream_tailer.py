@@ -150,6 +150,8 @@ class StreamTailer:
         self._readers = SegmentReaders(stream, stores)
         self._views: set[View] = set()
         self._value: StreamMetadata | None = None
+        self._segments: dict[int, Segment] = {}  # of the value, by number
+        self._tail: Segment | None = None  # of the value: the one in progress
         self._is_known = False
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()  # metadata, or who waits for what; replaced each time it is set
@@ -200,6 +202,7 @@ class StreamTailer:
         """This life is over: what it was asked is not answered any more, and the next one knows nothing."""
         self._tasks = None
         self._value, self._is_known = None, False
+        self._segments, self._tail = {}, None
         self._fresh.clear()
         self._watching.clear()
         self._flights.clear()
@@ -273,6 +276,9 @@ class StreamTailer:
         if self._is_known and value == before:
             return
         self._value, self._is_known = value, True
+        self._segments = {s.number: s for s in (value.segments if value is not None else ())}
+        in_progress = value.in_progress if value is not None else ()
+        self._tail = in_progress[-1] if in_progress else None
         if before is not None:
             self._forget(before, value)
         for view in tuple(self._views):
@@ -344,7 +350,7 @@ class StreamTailer:
     def _lac_seen(self, question: WatchLac) -> LacSeen | None:
         asked = question.segment
         key = segment_key(asked)
-        now = self._value.segment(asked.number) if self._value is not None else None
+        now = self._segments.get(asked.number)
         if now is None or segment_key(now) != key:
             return LacSeen(asked.number, asked.place, question.known, True)
         if now.completed:
@@ -360,11 +366,6 @@ class StreamTailer:
         if ended:
             self._ended.add(key)
         self._settle_watches()
-
-    def _in_progress(self) -> Segment | None:
-        """The segment at the tail."""
-        waiting = self._value.in_progress if self._value is not None else ()
-        return waiting[-1] if waiting else None
 
     def _signal(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -431,8 +432,7 @@ class StreamTailer:
         """A LAC of segment `number` is heard for the first time on this connection: look where it lies, then use it."""
 
         def then(error: DLogError | None) -> None:
-            segment = self._value.segment(number) if error is None and self._value is not None else None
-            heard.place(number, segment)
+            heard.place(number, self._segments.get(number) if error is None else None)
 
         self._refresh(then)
 
@@ -449,7 +449,7 @@ class StreamTailer:
         pause_s = self._options.retry_min_s
         while True:
             changed = self._changed
-            segment = self._in_progress()
+            segment = self._tail
             if self._is_heard or segment is None or not self._waits_for(segment):
                 await changed.wait()
                 continue
