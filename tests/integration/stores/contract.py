@@ -92,18 +92,20 @@ class Run:
         self.history.recovered.append(end)
         return end
 
-    async def follow(self, store: SegmentStore, name: str) -> None:
-        """Read at the tail until the end, noting everything seen."""
+    async def follow(self, store: SegmentStore, name: str, *, patient: bool = True) -> None:
+        """Read at the tail until the end, noting everything seen. Impatient: at every turn of the loop."""
         reader = await store.open_reader(self.ref)
         position = 0
         try:
             while reader.end is None or position <= reader.end:
-                lac = await reader.wait_lac(EntryId(position - 1), LONG_S)
+                lac = await reader.wait_lac(EntryId(position - 1), LONG_S if patient else 0.0)
                 self.history.lacs.append((name, lac))
                 if lac >= position:
                     found = await reader.read(EntryId(position), lac, 64)
                     self.history.read(name, position, found)
                     position += len(found)
+                elif not patient:
+                    await asyncio.sleep(0)
             self.history.ends.append((name, reader.end))
         finally:
             await reader.close()
@@ -371,7 +373,8 @@ class StoreContract:
         run = await self._run(old)
         async with self._limit(), asyncio.TaskGroup() as group:
             for number in range(3):
-                group.create_task(run.follow((old, new)[number % 2], f"reader {number}"), name=f"reader {number}")
+                following = run.follow((old, new)[number % 2], f"reader {number}", patient=number != 1)
+                group.create_task(following, name=f"reader {number}")
             for _ in range(rng.randint(1, 12)):
                 for _ in range(rng.randint(1, 20)):
                     run.append(size=rng.choice((20, 400)))
