@@ -1,7 +1,7 @@
 """One bookie's promises: what is answered after which fdatasync.
 
-Facts in: requests of connections, `Persisted` of the journal, and the answers to its own questions (dlog/bookie/messages.py).
-Effects out: `Send`, `Persist` (data: a tuple of journal records), `Tell`, `Fetch`, `Flush`.
+Facts in: requests of connections, `Persisted` of the journal, and answers to its own questions. Effects out: `Send`,
+`Persist` (data: a tuple of journal records), `Tell`, and those questions (dlog/bookie/messages.py).
 
 The law of this machine:
 - An add is answered OK once its record is durable, and an entry is served only then: nothing is shown that a power cut
