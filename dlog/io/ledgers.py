@@ -96,6 +96,7 @@ class Ledgers:
         self._tasks = asyncio.TaskGroup()
         self._open = False
         self._drivers: dict[Driver, asyncio.Task[None]] = {}
+        self._watches: set[_Watch] = set()
 
     async def __aenter__(self) -> Ledgers:
         await self._tasks.__aenter__()
@@ -106,6 +107,8 @@ class Ledgers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._open = False
+        for watch in list(self._watches):
+            watch.stop()
         for driver in list(self._drivers):
             driver.stop()
         await self._tasks.__aexit__(kind, error, trace)
@@ -182,8 +185,9 @@ class Ledgers:
         digest = self._digest(ledger, metadata, password)
         if metadata.is_closed or last_entry is not None:
             return LedgerReader(ledger, metadata, digest, self._start, last_entry, _nothing)
-        watch = _Watch(ledger, self._metadata, self._tasks)
+        watch = _Watch(ledger, self._metadata, self._tasks, self._watches.discard)
         reader = LedgerReader(ledger, metadata, digest, self._start, None, watch.stop)
+        self._watches.add(watch)
         watch.begin(reader)
         return reader
 
@@ -295,10 +299,13 @@ class Ledgers:
 class _Watch:
     """Reads metadata again for a reader when a watch fires; a hint lost costs only time, the tailer asks too."""
 
-    def __init__(self, ledger: LedgerId, metadata: Metadata, tasks: asyncio.TaskGroup) -> None:
+    def __init__(
+        self, ledger: LedgerId, metadata: Metadata, tasks: asyncio.TaskGroup, on_end: Callable[[_Watch], None]
+    ) -> None:
         self._ledger = ledger
         self._metadata = metadata
         self._tasks = tasks
+        self._on_end = on_end
         self._reader: LedgerReader | None = None
         self._unsubscribe: Callable[[], None] = _nothing
         self._reading: asyncio.Task[None] | None = None
@@ -310,6 +317,7 @@ class _Watch:
 
     def stop(self) -> None:
         self._reader = None
+        self._on_end(self)
         self._unsubscribe()
         if self._reading is not None:
             self._reading.cancel()

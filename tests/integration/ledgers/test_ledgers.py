@@ -304,6 +304,21 @@ async def test_a_machine_that_breaks_takes_its_handle_down_and_nothing_else() ->
         assert await sound.append((b"y",)) == 0
 
 
+async def test_a_watch_that_fires_after_the_end_disturbs_nobody() -> None:
+    async with cluster() as made:
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        async with AsyncExitStack() as stack:
+            made._stack, outer = stack, made._stack
+            others = await made.client()
+            made._stack = outer
+            reader = await others.open(writer.ledger_id)
+        await writer.close()  # the reader was not closed, only its client was
+        assert reader.end is None
+        with pytest.raises(ClosedError):
+            await reader.wait_lac(NO_ENTRY, 30.0)
+
+
 async def test_leaving_the_scope_ends_every_life() -> None:
     before = asyncio.all_tasks()
     async with cluster() as made:
