@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ from dlog.cli.telling import EXIT_OK, CommandError
 from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
 from dlog.client.record import RecordBatch
+from dlog.errors import InvalidRequestError
 from dlog.io.clock import unix_ms
 from dlog.model.ids import stream_name
 from dlog.options import parse_duration_s
@@ -129,15 +131,11 @@ def parse_time(text: str, now_s: float) -> Position:
     Raises CommandError.
     """
     body = text.strip()
-    try:
+    with contextlib.suppress(ValueError, InvalidRequestError):
         seconds = float(body)
         return at_time(seconds / 1000 if seconds > 1e11 else seconds)
-    except ValueError:
-        pass
-    try:
+    with contextlib.suppress(ValueError, InvalidRequestError):
         return at_time(datetime.fromisoformat(body))
-    except ValueError:
-        pass
     if body and body[0].isdigit() and body[-1] in "smhd":
         return at_time(max(0.0, now_s - parse_duration_s(body)))
     raise CommandError(

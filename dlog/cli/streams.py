@@ -81,6 +81,7 @@ def ls(connect: str | None, directory: str | None, as_json: bool) -> None:
 @cluster_options
 def show(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
     """Tell what is known of STREAM: settings, owner, segments."""
+    stream_name(stream)
     told = ask(connect, directory, lambda client: client.stat(stream))
     if as_json:
         say_json(told)
@@ -128,6 +129,7 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
 @cluster_options
 def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None, as_json: bool) -> None:
     """Let records of STREAM before DLSN go, by whole segments. The point only moves forward."""
+    stream_name(stream)
     place = places.parse(dlsn)
     told = ask(connect, directory, lambda client: client.truncate(stream, place))
     if as_json:
@@ -141,6 +143,7 @@ def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None,
 @cluster_options
 def seal(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
     """End STREAM for good after what is acknowledged now. Readers then come to an end."""
+    stream_name(stream)
     told = ask(connect, directory, lambda client: client.seal(stream))
     if as_json:
         say_json({"stream": stream, "sealed": True, **told})

@@ -1,0 +1,148 @@
+"""The commands on a real cluster: what goes in comes out, and every misuse has an answer."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.cli.up import Up, dlog
+
+LINES = [b"line %d " % n + b"x" * (n % 90) for n in range(20_000)]
+
+
+def ok(cluster: Up, *arguments: str, given: bytes = b"") -> bytes:
+    code, out, err = dlog(*arguments, directory=cluster.directory, given=given)
+    assert code == 0, err
+    return out
+
+
+def told(cluster: Up, *arguments: str, given: bytes = b"") -> Any:
+    return json.loads(ok(cluster, *arguments, "--json", given=given))
+
+
+def test_a_file_goes_in_and_comes_out(cluster: Up, tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(b"\n".join(LINES) + b"\n")
+    ok(cluster, "create", "file")
+    last = ok(cluster, "append", "file", str(file)).decode().splitlines()[-1]
+    assert last.startswith("20,000 records, 1:0:0 .. ")
+    assert ok(cluster, "read", "file") == file.read_bytes()
+    more = told(cluster, "append", "file", str(file))
+    assert more["records"] == 20_000
+    assert ok(cluster, "read", "file", "--from", more["first"]) == file.read_bytes()
+
+
+def test_a_pipe_framed_records_and_every_format(cluster: Up) -> None:
+    payloads = [b"a", b"", b"with\nnewline", b"\xff\xfe"]
+    framed = b"".join(struct.pack(">I", len(p)) + p for p in payloads)
+    summary = told(cluster, "append", "framed", "--create", "--framed", given=framed)
+    assert (summary["records"], summary["bytes"]) == (4, len(framed))
+    assert ok(cluster, "read", "framed", "--format", "framed") == framed
+    assert ok(cluster, "read", "framed", "--format", "raw") == b"".join(payloads)
+    rows = [json.loads(line) for line in ok(cluster, "read", "framed", "--format", "json").splitlines()]
+    assert [row["dlsn"] for row in rows] == ["1:0:0", "1:0:1", "1:0:2", "1:0:3"]
+    assert "payload_base64" in rows[3]
+    txid, time_ms = rows[0]["txid"], rows[0]["unix_ms"]
+    assert ok(cluster, "read", "framed", "--from-txid", str(txid), "--limit", "1") == b"a\n"
+    assert ok(cluster, "read", "framed", "--from-time", str(time_ms), "--limit", "1") == b"a\n"
+    assert ok(cluster, "read", "framed", "--from-txid", str(txid + 10_000_000)) == b""
+
+
+def test_a_closed_pipe_is_no_error(cluster: Up) -> None:
+    ok(cluster, "append", "pipe", "--create", given=b"\n".join(LINES))
+    command = f"{sys.executable} -m dlog read pipe --dir {cluster.directory} | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=True)
+    assert done.stdout == LINES[0] + b"\n0\n"
+    assert done.stderr == b""
+
+
+def test_a_stream_from_its_creation_to_its_deletion(cluster: Up) -> None:
+    ok(cluster, "create", "life", "--ensemble", "3", "--write-quorum", "3", "--ack-quorum", "2", "--retention", "1h")
+    assert "life" in told(cluster, "ls")
+    shown = told(cluster, "show", "life")
+    assert shown["settings"]["retention_s"] == 3600
+    assert b"nobody yet" in ok(cluster, "show", "life")
+    ok(cluster, "append", "life", given=b"one\ntwo\n")
+    [owner] = [o for o in told(cluster, "owners") if o["stream"] == "life"]
+    assert owner["location"] in {p.address for p in cluster.running.parts if p.role == "write"}
+    explained = told(cluster, "explain", "life", "1:0:1")
+    assert len(explained["bookies"]) == 3
+    assert "record 1 of a batch of 2" in explained["slot"]
+    ok(cluster, "seal", "life")
+    assert ok(cluster, "read", "life", "--follow") == b"one\ntwo\n", "a sealed stream ends a follower too"
+    code, _, err = dlog("append", "life", directory=cluster.directory, given=b"three\n")
+    assert code == 1
+    assert "sealed" in err
+    ok(cluster, "delete", "life", "--yes")
+    assert "life" not in told(cluster, "ls")
+
+
+def test_truncation_by_whole_segments(cluster: Up, tmp_path: Path) -> None:
+    ok(cluster, "create", "short", "--segment-bytes", "64KiB")
+    file = tmp_path / "lines"
+    file.write_bytes(b"\n".join(LINES) + b"\n")
+    for _ in range(3):
+        ok(cluster, "append", "short", str(file))
+    segments = told(cluster, "show", "short")["segments"]
+    assert len(segments) > 1
+    ok(cluster, "truncate", "short", "2:0:0")
+    left = ok(cluster, "read", "short", "--from-start", "--limit", "1", "--format", "json")
+    assert json.loads(left)["dlsn"].startswith("2:")
+    code, _, err = dlog("read", "short", "--from", "1:0:0", directory=cluster.directory)
+    assert code == 1
+    assert "truncated" in err and "next:" in err
+
+
+def test_the_layers_below(cluster: Up) -> None:
+    ok(cluster, "append", "below", "--create", given=b"one\ntwo\n")
+    place = told(cluster, "show", "below")["segments"][0]["place"]
+    assert int(place) in {row["ledger"] for row in told(cluster, "ledger", "ls")}
+    assert told(cluster, "ledger", "show", place)["state"] == "open"
+    assert b"bytes" in ok(cluster, "ledger", "read", place)
+    assert told(cluster, "ledger", "verify", place)["wrong"] == []
+    assert all(row["alive"] for row in told(cluster, "bookie", "status"))
+    assert len(told(cluster, "bookie", "ls")) == 3
+    status = told(cluster, "cluster", "status")
+    assert len(status["members"]) == 7
+    assert not told(cluster, "cluster", "init")["made"], "harmless when it is done again"
+    recovered = told(cluster, "ledger", "recover", place, "--yes")
+    assert told(cluster, "ledger", "show", place)["entries"] == recovered["last_entry"] + 1
+    ok(cluster, "append", "below", given=b"three\n")
+    assert ok(cluster, "read", "below") == b"one\ntwo\nthree\n", "the owner lost its ledger and goes on in another"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("show", "nosuch"), 2, "dlog create"),
+        (("append", "nosuch"), 2, "dlog create"),
+        (("read", "nosuch"), 2, "no such stream"),
+        (("seal", "nosuch"), 2, "no such stream"),
+        (("truncate", "nosuch", "1:0:0"), 2, "no such stream"),
+        (("delete", "nosuch", "--yes"), 2, "no such stream"),
+        (("explain", "nosuch", "1:0:0"), 2, "no such stream"),
+        (("create", "odd", "--store", "tape"), 2, "no such store"),
+        (("create", "odd", "--ensemble", "1", "--write-quorum", "2"), 2, "quorum"),
+        (("ledger", "show", "987654"), 1, "ledger ls"),
+        (("bookie", "status", "nobody:1"), 1, "bookie ls"),
+        (("up",), 2, "runs on this directory already"),
+    ],
+)
+def test_misuse(cluster: Up, arguments: tuple[str, ...], code: int, says: str) -> None:
+    found, _, err = dlog(*arguments, directory=cluster.directory, given=b"x\n")
+    assert found == code, err
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_a_stream_that_exists(cluster: Up) -> None:
+    ok(cluster, "create", "twice")
+    code, _, err = dlog("create", "twice", directory=cluster.directory)
+    assert code == 2
+    assert "exists" in err

@@ -1,0 +1,114 @@
+"""`dlog up` as a person runs it: a process of its own, watched through what it prints and the run file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dlog.cli.discovery import Running, RunningPart, read_run_file
+
+PATIENCE_S = 60.0
+
+
+class Up:
+    """A running `dlog up` on one directory."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        self.directory = directory
+        self.printed = directory.parent / f"{directory.name}.printed"
+        with self.printed.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "dlog", "up", "--dir", str(directory), *flags],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> Running:
+        running = read_run_file(self.directory)
+        assert running is not None, self.printed.read_text()
+        return running
+
+    def part(self, role: str, address: str | None = None) -> RunningPart:
+        return next(p for p in self.running.parts if p.role == role and address in (None, p.address))
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        """Until it holds, or the patience ends with what was printed."""
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < end_s, self.printed.read_text()
+            assert self.process.poll() is None or condition(), self.printed.read_text()
+            time.sleep(0.02)
+
+    def wait_up(self) -> None:
+        self.wait(lambda: read_run_file(self.directory) is not None)
+
+    def kill_part(self, role: str, address: str | None = None) -> RunningPart:
+        """SIGKILL one part; returns what it was."""
+        part = self.part(role, address)
+        os.kill(part.pid, signal.SIGKILL)
+        return part
+
+    def wait_restarted(self, was: RunningPart) -> RunningPart:
+        """Until the part has another pid; returns what it is now."""
+
+        def found() -> RunningPart | None:
+            return next((p for p in self.running.parts if p.id == was.id and p.pid not in (0, was.pid)), None)
+
+        self.wait(lambda: found() is not None)
+        part = found()
+        assert part is not None
+        return part
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """Signal it and wait for the end."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.wait(PATIENCE_S)
+
+
+@contextmanager
+def up(directory: Path, *flags: str) -> Iterator[Up]:
+    """Start, wait until it is up, end it whatever happens."""
+    started = Up(directory, *flags)
+    try:
+        started.wait_up()
+        yield started
+    finally:
+        if started.process.poll() is None:
+            started.process.send_signal(signal.SIGINT)
+        try:
+            started.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            started.process.kill()
+            started.process.wait()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def dlog(*arguments: str, directory: Path, given: bytes = b"", timeout_s: float = PATIENCE_S) -> tuple[int, bytes, str]:
+    """Run one command; exit code, stdout, stderr."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_")}
+    done = subprocess.run(
+        [sys.executable, "-m", "dlog", *arguments],
+        input=given,
+        capture_output=True,
+        timeout=timeout_s,
+        env={**environment, "DLOG_DIR": str(directory)},
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr.decode()

@@ -1,0 +1,55 @@
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from dlog.cli.discovery import LOCK_FILE, RUN_FILE, Running, RunningPart, find_running, read_run_file, target, zookeeper
+from dlog.cli.telling import CommandError
+
+
+def running(directory: Path) -> Running:
+    parts = [
+        RunningPart("read", "r1", "h:3", 12),
+        RunningPart("bookie", "b1", "h:1", 10),
+        RunningPart("write", "w1", "h:2", 11),
+    ]
+    return Running(directory=str(directory), pid=1, zookeeper="h:9", namespace="/dlog", parts=parts)
+
+
+def test_a_run_file_counts_while_its_lock_is_held(tmp_path: Path) -> None:
+    running(tmp_path).write()
+    assert read_run_file(tmp_path) is None
+    with (tmp_path / LOCK_FILE).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert read_run_file(tmp_path) == running(tmp_path)
+    assert read_run_file(tmp_path) is None
+
+
+def test_clients_connect_to_write_proxies_first(tmp_path: Path) -> None:
+    assert running(tmp_path).connect == "dlog://h:2,h:3"
+
+
+@pytest.mark.parametrize("place", [".", ".dlog", "data"])
+def test_what_runs_here_is_found(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / place
+    directory.mkdir(exist_ok=True)
+    running(directory).write()
+    with (directory / LOCK_FILE).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = find_running(None)
+        assert found is not None
+        assert target(None, None) == "dlog://h:2,h:3"
+        assert zookeeper(None, None) == ("h:9", "/dlog")
+        assert target("dlog://x:1", None) == "dlog://x:1"
+
+
+def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / RUN_FILE).write_text("{not json")
+    with pytest.raises(CommandError, match="no cluster") as caught:
+        target(None, None)
+    assert "dlog up" in caught.value.next_step
+    with pytest.raises(CommandError, match="no --zookeeper"):
+        zookeeper(None, None)

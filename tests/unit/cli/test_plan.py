@@ -1,0 +1,78 @@
+import random
+import socket
+from pathlib import Path
+
+import pytest
+
+from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, read_plan, write_plan
+from dlog.cli.telling import CommandError
+
+
+def plan_of(directory: Path, **options: int | str) -> Plan:
+    return make_plan(directory, UpOptions(**options), random.Random(1))  # type: ignore[arg-type]
+
+
+def test_the_first_plan_has_the_defaults_and_distinct_ports(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    assert (len(plan.bookies), len(plan.write), len(plan.read)) == (3, 2, 2)
+    ports = [port for _, port in plan.addresses()]
+    assert len(set(ports)) == 8
+    check_ports(plan)
+
+
+def test_the_next_plan_is_the_one_that_was_kept(tmp_path: Path) -> None:
+    first = plan_of(tmp_path, bookies=4, read_proxies=1)
+    write_plan(tmp_path, first)
+    assert read_plan(tmp_path) == first
+    assert plan_of(tmp_path) == first
+
+
+def test_parts_may_be_added_and_proxies_removed(tmp_path: Path) -> None:
+    first = plan_of(tmp_path)
+    write_plan(tmp_path, first)
+    more = plan_of(tmp_path, bookies=4, write_proxies=1)
+    assert more.bookies[:3] == first.bookies
+    assert more.write == first.write[:1]
+    assert more.read == first.read
+
+
+def test_bookies_may_not_be_left_out(tmp_path: Path) -> None:
+    write_plan(tmp_path, plan_of(tmp_path))
+    with pytest.raises(CommandError, match="3 bookies"):
+        plan_of(tmp_path, bookies=2)
+
+
+def test_ports_follow_the_one_that_is_given_and_bookies_keep_theirs(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, port=7400)
+    assert (plan.write, plan.read, plan.bookies) == ([7400, 7401], [7402, 7403], [7404, 7405, 7406])
+    assert plan.zookeeper_port == 7407
+    write_plan(tmp_path, plan)
+    moved = plan_of(tmp_path, port=7500)
+    assert (moved.write, moved.read, moved.bookies) == ([7500, 7501], [7502, 7503], plan.bookies)
+    assert plan_of(tmp_path, port=7400) == plan
+
+
+def test_an_outside_zookeeper_is_kept_and_cannot_be_exchanged(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, zookeeper="zk:2181")
+    assert plan.zookeeper_hosts == "zk:2181"
+    assert "zookeeper" not in dict(plan.addresses())
+    write_plan(tmp_path, plan)
+    with pytest.raises(CommandError, match="another ZooKeeper"):
+        plan_of(tmp_path, zookeeper="other:2181")
+
+
+def test_a_taken_port_is_told_with_what_to_do(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    with (
+        socket.create_server(("127.0.0.1", plan.write[0])),
+        pytest.raises(CommandError, match="port of a write") as caught,
+    ):
+        check_ports(plan)
+    assert "--port" in caught.value.next_step
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"host": "h"}', '{"no": 1}'])
+def test_a_plan_that_cannot_be_read_is_told(text: str, tmp_path: Path) -> None:
+    (tmp_path / "cluster.json").write_text(text)
+    with pytest.raises(CommandError, match="cannot be read"):
+        read_plan(tmp_path)

@@ -1,0 +1,45 @@
+import base64
+import json
+
+import pytest
+
+from dlog.cli.read import _SHAPES, parse_time
+from dlog.cli.telling import CommandError
+from dlog.client.record import RecordBatch
+from dlog.model.dlsn import of
+from dlog.wire.proxy import Start
+
+BATCH = RecordBatch(of(1, 2, 3), 7, 99, [b"a", b"", b"\xff"])
+
+
+def test_shapes() -> None:
+    assert _SHAPES["text"](BATCH) == b"a\n\n\xff\n"
+    assert _SHAPES["places"](BATCH) == b"1:2:3\t7\ta\n1:2:4\t7\t\n1:2:5\t7\t\xff\n"
+    assert _SHAPES["raw"](BATCH) == b"a\xff"
+    assert _SHAPES["framed"](BATCH) == b"\0\0\0\1a\0\0\0\0\0\0\0\1\xff"
+    told = [json.loads(line) for line in _SHAPES["json"](BATCH).splitlines()]
+    assert told[0] == {"dlsn": "1:2:3", "txid": 7, "unix_ms": 99, "payload": "a"}
+    assert base64.b64decode(told[2]["payload_base64"]) == b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("text", "unix_ms"),
+    [
+        ("1700000000", 1_700_000_000_000),
+        ("1700000000123", 1_700_000_000_123),
+        ("2023-11-14T22:13:20Z", 1_700_000_000_000),
+        ("2023-11-14T22:13:20+00:00", 1_700_000_000_000),
+        ("10m", 400_000),
+        ("2d", 0),
+    ],
+)
+def test_times(text: str, unix_ms: int) -> None:
+    position = parse_time(text, now_s=1000.0)
+    assert (position.kind, position.value) == (Start.TIME, unix_ms)
+
+
+@pytest.mark.parametrize("text", ["yesterday", "", "10x", "m", "nan"])
+def test_what_is_no_time_says_how_one_is_written(text: str) -> None:
+    with pytest.raises(CommandError) as caught:
+        parse_time(text, now_s=1000.0)
+    assert "10m" in caught.value.next_step
