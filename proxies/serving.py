@@ -25,6 +25,7 @@ from dlog.options import KiB, MiB, option
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Connection, Session
+from proxies.meters import Meters
 
 _ID = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,199}\Z")
 _ADDRESS = re.compile(r"\S{1,250}:[0-9]{1,5}\Z")
@@ -87,6 +88,7 @@ class Listener:
         self.limits = limits
         self.hello_s = options.hello_s
         self.connections: set[Connection] = set()
+        self.accepted = 0
         self.refused = 0
         self.half_bytes = 0  # of frames that are not whole
         self._options = options
@@ -114,6 +116,15 @@ class Listener:
         assert self._server is not None, "bind comes first"
         await self._server.start_serving()
 
+    def meters(self) -> Meters:
+        """Numbers of the connections; a role adds its own."""
+        meters = Meters()
+        meters.gauge("proxy_connections", "Connections open", lambda: len(self.connections))
+        meters.gauge("proxy_half_frames_bytes", "Bytes kept of frames that are not whole", lambda: self.half_bytes)
+        meters.counter("proxy_connections_accepted", "Connections accepted", lambda: self.accepted)
+        meters.counter("proxy_connections_refused", "Connections beyond the cap", lambda: self.refused)
+        return meters
+
     def close(self) -> None:
         """Accept no more; idempotent."""
         if self._server is not None:
@@ -140,6 +151,7 @@ class Listener:
 
     def admit(self, connection: Connection) -> bool:
         self.connections.add(connection)
+        self.accepted += 1
         if len(self.connections) > self._options.connections_max:
             self.refused += 1
             return False

@@ -25,6 +25,7 @@ from dlog.stores.contract import SegmentStore
 from dlog.wire.proxy import Read
 from proxies import catalog, serving
 from proxies.connection import Connection, Session
+from proxies.meters import Meters
 from proxies.preference import Preference
 from proxies.read.options import ReadOptions
 from proxies.read.reader import StreamReader
@@ -135,6 +136,18 @@ class ReadProxy:
     async def names(self, after: str, limit: int) -> dict[str, Any]:
         """Names of streams in order. Raises MetadataUnavailableError."""
         return await catalog.list_streams(self._metadata, after, limit)
+
+    def meters(self) -> Meters:
+        """What a scrape is told; asked for once the proxy is ready."""
+        meters = self.listener.meters()
+        cache = self.cache
+        meters.gauge("read_readers", "Readers open", lambda: self.readers)
+        meters.gauge("read_streams", "Streams followed", lambda: len(self._tailers))
+        meters.gauge("read_upstreams", "Connections to owners", lambda: len(self._upstream))
+        meters.gauge("read_cache_bytes", "Bytes of entries cached", lambda: cache.bytes)
+        meters.counter("read_cache_hits", "Entries found in the cache", lambda: cache.hits)
+        meters.counter("read_cache_misses", "Questions whose first entry was not in the cache", lambda: cache.misses)
+        return meters
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         stop = process.stop_event(serving.tell)
         async with serving.metrics_endpoint(options.metrics_port), parts.opened(options) as opened:
             proxy = WriteProxy(options, opened.metadata, opened.stores)
-            await proxy.run(stop, lambda name, address: process.ready("write", name, address))
+
+            def ready(name: str, address: str) -> None:
+                proxy.meters().expose()
+                process.ready("write", name, address)
+
+            await proxy.run(stop, ready)
         return 0
 
     return process.run(live)

@@ -26,10 +26,12 @@ class Gauge:
 class Admission:
     """The door of the process. One bound for all, one gauge a stream."""
 
-    __slots__ = ("_stream_bytes_max", "_streams", "process", "refused")
+    __slots__ = ("_stream_bytes_max", "_streams", "batches", "bytes", "process", "refused")
 
     def __init__(self, *, process_bytes_max: int, stream_bytes_max: int) -> None:
         self.process = Gauge(process_bytes_max)
+        self.batches = 0  # taken so far
+        self.bytes = 0  # of bodies, taken so far
         self.refused = 0
         self._stream_bytes_max = stream_bytes_max
         self._streams: dict[str, Gauge] = {}
@@ -55,6 +57,8 @@ class Admission:
             )
         if gauge is None:
             gauge = self._streams[stream] = Gauge(self._stream_bytes_max)
+        self.batches += 1
+        self.bytes += size
         gauge.bytes += cost
         process.bytes += cost
         process.peak = max(process.peak, process.bytes)

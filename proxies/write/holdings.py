@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from actors.runtime import Lifetime
 from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
-from dlog.errors import DLogError, OverCapacityError, OwnedElsewhereError, StreamUnavailableError
+from dlog.errors import ClosedError, DLogError, OverCapacityError, OwnedElsewhereError, StreamUnavailableError
 from dlog.io.driver import Sink
 from dlog.log.messages import StreamTaken
 from dlog.model.ids import Epoch, StreamName, stream_name
@@ -90,19 +90,17 @@ class Holdings:
         """Ask the stream's owner, taking the stream if nobody else should own it; `sink` hears the answer once.
 
         request None: only take it; the answer is the Holding. doubted: an address that failed the asker. Raises
-        OverCapacityError, ClosedError, InvalidStreamNameError, OwnedElsewhereError (we drain): then nothing was taken
-        and the sink hears nothing.
+        OverCapacityError, StreamUnavailableError, InvalidStreamNameError, OwnedElsewhereError (we drain): then nothing
+        was taken and the sink hears nothing.
         """
         holding = self._holdings.get(stream)
         if holding is None:
             holding = self._want(stream)
-            if doubted is not None:
-                holding.doubted.add(doubted)
-        elif doubted is not None:
-            holding.doubted.add(doubted)
         if holding.serving:
             self._hand(holding, request, sink)
             return
+        if doubted is not None:
+            holding.doubted.add(doubted)
         if len(holding.waiting) >= self._waiting_max:
             raise OverCapacityError(f"too many requests wait for this stream: stream={stream}")
         holding.waiting.append((request, sink))
@@ -215,8 +213,11 @@ class Holdings:
         assert holding.owner is not None, "a stream that is served has an owner"
         if request is None:
             sink(holding)
-        else:
+            return
+        try:
             holding.owner.submit(request, sink)
+        except ClosedError:
+            raise StreamUnavailableError(f"its owner has just ended, ask again: stream={holding.stream}") from None
 
     def _drop(self, holding: Holding, error: DLogError | None) -> None:
         """Not ours (any more). error: why, for those who wait; None: they are told where to go."""

@@ -27,6 +27,7 @@ from dlog.stores.contract import SegmentStore
 from proxies import serving
 from proxies.connection import Connection, Session
 from proxies.detector import Detector
+from proxies.meters import Meters
 from proxies.preference import Preference
 from proxies.write.admin import Admin
 from proxies.write.admission import Admission
@@ -122,6 +123,18 @@ class WriteProxy:
         if not await self.holdings.release(name):
             raise InvalidRequestError(f"not owned by this proxy: stream={name}")
         return {}
+
+    def meters(self) -> Meters:
+        """What a scrape is told; asked for once the proxy is ready."""
+        meters = self.listener.meters()
+        admission = self.admission
+        meters.counter("write_batches", "Batches taken", lambda: admission.batches)
+        meters.counter("write_bytes", "Bytes of batches taken", lambda: admission.bytes)
+        meters.counter("write_refused", "Batches refused for want of room", lambda: admission.refused)
+        meters.gauge("write_in_flight_bytes", "Bytes taken and not answered", lambda: admission.process.bytes)
+        meters.gauge("write_streams", "Streams being taken, owned or handed over", lambda: len(self.holdings))
+        meters.gauge("write_tails", "Listeners to the LAC of a stream", lambda: len(self.tails))
+        return meters
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """What a client, a tool or a read proxy says to a write proxy on one connection, and what it is told.
 
-The law of this room: a batch costs one count in, one sink, one count out, and no task; its bytes are viewed, never
-copied and never opened. Questions about whole streams are tasks of the process, few at a time for each connection.
+The law of this room: a batch costs one count in, one sink, one count out, and no task; its bytes are never
+opened. Questions about whole streams are tasks of the process, few at a time for each connection.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from typing import Any, Protocol
 
 from actors.runtime import Lifetime
 from dlog.errors import (
+    ClosedError,
     DamagedError,
     DLogError,
     InvalidRequestError,
     OwnedElsewhereError,
     RecordTooLargeError,
     StreamUnavailableError,
+    UnavailableError,
 )
 from dlog.io.clock import unix_ms
 from dlog.log.messages import BatchWritten, SealStream, TruncateBefore, WriteBatch
@@ -56,6 +58,7 @@ from proxies.write.admission import Admission
 from proxies.write.holdings import Holding, Holdings
 from proxies.write.placing import Ours, Placing
 
+VIEWED_BYTES_MIN = 16 * 1024  # a view keeps all that was received with it; a smaller body is copied
 TAILS_MAX = 10_000  # on one connection
 
 
@@ -155,7 +158,8 @@ class WriteSession:
         _check(m)
         cost = house.admission.take(m.stream, size)
         txid = None if m.txid is None else Txid(m.txid)
-        batch = WriteBatch(m.body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms())
+        body = m.body if size >= VIEWED_BYTES_MIN else bytes(m.body)
+        batch = WriteBatch(body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms())
         try:
             house.holdings.submit(m.stream, batch, partial(self._written, m.request, m.stream, cost))
         except DLogError:
@@ -176,6 +180,8 @@ class WriteSession:
         if isinstance(result, BatchWritten):
             self._acks.add(request, result)
             self._connection.plan_flush()
+        elif isinstance(result, ClosedError):  # its owner ended here; the stream goes on elsewhere
+            self._connection.fail(request, UnavailableError(result.message, outcome_unknown=result.outcome_unknown))
         else:
             self._connection.fail(request, result)
 
