@@ -75,6 +75,14 @@ class Up:
         return self.process.wait(PATIENCE_S)
 
 
+def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
+    """Return once the condition holds; looked at often, since no event tells of it."""
+    end_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end_s, otherwise
+        time.sleep(0.02)
+
+
 @contextmanager
 def up(directory: Path, *flags: str) -> Iterator[Up]:
     """Start, wait until it is up, end it whatever happens."""

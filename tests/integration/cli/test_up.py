@@ -1,0 +1,110 @@
+"""The life of a cluster on one machine: restarts, an end in order, an end without order, and data found again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from pathlib import Path
+
+from dlog.cli.plan import read_plan
+from tests.integration.cli.up import Up, dlog, is_alive, up, wait_until
+
+LINES = b"".join(b"line %d\n" % n for n in range(5000))
+SMALL = ("--write-proxies", "1", "--read-proxies", "1")
+
+
+def ok(cluster: Up, *arguments: str, given: bytes = b"") -> bytes:
+    code, out, err = dlog(*arguments, directory=cluster.directory, given=given)
+    assert code == 0, err
+    return out
+
+
+def test_ctrl_c_ends_everything_and_the_next_start_finds_the_data(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    with up(directory, *SMALL) as first:
+        ok(first, "append", "s", "--create", given=LINES)
+        pids = [part.pid for part in first.running.parts]
+        assert first.end(signal.SIGINT) == 0
+        assert not any(is_alive(pid) for pid in pids)
+        printed = first.printed.read_text()
+        ended = [line.split()[1] for line in printed.splitlines() if line.endswith("has ended")]
+        assert set(ended[:2]) == {"write-1", "read-1"}, "proxies first, so that they can hand over"
+        assert ended[-1] == "zookeeper"
+        assert not (directory / "dlog.run.json").exists()
+    with up(directory) as second:
+        assert [p.role for p in second.running.parts].count("write") == 1, "as many as there were"
+        assert ok(second, "read", "s") == LINES
+        ok(second, "append", "s", given=LINES)
+        assert ok(second, "read", "s") == LINES * 2
+
+
+def test_kill_9_of_everything_at_once_loses_nothing(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    with up(directory, *SMALL) as first:
+        ok(first, "append", "s", "--create", given=LINES)
+        pids = [part.pid for part in first.running.parts]
+        for pid in (first.process.pid, *pids):
+            with contextlib.suppress(ProcessLookupError):  # they die with their parent, and may be quicker
+                os.kill(pid, signal.SIGKILL)
+        first.process.wait()
+    with up(directory) as second:
+        assert ok(second, "read", "s") == LINES
+        ok(second, "append", "s", given=b"more\n")
+        assert ok(second, "read", "s") == LINES + b"more\n"
+
+
+def test_parts_end_with_a_killed_parent(tmp_path: Path) -> None:
+    with up(tmp_path / "c", *SMALL) as running:
+        pids = [part.pid for part in running.running.parts]
+        running.process.kill()
+        running.process.wait()
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), "parts outlive their parent")
+
+
+def test_a_part_that_dies_is_started_again_under_its_address(tmp_path: Path) -> None:
+    with up(tmp_path / "c") as running:
+        ok(running, "append", "s", "--create", given=LINES)
+        for role in ("bookie", "read", "write", "zookeeper"):
+            was = running.kill_part(role)
+            now = running.wait_restarted(was)
+            assert now.address == was.address
+            assert f"{was.id}".split(":")[0] in running.printed.read_text()
+        assert running.printed.read_text().count("died (exit code -9) and is started again") == 4
+        ok(running, "append", "s", given=LINES)
+        assert ok(running, "read", "s") == LINES * 2
+
+
+def test_an_outside_zookeeper_is_used_and_left_alone(cluster: Up, tmp_path: Path) -> None:
+    hosts = cluster.running.zookeeper
+    flags = ("--zookeeper", hosts, "--namespace", "/other", "--bookies", "1")
+    with up(tmp_path / "c", *SMALL, *flags) as second:
+        assert {p.role for p in second.running.parts} == {"bookie", "write", "read"}
+        ok(second, "append", "mine", "--create", given=b"x\n")
+        assert b"mine" in ok(second, "ls")
+        assert b"mine" not in ok(cluster, "ls"), "another namespace"
+        assert second.end() == 0
+    assert ok(cluster, "cluster", "status")
+
+
+def test_a_taken_port_is_told_before_anything_starts(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    with up(directory, *SMALL) as first:
+        first.end()
+    plan = read_plan(directory)
+    assert plan is not None
+    with socket.create_server(("127.0.0.1", plan.bookies[0])):
+        code, _, err = dlog("up", directory=directory)
+    assert code == 2
+    assert f"127.0.0.1:{plan.bookies[0]}" in err
+    assert "next:" in err
+
+
+def test_an_unknown_option_of_a_part_is_told_and_nothing_is_left_running(tmp_path: Path) -> None:
+    config = tmp_path / "dlog.toml"
+    config.write_text("[write]\nno_such_option = 1\n")
+    code, _, err = dlog("up", "--config", str(config), directory=tmp_path / "c")
+    assert code == 2
+    assert "no_such_option" in err
+    assert not (tmp_path / "c" / "dlog.run.json").exists()
