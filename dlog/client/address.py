@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 from dlog.errors import InvalidRequestError
 
+ENVIRONMENT = "DLOG_CONNECT"
 _HOW = "write dlog://host:port[,host:port]"
+
+
+def target_addresses(target: str | None) -> tuple[str, ...]:
+    """Addresses of a target, or of DLOG_CONNECT if none is given. Raises InvalidRequestError that says what to do."""
+    told = target if target is not None else os.environ.get(ENVIRONMENT, "")
+    if not told:
+        raise InvalidRequestError(f"no cluster named: {_HOW} or set {ENVIRONMENT} (`dlog up` prints it)")
+    return parse_target(told)
 
 
 def parse_target(target: str) -> tuple[str, ...]:

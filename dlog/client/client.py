@@ -21,7 +21,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from dlog.client.address import parse_target
+from dlog.client.address import target_addresses
 from dlog.client.lifetime import Lifetime
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.position import Position, position
@@ -373,8 +373,8 @@ class Pipeline:
             self._told = 0
 
 
-def connect(target: str, *, options: ClientOptions | None = None, **changes: Any) -> Client:
-    """A client of the cluster at `dlog://host:port[,host:port]`, to be used as `async with`.
+def connect(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> Client:
+    """A client of the cluster at `dlog://host:port[,host:port]` (None: DLOG_CONNECT), to be used as `async with`.
 
     Addresses are of write or read proxies, a few of each are enough; the rest is found through them. changes: fields of
     ClientOptions. Nothing is connected before the first use. Raises InvalidRequestError.
@@ -383,7 +383,7 @@ def connect(target: str, *, options: ClientOptions | None = None, **changes: Any
         chosen = options if options is not None else ClientOptions(**changes)
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"not an option of a client, {error}") from error
-    return Client(parse_target(target), chosen)
+    return Client(target_addresses(target), chosen)
 
 
 def _list(request: int, after: str) -> proxy.List:

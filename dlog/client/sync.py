@@ -34,7 +34,7 @@ T = TypeVar("T")
 class SyncClient:
     """Made by `connect_sync`. Every method is the one of `Client`, and blocks until its answer."""
 
-    def __init__(self, target: str, options: ClientOptions) -> None:
+    def __init__(self, target: str | None, options: ClientOptions) -> None:
         connect(target, options=options)  # a target that cannot be read is told here, not at the first use
         self._target = target
         self._options = options
@@ -215,7 +215,7 @@ class _Running:
             self._loop.close()
 
 
-def connect_sync(target: str, *, options: ClientOptions | None = None, **changes: Any) -> SyncClient:
+def connect_sync(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> SyncClient:
     """A synchronous client of the cluster at `dlog://host:port[,host:port]`; see `connect`."""
     client = connect(target, options=options, **changes)
     return SyncClient(target, client.options)

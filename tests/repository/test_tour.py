@@ -88,6 +88,9 @@ def test_the_python_of_the_readme_runs(cluster: tuple[Path, dict[str, str]], tmp
     (block,) = blocks(ROOT / "README.md", "tour-python")
     program = tmp_path / "tour.py"
     program.write_text(block)
+    told = re.search(r"DLOG_CONNECT=(\S+)", (where / "up.log").read_text())
+    assert told is not None, "dlog up prints the value of DLOG_CONNECT"
+    env = {**env, "DLOG_CONNECT": told[1]}
     result = subprocess.run(
         [sys.executable, str(program)], cwd=where, env=env, capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,0 +1,74 @@
+"""`python -m loadtest WORKLOAD`: run a workload against a cluster, judge it, and only then say how fast it was."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import uuid
+from typing import Any
+
+import dlog
+from dlog.errors import DLogError, InvalidRequestError
+from loadtest.workload import Run, Workload, load
+
+
+def main() -> int:
+    """Exit 0: green; 1: the checker found something, or the cluster failed; 2: misused."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
+    parser.add_argument("workload", help="a name in loadtest/workloads, or a TOML file")
+    parser.add_argument("--stream", help="the stream to use; default: a new one, deleted at the end")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change an option of the workload"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    given = parser.parse_args()
+    try:
+        changes = dict(change.split("=", 1) for change in given.set)
+        workload = load(given.workload, changes)
+    except (ValueError, InvalidRequestError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 2
+    try:
+        result = asyncio.run(go(workload, given.stream))
+    except DLogError as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(result) if given.json else as_text(result))
+    return 0 if result["green"] else 1
+
+
+async def go(workload: Workload, stream: str | None) -> dict[str, Any]:
+    """Run it; the cluster is the one `dlog` finds (DLOG_CONNECT, or the `dlog up` of this directory)."""
+    name = stream or f"loadtest-{uuid.uuid4().hex[:8]}"
+    async with dlog.connect() as client:
+        if stream is None:
+            await client.create(name)
+        run = Run(workload, name)
+        verdict = await run.go(client)
+        if stream is None:
+            await client.delete(name)
+    result: dict[str, Any] = {"green": verdict.is_green, "verdict": verdict.as_json(), "failed": run.failed[:10]}
+    if verdict.is_green:
+        payload_bytes = verdict.acknowledged * workload.record_bytes
+        result |= {
+            "seconds": round(run.seconds, 3),
+            "records_per_s": round(verdict.acknowledged / run.seconds),
+            "mb_per_s": round(payload_bytes / run.seconds / 1e6, 1),
+            "ack_gap_max_ms": round(run.gap_s * 1000, 1),
+            "read_back_records_per_s": round(verdict.acknowledged / run.read_seconds),
+        }
+    return result
+
+
+def as_text(result: dict[str, Any]) -> str:
+    counts = " ".join(f"{k}={v}" for k, v in result["verdict"].items() if k != "examples")
+    if not result["green"]:
+        return "\n".join([f"NOT GREEN, so no figures: {counts}", *result["verdict"]["examples"]])
+    speed = " ".join(f"{k}={v}" for k, v in result.items() if k not in ("green", "verdict", "failed"))
+    return f"green: {counts}\n{speed}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

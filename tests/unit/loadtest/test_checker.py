@@ -1,0 +1,102 @@
+"""The judge is judged: each kind of corruption of a history is named, and a clean one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from dlog.model.dlsn import DLSN, of
+from loadtest.checker import Checker, Verdict
+from loadtest.records import RecordMaker, read
+
+MAKE = [RecordMaker(producer, 40).make for producer in range(2)]
+History = list[tuple[DLSN, bytes]]
+
+
+def history() -> History:
+    """Twenty records of two producers, in turns."""
+    return [(of(1, i // 4, i % 4), MAKE[i % 2](i // 2)) for i in range(20)]
+
+
+def judge(readers: dict[str, History]) -> Verdict:
+    checker = Checker()
+    for producer in range(2):
+        checker.sent(producer, 0, 10)
+    for dlsn, payload in history():
+        said = read(payload)
+        assert said is not None
+        checker.acknowledged(said.producer, said.sequence, 1, dlsn)
+    for reader, given in readers.items():
+        for dlsn, payload in given:
+            checker.given(reader, dlsn, payload)
+    return checker.finish()
+
+
+def test_a_clean_history_is_green() -> None:
+    verdict = judge({"a": history(), "b": history()})
+    assert verdict.is_green and verdict.acknowledged == 20 and verdict.read == 40 and verdict.unanswered == 0
+
+
+def lose(h: History) -> None:
+    del h[7]
+
+
+def lose_the_end(h: History) -> None:
+    del h[15:]
+
+
+def repeat(h: History) -> None:
+    h.append((of(2, 0, 0), h[3][1]))
+
+
+def swap(h: History) -> None:
+    h[4], h[5] = h[5], h[4]
+
+
+def move(h: History) -> None:
+    h[-1] = (of(9, 9, 9), h[-1][1])
+
+
+def damage(h: History) -> None:
+    h[2] = (h[2][0], h[2][1][:-1] + b"?")
+
+
+def invent(h: History) -> None:
+    h.append((of(2, 0, 0), MAKE[0](10)))
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "named"),
+    [
+        (lose, "lost"),
+        (lose_the_end, "lost"),
+        (repeat, "duplicated"),
+        (swap, "reordered"),
+        (move, "misplaced"),
+        (damage, "invented"),
+        (invent, "invented"),
+    ],
+)
+def test_a_corrupted_history_is_named(corrupt: Callable[[History], None], named: str) -> None:
+    given = history()
+    corrupt(given)
+    verdict = judge({"a": given})
+    assert not verdict.is_green
+    assert getattr(verdict, named) >= 1
+    assert verdict.examples
+
+
+def test_two_readers_that_differ_are_named() -> None:
+    other = history()
+    other[0] = (of(1, 0, 1), other[0][1])
+    other[1] = (of(1, 0, 0), other[1][1])
+    assert judge({"a": history(), "b": other}).diverged
+
+
+def test_a_reader_that_began_later_answers_for_what_follows_only() -> None:
+    assert judge({"tail": history()[10:], "all": history()}).is_green
+
+
+def test_nobody_read_anything() -> None:
+    assert judge({}).lost == 20
