@@ -1,6 +1,7 @@
 import pytest
 
-from dlog.client.address import parse_target, split_address
+import dlog
+from dlog.client.address import parse_target, split_address, target_addresses
 from dlog.errors import InvalidRequestError
 
 
@@ -24,6 +25,16 @@ def test_targets(text: str, addresses: tuple[str, ...]) -> None:
 def test_what_is_no_target_says_how_one_is_written(text: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"dlog://|brackets"):
         parse_target(text)
+
+
+def test_the_environment_names_a_cluster_where_nobody_else_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DLOG_CONNECT", "dlog://a:1")
+    assert target_addresses(None) == ("a:1",)
+    assert target_addresses("b:2") == ("b:2",)
+    assert dlog.connect().addresses == ("a:1",)
+    monkeypatch.delenv("DLOG_CONNECT")
+    with pytest.raises(InvalidRequestError, match="DLOG_CONNECT"):
+        dlog.connect_sync()
 
 
 def test_split() -> None:
