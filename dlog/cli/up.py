@@ -67,6 +67,7 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
             "choose another with --dir",
         ) from None
     with _locked(place):
+        (place / RUN_FILE).unlink(missing_ok=True)  # of one that was killed; it would name parts that are no more
         plan = make_plan(place, options, random.Random(os.urandom(8)))
         check_ports(plan)
         write_plan(place, plan)

@@ -180,7 +180,7 @@ async def test_credit_is_given_back_as_records_are_taken() -> None:
     [
         (ReaderEventKind.TRUNCATED, {"first": [7, 0, 0]}, TruncatedError, "7:0:0"),
         (ReaderEventKind.DAMAGED, {"dlsn": [1, 2, 0], "message": "digest"}, DamagedError, "digest.*1:2:0"),
-        (ReaderEventKind.DELETED, {}, StreamNotFoundError, "deleted"),
+        (ReaderEventKind.DELETED, {}, StreamNotFoundError, "no such stream"),
     ],
 )
 async def test_what_is_final_is_told(
