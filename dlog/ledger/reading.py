@@ -3,7 +3,8 @@
 The law of this file: what is handed out has been verified. An entry at or below the LAC was confirmed, so a replica
 that denies it is behind or damaged, and its word is not believed: all replicas are asked before the answer is an
 error. EntryMissing (a person must look) if Qw - Qa + 1 of them deny it; else EntryUnreadable (try again later).
-Before either, metadata is read again: a repair may have moved the entry.
+Before either, metadata is read again: a repair may have moved the entry, and those who deny it may be none of its
+bookies any more. If metadata cannot be read nothing is called missing.
 
 When every bookie has every entry (Qw = E) one bookie is asked for a run of entries at once.
 Source: BookKeeper protocol, "Reading from ledgers".
@@ -100,7 +101,8 @@ class _Range:
         self.bytes = 0
         self.reads: dict[int, _EntryRead] = {}
         self.batches: dict[int, BookieId] = {}  # request id -> bookie
-        self.refreshed = False  # metadata was read again for it
+        self.refreshed = False  # metadata was read again for it, or could not be
+        self.current = False  # and it names the bookies that were asked
         self.refreshing = False
 
     @property
@@ -245,6 +247,7 @@ class LedgerReader:
             case Missing():
                 self._answer(waiting, LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}"))
             case Versioned(value):
+                waiting.current = True
                 moved = {
                     entry
                     for entry in waiting.reads
@@ -294,7 +297,7 @@ class LedgerReader:
         else:
             where = f"ledger={self.ledger} entry={waiting.next} bookies={self.metadata.bookies_of(waiting.next)}"
             error: DLogError
-            if len(head.denied) >= self.metadata.quorum.negatives_needed:
+            if waiting.current and len(head.denied) >= self.metadata.quorum.negatives_needed:
                 error = EntryMissingError(f"confirmed entry is missing: {where} denied={len(head.denied)}")
             else:
                 error = EntryUnreadableError(f"no replica could be read: {where} denied={len(head.denied)}")

@@ -257,9 +257,8 @@ class LedgerChecks:
 
     def read_failed(self, error: DLogError) -> None:
         if isinstance(error, EntryMissingError):
-            self.sim.reach("read_missing")
-        else:
-            self.sim.reach("read_failed")
+            raise Violation("L5", f"a reader was told that a confirmed entry is missing: {error}")
+        self.sim.reach("read_failed")
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 

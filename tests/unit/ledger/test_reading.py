@@ -66,6 +66,14 @@ def test_a_confirmed_entry_that_too_many_deny_is_missing_after_metadata_was_read
     assert story.reads(ledger(), 1) == ["answer 1 EntryMissingError"]
 
 
+def test_without_metadata_nothing_is_called_missing() -> None:
+    """Those who deny the entry may have been replaced before it was written."""
+    story = reader()
+    read(story, 0, 0)
+    story.has_not(0, "a", "b", "c", fence=False)
+    assert story.unknown() == ["answer 1 EntryUnreadableError"]
+
+
 def test_a_confirmed_entry_that_nobody_can_give_now_is_unreadable() -> None:
     story = reader()
     read(story, 0, 0)
