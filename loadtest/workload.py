@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 import tomllib
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from loadtest.checker import Checker, Verdict
 from loadtest.records import RECORD_BYTES_MIN, RecordMaker
 
 WORKLOADS = Path(__file__).parent / "workloads"
+END = b"end"  # the record after the last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Run:
                     writers.create_task(self._write(producer, share), name=f"producer {producer}")
             self.seconds = self._last_ack_s - begin
             self._done.set()
-            await client.append(self.stream, b"")  # lets tails see that this is the end
+            await client.append(self.stream, END)  # lets tails see that this is the end
         begin = time.monotonic()
         await self._read_back(client)
         self.read_seconds = time.monotonic() - begin
@@ -147,19 +147,13 @@ class Run:
     async def _tail(self, client: dlog.Client, name: str, ready: asyncio.Event) -> None:
         async with aclosing(client.read_batches(self.stream, start=dlog.START, follow=True)) as batches:
             ready.set()
-            async for record in _records(batches):
-                if not record.payload:
+            async for batch in batches:
+                if batch.payloads == [END]:
                     return
-                self.checker.given(name, record.dlsn, record.payload)
+                self.checker.given(name, batch.dlsn, batch.payloads)
 
     async def _read_back(self, client: dlog.Client) -> None:
         async with aclosing(client.read_batches(self.stream, start=dlog.START, follow=False)) as batches:
-            async for record in _records(batches):
-                if record.payload:
-                    self.checker.given("read-back", record.dlsn, record.payload)
-
-
-async def _records(batches: AsyncIterator[dlog.RecordBatch]) -> AsyncIterator[dlog.Record]:
-    async for batch in batches:
-        for record in batch:
-            yield record
+            async for batch in batches:
+                if batch.payloads != [END]:
+                    self.checker.given("read-back", batch.dlsn, batch.payloads)

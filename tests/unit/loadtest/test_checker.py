@@ -29,7 +29,7 @@ def judge(readers: dict[str, History]) -> Verdict:
         checker.acknowledged(said.producer, said.sequence, 1, dlsn)
     for reader, given in readers.items():
         for dlsn, payload in given:
-            checker.given(reader, dlsn, payload)
+            checker.given(reader, dlsn, [payload])
     return checker.finish()
 
 
@@ -89,9 +89,22 @@ def test_a_corrupted_history_is_named(corrupt: Callable[[History], None], named:
 
 def test_two_readers_that_differ_are_named() -> None:
     other = history()
-    other[0] = (of(1, 0, 1), other[0][1])
-    other[1] = (of(1, 0, 0), other[1][1])
+    other[1] = (other[1][0], other[3][1])
     assert judge({"a": history(), "b": other}).diverged
+
+
+def test_a_record_without_an_answer_may_be_there_or_not_but_for_all_alike() -> None:
+    unanswered = (of(1, 5, 0), MAKE[0](10))
+    for readers, green in (({"a", "b"}, True), (set[str](), True), ({"a"}, False)):
+        checker = Checker()
+        for producer in range(2):
+            checker.sent(producer, 0, 10)
+        checker.sent(0, 10, 1)
+        for reader in ("a", "b"):
+            given = [*history(), unanswered] if reader in readers else history()
+            for dlsn, payload in given:
+                checker.given(reader, dlsn, [payload])
+        assert checker.finish().is_green == green
 
 
 def test_a_reader_that_began_later_answers_for_what_follows_only() -> None:
