@@ -21,7 +21,7 @@ class ClientOptions:
     #: (OwnerOptions.places_max), and tells them again when a batch is repeated
     inflight_batches_max: int = option(5, sim=(1, 5))
     #: batches on their way beyond which a batch that is not full waits for company
-    inflight_partial_max: int = option(3, sim=(1, 3))
+    inflight_partial_max: int = option(2, sim=(1, 3))
     #: bytes of records held per stream, sent or not, beyond which an append waits before it is taken
     buffer_bytes_max: int = option(16 * MiB, sim=(4 * KiB, MiB))
     #: from the moment an append is taken until it fails with RequestTimeoutError

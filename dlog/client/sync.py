@@ -139,22 +139,16 @@ class SyncClient:
         return running.wait(question(running.client))
 
     def _pull(self, running: _Running, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Iterate in this thread what is produced in the client's; a chunk at a time, since each hop costs 50 µs."""
+        """Iterate in this thread what is produced in the client's; a hop of some 50 µs an item."""
 
-        async def chunk() -> list[T]:
-            gathered: list[T] = []
+        async def following() -> tuple[T, ...]:
             async for item in items:
-                gathered.append(item)
-                if len(gathered) >= 64 or not running.more_at_once(items):
-                    break
-            return gathered
+                return (item,)
+            return ()
 
         try:
-            while True:
-                gathered = running.wait(chunk())
-                if not gathered:
-                    return
-                yield from gathered
+            while found := running.wait(following()):
+                yield from found
         finally:
             if running.is_here:
                 running.wait(items.aclose())
@@ -201,10 +195,6 @@ class _Running:
         except BaseException:
             future.cancel()
             raise
-
-    def more_at_once(self, items: object) -> bool:
-        """Whether to go on gathering without giving what there is to the caller first."""
-        return False
 
     def stop(self, orderly: bool) -> None:
         if self.is_here:
