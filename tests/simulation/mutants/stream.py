@@ -1,0 +1,269 @@
+"""Mutants of the machines that own and read a stream, with the invariant that must catch each.
+
+`mute` switches off the checks that look at the order of a take-over (T4, S6), where a mutant must also be caught by
+what it does to the history.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlog.lease.lease import Lease
+from dlog.log.changes import TruncateTo
+from dlog.log.dedupe import ProducerTable
+from dlog.log.reading import StreamReader
+from dlog.log.recovery import Recovery
+from dlog.log.register import Register
+from dlog.log.rolling import Rolling
+from dlog.log.seeking import Goal
+from dlog.log.taking import Taking
+from dlog.log.writing import Writing
+from tests.simulation.mutants import edited
+from tests.simulation.store_model import StoreModel
+from tests.simulation.worlds import Mutant
+
+Edit = tuple[str, str, str]
+
+
+def planted(cls: type, *edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"planted": ((cls, edited(cls, *edits)),), "mute": mute}
+
+
+ANY_VERSION = 'type("Any", (), {"__ne__": lambda *_: False, "__eq__": lambda *_: True})()'
+
+DOES_NOT_FENCE = (
+    ("_append", "segment is None or segment.end is not None", "segment is None"),
+    ("_confirm", "segment.end is not None and entry > segment.end", "False"),
+)
+HISTORY = {"T1", "T2", "T5", "S2", "S3", "S4", "S5", "S6", "S8", "S9", "S10"}
+
+LEASE = (
+    Mutant(
+        name="an answer to another claim is taken for ours",
+        invariants=("T3",),
+        parts=planted(
+            Lease, ("_saw", "self._is_ours(value)", "self._base is not None and value.owner.epoch == self._base + 1")
+        ),
+    ),
+    Mutant(
+        name="the list is written without compare-and-set",
+        invariants=("T3", "S9", "S1", "S7"),
+        parts=planted(Register, ("_write", "value, self._version)", f"value, {ANY_VERSION})")),
+    ),
+    Mutant(
+        name="the list is written after a re-read that does not look at the owner",
+        invariants=("S2", "S6", "T4", "S1", "S9", "T1"),
+        parts=planted(Register, ("_heard", "not self._lease.observe(value)", "False")),
+    ),
+    Mutant(
+        name="pending batches are acknowledged when the claim is lost",
+        invariants=("T2",),
+        parts=planted(
+            Writing,
+            (
+                "fail_all",
+                "out.extend(Answer(ticket, unknown) for ticket in batch.tickets)",
+                "place = of(pending.segment, pending.entry, batch.slot)\n"
+                "            out.extend(Answer(t, BatchWritten(place, batch.request.count, batch.txid)) "
+                "for t in batch.tickets)",
+            ),
+        ),
+    ),
+    Mutant(
+        name="pending batches are acknowledged when the claim is lost, by its history",
+        invariants=("S2",),
+        parts=planted(
+            Writing,
+            (
+                "fail_all",
+                "out.extend(Answer(ticket, unknown) for ticket in batch.tickets)",
+                "place = of(pending.segment, pending.entry, batch.slot)\n"
+                "            out.extend(Answer(t, BatchWritten(place, batch.request.count, batch.txid)) "
+                "for t in batch.tickets)",
+            ),
+            mute=("T2",),
+        ),
+    ),
+)
+
+TAKING = (
+    Mutant(
+        name="served before recovery",
+        invariants=("S6", "T4"),
+        parts=planted(Recovery, ("_to_recover", "return value.in_progress", "return ()")),
+    ),
+    Mutant(
+        name="only the last of two segments is fenced",
+        invariants=("S6", "T4"),
+        style="roll",
+        parts=planted(Recovery, ("_to_recover", "return value.in_progress", "return value.in_progress[-1:]")),
+    ),
+    Mutant(
+        name="nothing is fenced, by the order of the take-over",
+        invariants=("T4",),
+        parts=planted(Recovery, ("_to_recover", "return value.in_progress", "return ()"), mute=("S6",)),
+    ),
+    *(
+        Mutant(
+            name=f"the store does not fence: {invariant}",
+            invariants=(invariant,),
+            style="roll",
+            parts={"store": edited(StoreModel, *DOES_NOT_FENCE), "mute": tuple(sorted(HISTORY - {invariant}))},
+        )
+        for invariant in ("T1", "S5")
+    ),
+    Mutant(
+        name="the producer table is not recovered",
+        invariants=("S2",),
+        parts=planted(Taking, ("begin", "None if self.table_known else t.table", "None")),
+    ),
+    Mutant(
+        name="the table of the segment before is taken when the last entry has no note",
+        invariants=("S2",),
+        style="roll",
+        seeds=1500,
+        parts=planted(
+            Recovery, ("_replay", "notes[-1] if notes else self._newest_note", "notes[-1] if notes else None")
+        ),
+    ),
+    Mutant(
+        name="the txid floor is not recovered",
+        invariants=("S7",),
+        parts=planted(Taking, ("_learn", "self._txid_floor(recovery))", "0)")),
+    ),
+    Mutant(
+        name="the number of an empty segment is not used again",
+        invariants=("S1",),
+        parts=planted(
+            Taking,
+            (
+                "progress",
+                "recovery.next_number, ahead.place, ahead.store",
+                "t.value.max_segment + 1, ahead.place, ahead.store",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a recovered segment counts the records of its last entry only",
+        invariants=("S10",),
+        parts=planted(Recovery, ("_ended", "contents.position", "sum(contents.counts)")),
+    ),
+)
+
+WRITING = (
+    Mutant(
+        name="acknowledged before the append is confirmed",
+        invariants=("S2",),
+        parts=planted(
+            Writing,
+            (
+                "cut",
+                "self._append(pending, parts, out)",
+                "self._append(pending, parts, out)\n        self._written(self._inflight.pop(), out)",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a repetition is answered before the original is confirmed",
+        invariants=("S2",),
+        parts=planted(
+            Writing,
+            (
+                "admit",
+                "verdict.tickets.append(ticket)",
+                "out.append(Answer(ticket, BatchWritten(of(0, -1, -1), request.count, Txid(-1), True)))",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a batch after a gap is taken",
+        invariants=("S2",),
+        style="forget",
+        parts=planted(
+            ProducerTable,
+            (
+                "judge",
+                "if sequence == producer.next:",
+                "producer.next = max(producer.next, sequence)\n    if sequence == producer.next:",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a forgotten producer counts as new",
+        invariants=("S2",),
+        style="forget",
+        parts=planted(
+            ProducerTable, ("_judge_stranger", "sequence == 0 and (self.complete or not request.retry)", "True")
+        ),
+    ),
+    Mutant(
+        name="what survived one's own recovery is written again",
+        invariants=("S2",),
+        parts=planted(
+            Writing, ("resolve", "end is not None and pending.entry <= end.last_entry", "end is None and not lost")
+        ),
+    ),
+    Mutant(
+        name="the LAC is left where it is when nothing follows",
+        invariants=("T5",),
+        parts=planted(Writing, ("_watch_lac", "not self._control_timer", "False")),
+    ),
+    Mutant(
+        name="the next segment is written before the old one is closed",
+        invariants=("S6",),
+        style="roll",
+        parts=planted(
+            Rolling,
+            (
+                "progress",
+                "t.ask_seal()",
+                "self.closed(t.writing.end_of_current()) if t.writing.pipe_is_empty else None",
+            ),
+        ),
+    ),
+    Mutant(
+        name="the truncation point moves back",
+        invariants=("S9",),
+        parts=planted(
+            TruncateTo,
+            ("_one", "segment.first_dlsn < self.dlsn <= segment.last_dlsn", "self.dlsn <= segment.last_dlsn"),
+        ),
+    ),
+)
+
+PAST_THE_LAC = (
+    ("_settle", "elif self._entry <= self._lac:", "elif self._entry <= self._lac + (not self._lac_is_final):"),
+    ("_ask", "EntryId(self._lac), room", "EntryId(self._lac + (not self._lac_is_final)), room"),
+    ("_push", "<= self._lac,", "<= self._lac + 1,"),
+)
+
+READING = (
+    Mutant(
+        name="a control record reaches a reader",
+        invariants=("S8",),
+        parts=planted(StreamReader, ("_push", "not all(map(self._is_control_only, payloads))", "payloads")),
+    ),
+    Mutant(
+        name="read past the LAC",
+        invariants=("S8",),
+        parts=planted(StreamReader, *PAST_THE_LAC),
+    ),
+    Mutant(
+        name="read past the LAC, by its history",
+        invariants=("S3", "S4"),
+        seeds=1500,
+        parts=planted(StreamReader, *PAST_THE_LAC, mute=("S8",)),
+    ),
+    Mutant(
+        name="an empty segment that ended counts as read",
+        invariants=("S4",),
+        parts=planted(StreamReader, ("_note_lac", "seen.ended and self._lac == NO_ENTRY", "False")),
+    ),
+    Mutant(
+        name="a seek goes to the first record after the one it looks for",
+        invariants=("S11",),
+        parts=planted(Goal, ("is_before", "contents.last_txid < self.least", "contents.last_txid <= self.least")),
+    ),
+)
+
+MUTANTS = (*LEASE, *TAKING, *WRITING, *READING)

@@ -1,0 +1,261 @@
+"""A model of a segment store that keeps the contract of dlog/stores/contract.py, and nothing more than it.
+
+Appends are confirmed once they are durable, in order. A recovery decides the end of a segment once and for all: all
+that was confirmed, and of the rest whatever prefix chance kept; entries above the end are gone, also those that
+somebody might have looked at. What is decided is durable before it is answered. A writer lives on the connection that
+created its segment, and dies with it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dlog.log.messages import (
+    AppendEntry,
+    CreateSegment,
+    DeleteSegment,
+    EntriesRead,
+    EntryAppended,
+    ReadEntries,
+    RecoverSegment,
+    SealSegment,
+    SegmentCreated,
+    SegmentDeleted,
+    SegmentRecovered,
+    SegmentSealed,
+    StoreFailed,
+)
+from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
+from dlog.model.ids import EntryId, SegmentNumber
+from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreUnavailableError
+
+
+class StoreTransport:
+    """Pairs the store's questions and answers."""
+
+    def question(self, message: Any) -> Hashable | None:
+        match message:
+            case CreateSegment(number):
+                return ("create", number)
+            case RecoverSegment(segment):
+                return ("recover", segment.number)
+            case ReadEntries(segment, first):
+                return ("read", segment.number, first)
+            case AppendEntry(number, entry):
+                return ("append", number, entry)
+            case SealSegment(number):
+                return ("seal", number)
+            case DeleteSegment(_, place):
+                return ("delete", place)
+        return None
+
+    def answer(self, message: Any) -> Hashable | None:
+        match message:
+            case SegmentCreated(number):
+                return ("create", number)
+            case SegmentRecovered(number):
+                return ("recover", number)
+            case EntriesRead(number, first):
+                return ("read", number, first)
+            case EntryAppended(number, entry):
+                return ("append", number, entry)
+            case SegmentSealed(number):
+                return ("seal", number)
+            case SegmentDeleted(place):
+                return ("delete", place)
+            case StoreFailed(question):
+                return self.question(question)
+        return None
+
+
+@dataclass(slots=True)
+class StoredSegment:
+    """One place. end: decided for good, None while it may be appended to."""
+
+    place: str
+    number: int
+    payloads: list[bytes] = field(default_factory=list)
+    confirmed: int = -1
+    carried: int = -1  # what a reader of the store alone may know to be confirmed
+    end: int | None = None
+    writer: str = ""  # connection of its writer, "" once that is dead
+
+
+class StoreModel:
+    """The machine at the address "store"; a new one after a crash, from what was durable."""
+
+    def __init__(self, rng: random.Random, durable: list[tuple[int, Any]], *, visible_is_final: bool) -> None:
+        self.segments: dict[str, StoredSegment] = {}
+        self.deleted: set[str] = set()
+        self.on_append: Callable[[StoredSegment], None] | None = None  # an append was accepted
+        self.on_end: Callable[[StoredSegment], None] | None = None  # an end was decided
+        self._rng = rng
+        self._visible_is_final = visible_is_final
+        self._token = 0
+        self._waiting: dict[int, list[Callable[[], list[Effect]]]] = {}
+        self._done = 0
+        self._created = 0
+        self._creates: list[CreateSegment] = []
+        for token, data in durable:
+            self._redo(data)
+            self._token = self._done = token
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        match fact:
+            case Received(peer, message):
+                return self._hear(str(peer), message)
+            case PeerLost(peer):
+                for segment in self.segments.values():
+                    if segment.writer == peer:
+                        segment.writer = ""
+                return []
+            case Persisted(upto):
+                effects: list[Effect] = []
+                for token in range(self._done + 1, upto + 1):
+                    for then in self._waiting.pop(token, []):
+                        effects += then()
+                self._done = upto
+                return effects
+        raise AssertionError(f"not a fact of a store: {fact}")
+
+    def readable(self, place: str) -> tuple[int, bool] | None:
+        """The LAC a reader may learn here without the owner, and whether it is the end; None: no such place."""
+        segment = self.segments.get(place)
+        if segment is None:
+            return None
+        if segment.end is not None:
+            return segment.end, True
+        return (segment.confirmed if self._visible_is_final else segment.carried), False
+
+    def _hear(self, peer: str, message: Any) -> list[Effect]:
+        match message:
+            case CreateSegment():
+                return self._create(peer, message)
+            case AppendEntry():
+                return self._append(peer, message)
+            case RecoverSegment():
+                return self._recover(peer, message)
+            case ReadEntries():
+                return self._read(peer, message)
+            case SealSegment():
+                return self._seal(peer, message)
+            case DeleteSegment(_, place):
+                return self._persist(("delete", place), lambda: self._delete(peer, place))
+        raise AssertionError(f"not a question to a store: {message}")
+
+    # ---- questions --------------------------------------------------------------------------------------------------
+
+    def _create(self, peer: str, message: CreateSegment) -> list[Effect]:
+        if any(message is known for known in self._creates):
+            return []  # delivered twice
+        self._creates.append(message)
+        self._created += 1
+        place = f"{message.number}.{self._created}"
+
+        def created() -> list[Effect]:
+            self.segments[place].writer = peer
+            return [Send(peer, SegmentCreated(message.number, place))]
+
+        self.segments[place] = StoredSegment(place, message.number)
+        return self._persist(("create", place, message.number), created)
+
+    def _append(self, peer: str, message: AppendEntry) -> list[Effect]:
+        segment = self._of_writer(peer, message.number)
+        if segment is None or segment.end is not None:
+            return [Send(peer, StoreFailed(message, SegmentFencedError("fenced")))]
+        if message.entry < len(segment.payloads):
+            return []  # sent twice: the first is answered
+        if message.entry > len(segment.payloads):
+            segment.writer = ""
+            return [Send(peer, StoreFailed(message, StoreUnavailableError("an entry before it is missing")))]
+        payload = b"".join(bytes(p) for p in message.parts)
+        segment.payloads.append(payload)
+        segment.carried = segment.confirmed
+        if self.on_append is not None:
+            self.on_append(segment)
+        entry = int(message.entry)
+        return self._persist(("append", segment.place, entry, payload), lambda: self._confirm(peer, segment, entry))
+
+    def _confirm(self, peer: str, segment: StoredSegment, entry: int) -> list[Effect]:
+        if segment.end is not None and entry > segment.end:
+            return []
+        segment.confirmed = max(segment.confirmed, entry)
+        return [Send(peer, EntryAppended(SegmentNumber(segment.number), EntryId(entry)))]
+
+    def _recover(self, peer: str, message: RecoverSegment) -> list[Effect]:
+        segment = self.segments.get(message.segment.place)
+        if segment is None:
+            return [Send(peer, StoreFailed(message, SegmentNotFoundError("no such place")))]
+        if segment.end is None:
+            self._decide(segment, self._rng.randint(segment.confirmed, len(segment.payloads) - 1))
+        end = EntryId(segment.end if segment.end is not None else -1)
+        reply = SegmentRecovered(message.segment.number, end)
+        return self._persist(("end", segment.place, end), lambda: [Send(peer, reply)])
+
+    def _seal(self, peer: str, message: SealSegment) -> list[Effect]:
+        segment = self._of_writer(peer, message.number)
+        if segment is None:
+            return [Send(peer, StoreFailed(message, SegmentFencedError("fenced")))]
+        if segment.end is None:
+            if segment.confirmed != len(segment.payloads) - 1:
+                return [Send(peer, StoreFailed(message, StoreUnavailableError("appends are pending")))]
+            self._decide(segment, segment.confirmed)
+        end = EntryId(segment.end if segment.end is not None else -1)
+        reply = SegmentSealed(message.number, end)
+        return self._persist(("end", segment.place, end), lambda: [Send(peer, reply)])
+
+    def _read(self, peer: str, message: ReadEntries) -> list[Effect]:
+        segment = self.segments.get(message.segment.place)
+        if segment is None:
+            return [Send(peer, StoreFailed(message, SegmentNotFoundError("no such place")))]
+        last = min(message.last, message.first + self._rng.choice((0, 1, 100)))
+        payloads = tuple(segment.payloads[message.first : last + 1])
+        if not payloads:
+            return [Send(peer, StoreFailed(message, StoreUnavailableError("not there yet")))]
+        return [Send(peer, EntriesRead(message.segment.number, message.first, payloads))]
+
+    def _delete(self, peer: str, place: str) -> list[Effect]:
+        self._redo(("delete", place))
+        return [Send(peer, SegmentDeleted(place))]
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    def _of_writer(self, peer: str, number: int) -> StoredSegment | None:
+        mine = (s for s in self.segments.values() if s.number == number and s.writer == peer)
+        return next(reversed(list(mine)), None)
+
+    def _decide(self, segment: StoredSegment, end: int) -> None:
+        segment.end = end
+        segment.confirmed = max(segment.confirmed, end)
+        del segment.payloads[end + 1 :]
+        if self.on_end is not None:
+            self.on_end(segment)
+
+    def _persist(self, data: Any, then: Callable[[], list[Effect]]) -> list[Effect]:
+        self._token += 1
+        self._waiting.setdefault(self._token, []).append(then)
+        return [Persist(self._token, data)]
+
+    def _redo(self, data: Any) -> None:
+        match data:
+            case ("create", place, number):
+                self.segments[place] = StoredSegment(place, number)
+                self._created = max(self._created, int(place.partition(".")[2]))
+            case ("append", place, entry, payload):
+                segment = self.segments.get(place)
+                if segment is not None and segment.end is None:
+                    assert len(segment.payloads) == entry
+                    segment.payloads.append(payload)
+                    segment.confirmed = entry  # durable is confirmed, whether its writer heard it or not
+                    segment.carried = entry - 1
+            case ("end", place, end):
+                segment = self.segments.get(place)
+                if segment is not None:
+                    segment.end = segment.confirmed = end
+                    del segment.payloads[end + 1 :]
+            case ("delete", place):
+                self.segments.pop(place, None)
+                self.deleted.add(place)

@@ -1,0 +1,515 @@
+"""Who lives in the world of one stream: proxies that own it in turn, clients that write, readers.
+
+Clients are the protocol's users, not machines of ours: each keeps its batches in order on one connection at a time,
+goes elsewhere when refused or left without an answer, and repeats what it does not know, saying so.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from dlog.errors import (
+    DLogError,
+    EndOfStreamError,
+    OwnedElsewhereError,
+    ProducerUnknownError,
+    SequenceGapError,
+    StreamUnavailableError,
+    TxidOutOfOrderError,
+)
+from dlog.events import LeaseLost, SegmentDeleted, SegmentStarted, StreamOwned, StreamReady
+from dlog.lease.evidence import Advice, Probe, judge
+from dlog.lease.lease import Claimant
+from dlog.log.messages import BatchWritten, StreamTaken, TakeStream, WriteBatch
+from dlog.log.owner import StreamOwner
+from dlog.log.read_messages import (
+    READER,
+    SOURCE,
+    EntriesGot,
+    GetEntries,
+    GetStream,
+    LacSeen,
+    SourceFailed,
+    StreamSeen,
+    WatchLac,
+)
+from dlog.log.reading import ReadingOptions, StreamReader
+from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
+from dlog.model.dlsn import DLSN, of
+from dlog.model.ids import EntryId, ProxyId, Txid
+from dlog.model.segment import StreamMetadata
+from dlog.options import draw
+from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
+from dlog.wire.entry import build_record_set
+from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
+from tests.simulation.stream_checks import Delivered, Written, first_readable
+
+if TYPE_CHECKING:
+    from tests.simulation.stream_world import StreamWorld
+
+
+class Proxy:
+    """A write proxy: at most one owner machine that has not ended."""
+
+    def __init__(self, world: StreamWorld, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.address = ""  # of the newest owner machine
+        self.claims = 0
+        self.skew_ms = world.sim.rng.randint(-50, 50)
+
+    @property
+    def owner(self) -> StreamOwner | None:
+        machine: StreamOwner | None = self.world.sim.machine(self.address)
+        return machine
+
+    def holds(self, nonce: str) -> bool:
+        owner = self.owner
+        return owner is not None and not owner.has_ended and owner.nonce == nonce
+
+    def unix_ms(self) -> int:
+        return max(0, int(self.world.sim.now_s * 1000) + self.skew_ms + 1000)
+
+    def receive(self, request: Any, suspected: bool, reply: Callable[[Any, int], None]) -> None:
+        """A client's request has arrived."""
+        owner = self.owner
+        if owner is None or owner.has_ended:
+            error = self._claim_or_redirect(suspected)
+            if error is not None:
+                reply(error, 0)
+                return
+            owner = self.owner
+        assert owner is not None
+        machine = owner
+        self.world.sim.ask(self.address, request, lambda result: self._answer(machine, result, reply))
+
+    def _answer(self, machine: StreamOwner, result: Any, reply: Callable[[Any, int], None]) -> None:
+        world = self.world
+        if isinstance(result, BatchWritten) and not result.duplicate:
+            place = world.checks.places.get(result.dlsn.segment, "")
+            world.checks.answered(machine, result, world.store.segments.get(place))
+        reply(result, machine.epoch)
+
+    def _claim_or_redirect(self, suspected: bool) -> DLogError | None:
+        world = self.world
+        value = world.value
+        owner = value.owner
+        registered = {p.name: p.name for p in world.proxies.values() if world.sim.is_up(p.name)}
+        judgement = judge(
+            owner,
+            me=ProxyId(self.name),
+            registered={ProxyId(n): a for n, a in registered.items()},
+            registry_is_current=True,
+            suspected=suspected,
+        )
+        if judgement.advice is Advice.ASK:
+            judgement = judge(
+                owner,
+                me=ProxyId(self.name),
+                registered={},
+                registry_is_current=True,
+                suspected=suspected,
+                probe=self._probe(owner.proxy, owner.claim),
+            )
+        if judgement.advice is Advice.CLAIM or world.sim.rng.random() < world.config["steal"]:
+            self.claim(owner.epoch if world.sim.rng.random() < 0.9 else None)
+            return None
+        return OwnedElsewhereError("owned", location=owner.address)
+
+    def _probe(self, name: str, nonce: str) -> Probe:
+        world = self.world
+        if not world.sim.is_up(name) or world.is_cut(self.name, name) or world.stands_still(name):
+            return Probe.NO_ANSWER
+        return Probe.OWNS if world.proxies[name].holds(nonce) else Probe.DENIES
+
+    def claim(self, if_epoch: Any) -> None:
+        world, sim = self.world, self.world.sim
+        self.claims += 1
+        nonce = f"{self.name}/{sim.nodes[self.name].incarnation}/{self.claims}"
+        self.address = f"{self.name}/owner-{sim.nodes[self.name].incarnation}-{self.claims}"
+        machine = world.parts.get("owner", StreamOwner)(
+            world.key,
+            Claimant(proxy=ProxyId(self.name), address=self.name, nonce=nonce),
+            world.owner_options,
+            final_stores=frozenset({"ledger"}) if world.config["final"] else frozenset(),
+        )
+        sim.place(self.name, self.address, machine, on_event=lambda event: self.told(machine, event))
+        sim.ask(self.address, TakeStream(if_epoch, self.unix_ms()), self.taken)
+
+    def taken(self, result: Any) -> None:
+        self.world.sim.reach("taken" if isinstance(result, StreamTaken) else "claim_failed")
+
+    def told(self, machine: StreamOwner, event: Any) -> None:
+        world, sim = self.world, self.world.sim
+        match event:
+            case StreamOwned(_, epoch):
+                world.checks.owned(epoch, machine.nonce)
+                sim.reach("owned")
+            case StreamReady(_, epoch, _, recovered):
+                sim.reach(f"ready_after_{min(recovered, 2)}")
+                if (epoch, "ready") in world.marks:
+                    sim.reach("mended")
+                world.marks.add((epoch, "ready"))
+            case SegmentStarted():
+                sim.reach("segment_started")
+            case LeaseLost():
+                sim.reach("lease_lost")
+            case SegmentDeleted():
+                sim.reach("segment_deleted")
+            case _:
+                world.on_lac(event)
+
+
+class Client:
+    """Writes batches in order, `window` at a time, and repeats what it does not know."""
+
+    def __init__(self, world: StreamWorld, name: str, batches: int) -> None:
+        self.world = world
+        self.name = name
+        self.rng = random.Random(f"{world.plan.seed}/{name}")
+        self.left = batches
+        self.made = 0
+        self.generation = 0
+        self.producer = b""
+        self.sequence = 0
+        self.queue: list[_Attempt] = []  # not answered, in order
+        self.proxy = self.rng.choice(sorted(world.proxies))
+        self.suspected = False
+        self.ended = False
+        self.connection = 0  # answers on an older one are dropped, requests on it may still arrive
+        self._last_arrival = 0.0
+        self._new_producer()
+
+    @property
+    def is_done(self) -> bool:
+        return self.ended or (self.left == 0 and not self.queue)
+
+    def begin(self) -> None:
+        self._fill()
+
+    def _new_producer(self) -> None:
+        self.generation += 1
+        self.producer = f"{self.name}.{self.generation}".encode().ljust(16, b".")
+        self.sequence = 0
+
+    def _fill(self) -> None:
+        """Make new batches while the window has room."""
+        while self.left and len(self.queue) < self.world.config["window"] and not self.ended:
+            self.left -= 1
+            count = self.rng.choice((1, 1, 2, 5))
+            payloads = tuple(
+                f"{self.producer.decode()}:{self.sequence + i}:".encode() + bytes(self.rng.choice((0, 3, 40)))
+                for i in range(count)
+            )
+            txid = self.world.next_txid(self.rng)
+            written = Written(self.producer, self.sequence, payloads, self.world.sim.now, txid)
+            self.world.checks.batches.append(written)
+            attempt = _Attempt(written, build_record_set(payloads))
+            self.sequence += count
+            self.queue.append(attempt)
+            self._send(attempt)
+
+    def _send(self, attempt: _Attempt) -> None:
+        world = self.world
+        attempt.connection = self.connection
+        attempt.number += 1
+        number, written = attempt.number, attempt.written
+        txid = None if written.txid is None else Txid(written.txid)
+        proxy = world.proxies[self.proxy]
+        request = WriteBatch(
+            attempt.body,
+            len(written.payloads),
+            txid,
+            written.producer,
+            written.sequence,
+            0,
+            attempt.unknown,
+            proxy.unix_ms(),
+        )
+        suspected, self.suspected = self.suspected, False
+        delay = self.rng.expovariate(1.0) * 0.001 + (self.rng.random() * 2 if self.rng.random() < 0.005 else 0)
+        self._last_arrival = max(self._last_arrival, world.sim.now_s + delay)
+        world.sim.call_in(world.config["client_timeout_s"], self._overdue, attempt, number)
+        if world.is_cut(self.name, self.proxy) or self.rng.random() < world.config["client_loss"]:
+            if self.rng.random() < 0.5:
+                return
+            self._last_arrival += self.rng.random()
+        delay = self._last_arrival - world.sim.now_s
+        world.sim.call_in(delay, self._arrive, proxy, request, suspected, attempt, number, node=self.proxy)
+
+    def _arrive(self, proxy: Proxy, request: Any, suspected: bool, attempt: _Attempt, number: int) -> None:
+        if request.sequence == 0 and attempt.number != number and self.world.config["style"] == "forget":
+            return  # a first batch that outlives its connection and its producer's fame would be taken for new
+
+        def reply(result: Any, epoch: int) -> None:
+            world = self.world
+            if world.is_cut(proxy.name, self.name) or self.rng.random() < world.config["client_loss"]:
+                world.sim.reach("reply_lost")
+                return
+            world.sim.call_in(self.rng.expovariate(1.0) * 0.001, self._answered, attempt, number, result, epoch)
+
+        proxy.receive(request, suspected, reply)
+
+    def _overdue(self, attempt: _Attempt, number: int) -> None:
+        if attempt in self.queue and attempt.number == number:
+            attempt.unknown = True
+            self.suspected = True
+            self._reconnect(self._another())
+
+    def _another(self) -> str:
+        others = [p for p in sorted(self.world.proxies) if p != self.proxy]
+        return self.rng.choice(others) if others else self.proxy
+
+    def _answered(self, attempt: _Attempt, number: int, result: Any, epoch: int) -> None:
+        if attempt not in self.queue or attempt.number != number:
+            return
+        world = self.world
+        match result:
+            case BatchWritten():
+                self.queue.remove(attempt)
+                attempt.written.result = result
+                attempt.written.acked_at = world.sim.now
+                attempt.written.epoch = epoch
+                world.sim.reach("duplicate" if result.duplicate else "ack")
+                self._fill()
+                return
+            case SequenceGapError():
+                world.sim.reach("gap")
+                if not attempt.unknown:
+                    attempt.refused = True
+                if self._is_forgotten(result.expected, epoch):
+                    self._give_up()
+                    return
+            case ProducerUnknownError():
+                world.sim.reach("producer_unknown")
+                self._give_up()
+                return
+            case TxidOutOfOrderError() | EndOfStreamError():
+                world.sim.reach("txid_refused" if isinstance(result, TxidOutOfOrderError) else "end_refused")
+                self._refused(attempt, isinstance(result, EndOfStreamError))
+                return
+            case DLogError():
+                attempt.unknown = attempt.unknown or result.outcome_unknown
+            case _:
+                raise AssertionError(f"not an answer to a write: {result}")
+        location = result.location if isinstance(result, OwnedElsewhereError) else None
+        hint = None if isinstance(result, StreamUnavailableError) else location
+        self._reconnect(hint or (self.proxy if isinstance(result, SequenceGapError) else self._another()))
+
+    def _is_forgotten(self, expected: int, epoch: int) -> bool:
+        """Whether the owner waits for a batch that we have not got any more, because it was refused for good. If it was
+        acknowledged, the owner is one of the past."""
+        for batch in self.world.checks.batches:
+            if batch.producer == self.producer and batch.result is not None and batch.sequence >= expected:
+                if epoch >= batch.epoch:
+                    self.world.checks.fail("S2", f"epoch {epoch} has forgotten {batch}, it expects {expected}")
+                return False
+        return expected < self.queue[0].written.sequence
+
+    def _refused(self, attempt: _Attempt, ended: bool) -> None:
+        """Never to be written, unless an earlier attempt was."""
+        attempt.written.certainly_not = not attempt.unknown
+        self.queue.remove(attempt)
+        if ended:
+            self.ended = not self.queue
+            self.left = 0
+            return
+        self._give_up()  # what follows names a sequence that will not come: begin anew
+
+    def _give_up(self) -> None:
+        """The producer's numbers are of no use any more: what was sent stays unknown, a new producer goes on."""
+        self.queue.clear()
+        self._new_producer()
+        self._reconnect(self.proxy)
+        self._fill()
+
+    def _reconnect(self, proxy: str) -> None:
+        """Drop the connection and send everything unanswered again, in order, after a pause."""
+        self.connection += 1
+        self.proxy = proxy
+        for attempt in self.queue:
+            if attempt.connection >= 0 and attempt.number and not attempt.refused:
+                attempt.unknown = True  # its answer, if there is one, will not be heard
+            attempt.refused = False
+            attempt.number += 1
+        self.world.sim.call_in(self.rng.uniform(0, 0.02), self._resend, self.connection)
+
+    def _resend(self, connection: int) -> None:
+        if connection == self.connection:
+            self._last_arrival = self.world.sim.now_s
+            for attempt in list(self.queue):
+                self._send(attempt)
+
+
+class _Attempt:
+    """A batch on its way. unknown: some attempt's outcome is. number: of the attempt whose answer counts."""
+
+    __slots__ = ("body", "connection", "number", "refused", "unknown", "written")
+
+    def __init__(self, written: Written, body: bytes) -> None:
+        self.written = written
+        self.body = body
+        self.connection = -1
+        self.number = 0
+        self.unknown = False
+        self.refused = False
+
+
+class ReaderHost:
+    """A reader's machine with its source and its reader in the same process.
+
+    The source tells metadata (which may be old), the store's entries, and LACs by asking the store now and then.
+    """
+
+    def __init__(self, world: StreamWorld, reader: Reader, machine: StreamReader) -> None:
+        self.world = world
+        self.reader = reader
+        self.machine = machine
+        self.address = ""
+        self._watch: WatchLac | None = None
+        self._told: StreamMetadata | None = None
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        if isinstance(fact, TimerFired) and fact.key == "poll":
+            self._poll()
+            return [] if self.machine.has_ended else [SetTimer("poll", 0.01)]
+        rest: list[Effect] = []
+        for effect in self.machine.handle(fact):
+            match effect:
+                case Send(peer, message) if peer == SOURCE:
+                    rest += self._asked(message)
+                case Send(_, Entries() as entries):
+                    self._post(self.reader.received(entries), READER)
+                case Send(_, ReaderEvent(_, kind, detail)):
+                    self.reader.told(kind, detail)
+                case _:
+                    rest.append(effect)
+        return rest
+
+    def _post(self, message: Any, peer: str = SOURCE) -> None:
+        """Let the machine hear it a little later, unless it is gone by then."""
+        host = self.world.sim.hosts.get(self.address)
+        if host is not None:
+            delay = self.world.sim.rng.expovariate(1.0) * 0.001
+            self.world.sim.call_in(delay, self.world.sim.hand, host, Received(peer, message), node="r")
+
+    def _asked(self, question: Any) -> list[Effect]:
+        match question:
+            case GetStream(fresh):
+                value = self.world.value if fresh or self.world.sim.rng.random() < 0.7 else self.world.older_value
+                self._told = value
+                self._post(StreamSeen(value))
+                return [SetTimer("poll", 0.005)]
+            case GetEntries():
+                self._post(self._entries(question))
+            case WatchLac():
+                self._watch = question
+                return [SetTimer("poll", 0.0)]
+        return []
+
+    def _entries(self, question: GetEntries) -> EntriesGot | SourceFailed:
+        held = self.world.store.segments.get(question.segment.place)
+        if held is None:
+            return SourceFailed(question, SegmentNotFoundError("no such place"))
+        payloads = tuple(held.payloads[question.first : question.last + 1])
+        if not payloads or self.world.sim.rng.random() < 0.02:
+            return SourceFailed(question, StoreUnavailableError("not now"))
+        size, upto = 0, 0
+        while upto < len(payloads) and (upto == 0 or size < question.max_bytes):
+            size += len(payloads[upto])
+            upto += 1
+        return EntriesGot(question.segment.number, question.segment.place, question.first, payloads[:upto])
+
+    def _poll(self) -> None:
+        if self._told != self.world.value:
+            self._told = self.world.value
+            self._post(StreamSeen(self._told))
+        watch = self._watch
+        lac = self._lac(watch) if watch is not None else None
+        if watch is not None and lac is not None and (lac[0] > watch.known or lac[1]):
+            self._watch = None
+            self._post(LacSeen(watch.segment.number, watch.segment.place, EntryId(lac[0]), lac[1]))
+
+    def _lac(self, watch: WatchLac) -> tuple[int, bool] | None:
+        hinted = self.world.hints.get(watch.segment.place)
+        stored = self.world.store.readable(watch.segment.place)
+        if stored is None or hinted is None or stored[1]:
+            return stored
+        return max(stored[0], hinted), False
+
+
+class Reader:
+    """Reads from somewhere on, and goes on where it was when its machine dies."""
+
+    def __init__(self, world: StreamWorld, number: int, start: Start, value: Any, *, follow: bool) -> None:
+        self.world = world
+        self.number = number
+        self.start = start
+        self.value = value
+        self.follow = follow
+        self.ended = ""
+        self.next: DLSN | None = None
+        self.delivered = Delivered(None, [], value if start is Start.TXID else None)
+        self.machine: StreamReader | None = None
+        world.checks.readers.append(self.delivered)
+        self._opened = 0
+
+    def open(self) -> None:
+        world = self.world
+        if self.ended:
+            return
+        self._opened += 1
+        address = f"r/reader-{self.number}-{self._opened}"
+        machine = self.machine = world.parts.get("reader", StreamReader)(
+            draw(ReadingOptions, random.Random(world.sim.rng.random()))
+        )
+        shell = ReaderHost(world, self, machine)
+        shell.address = address
+        host = world.sim.place("r", address, shell)
+        read = Read(
+            self.number, world.stream, self.start, self.value, world.sim.rng.choice((1, 200, 10**6)), self.follow
+        )
+        if self.next is not None:
+            read = Read(self.number, world.stream, Start.DLSN, tuple(self.next), 500, self.follow)
+        world.sim.hand(host, Received(READER, read))
+
+    def received(self, entries: Entries) -> Credit:
+        """Take what was pushed; returns the credit for it."""
+        world, at, payloads = self.world, 0, []
+        for length in entries.lengths:
+            payloads.append(bytes(entries.body[at : at + length]))
+            at += length
+        segment = world.value.segment(entries.segment) or world.older_segments.get(entries.segment)
+        held = world.store.segments.get(segment.place) if segment is not None else None
+        if held is not None:
+            lac = held.confirmed if held.end is None else held.end
+            world.checks.delivered(self.delivered, entries.segment, entries.first_entry, payloads, entries.skip, lac)
+        else:
+            self.delivered.seen.clear()  # deleted meanwhile: nothing to compare with
+        self.next = of(entries.segment, entries.first_entry + len(payloads), 0)
+        world.sim.reach("delivered")
+        return Credit(self.number, at)
+
+    def told(self, kind: ReaderEventKind, detail: dict[str, Any]) -> None:
+        world = self.world
+        world.sim.reach(f"reader_{kind.name.lower()}")
+        match kind:
+            case ReaderEventKind.STARTED:
+                if self.next is None:
+                    self.delivered.start = of(*detail["dlsn"])
+            case ReaderEventKind.TRUNCATED:
+                first = first_readable(world.value)
+                if first is None or of(*detail["first"]) > first:
+                    world.checks.fail("S9", f"told that {detail} is the first, and that is {first}")
+                self.delivered = Delivered(None, [])
+                world.checks.readers.append(self.delivered)
+                self.next, self.start, self.value = None, Start.START, None
+                world.sim.call_in(0.001, self.open, node="r")
+            case ReaderEventKind.END_OF_STREAM:
+                self.ended = "end of stream"
+            case ReaderEventKind.CAUGHT_UP:
+                self.ended = "" if self.follow else "caught up"
+            case ReaderEventKind.DAMAGED:
+                world.checks.fail("S9", f"a reader was told of damage: {detail}")

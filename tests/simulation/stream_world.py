@@ -1,0 +1,398 @@
+"""The world of one stream: three proxies that own it in turn, clients that write through them, readers, a store.
+
+Styles of plan:
+- "swarm": any faults, bursts around take-overs and new segments, claims on wrong evidence;
+- "roll": tiny segments, faults bound to new segments, so that take-overs meet rolls;
+- "final": as swarm, on a store where what is visible is final;
+- "forget": a producer table too small for the producers there are;
+- "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
+
+After the faults the world heals; then every client must have its answers, every reader must have reached the tail, and
+everything is read back and compared (stream_checks.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dlog.errors import DLogError
+from dlog.events import LacMoved
+from dlog.log.messages import ReleaseStream, SealStream, StatStream, TruncateBefore
+from dlog.log.options import OwnerOptions
+from dlog.machine import Versioned
+from dlog.model.dlsn import DLSN, of
+from dlog.model.ids import StreamName
+from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSettings
+from dlog.options import draw
+from dlog.wire.proxy import Start
+from tests.simulation.kernel import Simulation, Violation
+from tests.simulation.network import Node
+from tests.simulation.plan import FaultKind, Plan, draw_faults
+from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
+from tests.simulation.stream_checks import StreamChecks
+from tests.simulation.stream_parts import Client, Proxy, Reader
+from tests.simulation.worlds import Outcome, Room
+
+STREAM = StreamName("s")
+KEY = StreamKey(STREAM)
+STORE_NODE, READ_NODE = "store", "r"
+FAULTS = (
+    FaultKind.CRASH,
+    FaultKind.POWER,
+    FaultKind.PAUSE,
+    FaultKind.CUT,
+    FaultKind.RESET,
+    FaultKind.SLOW,
+    FaultKind.LOSS,
+    FaultKind.DUPLICATE,
+    FaultKind.DROP_KTH,
+    FaultKind.HOLD_KTH,
+    FaultKind.META_REPLY_LOST,
+    FaultKind.META_LATE,
+    FaultKind.META_CUT,
+    FaultKind.META_TOUCH,
+)
+MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
+STYLES = ("swarm", "roll", "final", "forget", "calm")
+MUST_REACH = (
+    "ack",
+    "duplicate",
+    "taken",
+    "claim_failed",
+    "lease_lost",
+    "mended",
+    "ready_after_0",
+    "ready_after_1",
+    "ready_after_2",
+    "segment_deleted",
+    "metadata.conflict",
+    "delivered",
+    "reader_truncated",
+    "reader_end_of_stream",
+    "gap",
+    "reply_lost",
+    "released",
+    "sealed",
+    "truncated",
+    "producer_unknown",
+)
+SETTLE_S = 40.0
+
+
+def draw_plan(seed: int, style: str = "swarm") -> Plan:
+    """The plan that a seed means."""
+    rng = random.Random(f"{style}/{seed}/plan")
+    duration = rng.choice((0.2, 1.0, 3.0))
+    calm = style == "calm"
+    config: dict[str, Any] = {
+        "style": style,
+        "final": style == "final" or rng.random() < 0.1,
+        "clients": rng.choice((1, 2, 3)) if style != "forget" else rng.choice((4, 6)),
+        "batches": rng.choice((5, 15, 30)) if style != "forget" else 6,
+        "window": rng.choice((1, 2, 4)),
+        "client_timeout_s": rng.choice((0.05, 0.3)) if not calm else 5.0,
+        "client_loss": 0.0 if calm else rng.choice((0.0, 0.02, 0.1)),
+        "txids": rng.choice(("assigned", "assigned", "given")),
+        "steal": 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.5)),
+        "segment_bytes": rng.choice((100, 400)) if style == "roll" else rng.choice((300, 2000, 10**6)),
+        "segment_age_s": rng.choice((0.05, 0.5, 100.0)),
+        "retention_s": rng.choice((0.0, 0.3, 1000.0)),
+        "producers_max": rng.choice((2, 3)) if style == "forget" else 100,
+        "readers": rng.randint(1, 3),
+        "releases": sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 1, 3)))),
+        "truncates": sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 0, 2, 4)))),
+        "seal": rng.random() < 0.25,
+        "touch": [] if calm else sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 2)))),
+        "duration_s": duration,
+        "timeout_s": rng.choice((0.05, 0.5)),
+        "sync_s": rng.choice((0.0002, 0.001, 0.01)),
+    }
+    faults = (
+        ()
+        if calm
+        else draw_faults(
+            rng,
+            servers=("p1", "p2", "p3"),
+            clients=(STORE_NODE, "p1", "p2", "c1", READ_NODE),
+            duration_s=duration,
+            kinds=FAULTS,
+            count_max=16,
+            marks=MARKS,
+            messages=("AppendEntry", "EntryAppended", "RecoverSegment", "SegmentSealed", "SegmentCreated"),
+        )
+    )
+    return Plan(seed=seed, config=config, faults=faults)
+
+
+class StreamWorld:
+    """One history of one stream. parts: what replaces the true machines (mutants)."""
+
+    def __init__(self, plan: Plan, parts: Mapping[str, Any], *, trace: bool = False) -> None:
+        config = plan.config
+        self.plan = plan
+        self.config = config
+        self.parts = parts
+        self.stream = STREAM
+        self.key = KEY
+        self.marks: set[Any] = set()
+        self.hints: dict[str, int] = {}  # place -> LAC told by an owner
+        self.older_value: StreamMetadata | None = None
+        self.older_segments: dict[int, Segment] = {}
+        self.highest_point = of(1, 0, 0)  # any truncation asked for
+        self.checks = StreamChecks(tuple(parts.get("mute", ())))
+        options = random.Random(f"{plan.seed}/options")
+        drawn = draw(OwnerOptions, options)
+        self.owner_options = replace(drawn, producers_max=config["producers_max"], pending_bytes_max=10**6)
+        if config["style"] == "forget":
+            self.owner_options = replace(self.owner_options, pending_bytes_max=drawn.pending_bytes_max)
+        self._txid = 0
+        self._sealing = False
+        self.sim = sim = Simulation(
+            plan,
+            transport=StoreTransport(),
+            trace=trace,
+            request_timeout_s=config["timeout_s"],
+            sync_s=config["sync_s"],
+        )
+        settings = StreamSettings(
+            segment_bytes=config["segment_bytes"],
+            segment_age_s=config["segment_age_s"],
+            retention_s=config["retention_s"],
+        )
+        sim.metadata.on_change = self._changed
+        sim.node(STORE_NODE, start=self._start_store)
+        sim.metadata.create(KEY, StreamMetadata(name=STREAM, settings=settings))
+        self.proxies: dict[str, Proxy] = {}
+        for name in ("p1", "p2", "p3"):
+            sim.node(name)
+            self.proxies[name] = Proxy(self, name)
+        self.clients = [Client(self, f"c{i + 1}", config["batches"]) for i in range(config["clients"])]
+        for client in self.clients:
+            sim.node(client.name)
+        self.readers: dict[int, Reader] = {}
+        sim.node(READ_NODE, start=self._start_readers)
+
+    @property
+    def value(self) -> StreamMetadata:
+        seen = self.sim.metadata.values[KEY]
+        assert isinstance(seen, Versioned)
+        value: StreamMetadata = seen.value
+        return value
+
+    # ---- who lives here ---------------------------------------------------------------------------------------------
+
+    def _start_store(self, node: Node) -> None:
+        rng = random.Random(self.sim.rng.random())
+        made = self.parts.get("store", StoreModel)
+        self.store: StoreModel = made(rng, self.sim.disk("store").durable, visible_is_final=self.config["final"])
+        self.store.on_append = self._appended
+        self.sim.place("store", "store", self.store, listens=True)
+
+    def _start_readers(self, node: Node) -> None:
+        for reader in self.readers.values():
+            reader.open()
+
+    def _appended(self, stored: StoredSegment) -> None:
+        self.checks.appended(stored, self.value, self.store)
+
+    def _changed(self, key: Any, old: Any, new: Any) -> None:
+        self.older_value = old or new
+        if old is not None:
+            self.older_segments.update({s.number: s for s in old.segments})
+        self.checks.changed(old, new, self.store)
+
+    def on_lac(self, event: Any) -> None:
+        """An owner told its tails: the hint may be lost."""
+        if isinstance(event, LacMoved) and self.sim.rng.random() < 0.7:
+            segment = self.value.segment(event.segment)
+            place = self.checks.places.get(event.segment, "")
+            if segment is not None and segment.place == place:
+                self.hints[place] = max(self.hints.get(place, -1), event.lac)
+
+    def is_cut(self, a: str, b: str) -> bool:
+        return self.sim.network.cuts.get((a, b), 0) > self.sim.now
+
+    def stands_still(self, name: str) -> bool:
+        return self.sim.nodes[name].stands_still(self.sim.now)
+
+    def next_txid(self, rng: random.Random) -> int | None:
+        """None to have it assigned; given ones sometimes fall."""
+        if self.config["txids"] == "assigned":
+            return None
+        self._txid += rng.choice((0, 1, 10))
+        return max(0, self._txid - (rng.choice((5, 100)) if rng.random() < 0.03 else 0))
+
+    # ---- what they do -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Schedule everything that will be asked."""
+        sim, rng, duration = self.sim, self.sim.rng, self.config["duration_s"]
+        for client in self.clients:
+            sim.call_in(rng.uniform(0, duration * 0.5), client.begin)
+        for at_s in self.config["releases"]:
+            sim.call_in(at_s, self._release)
+        for at_s in self.config["truncates"]:
+            sim.call_in(at_s, self._truncate)
+        for at_s in self.config["touch"]:
+            sim.call_in(at_s, self._touch)
+        for _ in range(self.config["readers"]):
+            sim.call_in(rng.uniform(0, duration), self._open_reader, rng.random() < 0.8)
+
+    def _open_reader(self, follow: bool) -> None:
+        rng, number = self.sim.rng, len(self.readers) + 1
+        acked = [b.result for b in self.checks.batches if b.result is not None and b.result.dlsn.segment > 0]
+        choices: list[tuple[Start, Any]] = [
+            (Start.START, None),
+            (Start.TAIL, None),
+            (Start.TIME, int(self.sim.now_s * 500)),
+        ]
+        start, value = rng.choice(choices)
+        if acked and rng.random() < 0.5:
+            one = rng.choice(acked)
+            places = [(Start.DLSN, tuple(one.dlsn.next_slot(one.count - 1))), (Start.TXID, max(0, one.txid))]
+            start, value = rng.choice(places)
+        reader = self.readers[number] = Reader(self, number, start, value, follow=follow)
+        if self.sim.is_up(READ_NODE):
+            reader.open()
+
+    def _owner_address(self) -> str | None:
+        proxy = self.proxies.get(self.value.owner.proxy)
+        owner = proxy.owner if proxy is not None else None
+        return proxy.address if proxy is not None and owner is not None and not owner.has_ended else None
+
+    def _release(self) -> None:
+        address = self._owner_address()
+        if address is not None:
+            self.sim.ask(address, ReleaseStream(), lambda r: self._done("released", r))
+
+    def _truncate(self) -> None:
+        address = self._owner_address()
+        acked = [b.result.dlsn for b in self.checks.batches if b.result is not None and b.result.dlsn.segment > 0]
+        if address is None or not acked:
+            return
+        dlsn = self.sim.rng.choice(acked)
+        self.highest_point = max(self.highest_point, dlsn)
+        self.sim.ask(address, TruncateBefore(dlsn), lambda r: self._truncated(dlsn, r))
+
+    def _truncated(self, dlsn: DLSN, result: Any) -> None:
+        self._done("truncated", result)
+        if not isinstance(result, DLogError):
+            self.checks.point = max(self.checks.point, dlsn)
+
+    def _touch(self) -> None:
+        """Somebody changes the stream's settings: every version an owner knows is old."""
+        value = self.value
+        bytes_ = value.settings.segment_bytes + 1
+        self.sim.metadata.create(KEY, replace(value, settings=replace(value.settings, segment_bytes=bytes_)))
+
+    def _seal(self) -> None:
+        """Seal through whoever owns the stream, again and again until it is."""
+        if self.value.is_sealed:
+            return
+        address = self._owner_address()
+        if address is not None:
+            self.sim.ask(address, SealStream(), lambda r: self._done("sealed", r))
+        else:
+            proxy = self.proxies["p1"]
+            proxy.receive(SealStream(), True, lambda r, _: self._done("sealed", r))
+        self.sim.call_in(1.0, self._seal)
+
+    def _care(self) -> None:
+        """A write proxy looks after streams whose owner is gone, so that their last records become visible."""
+        proxy = self.proxies["p1"]
+        if self.value.owner.epoch and self.sim.is_up("p1"):
+            proxy.receive(StatStream(), True, lambda _result, _epoch: None)
+        self.sim.call_in(1.0, self._care)
+
+    def _done(self, mark: str, result: Any) -> None:
+        self.sim.reach(mark if not isinstance(result, DLogError) else f"{mark}_failed")
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        sim = self.sim
+        self.begin()
+        sim.run(until_s=self.config["duration_s"] * 1.2)
+        sim.heal()
+        self.config = {**self.config, "steal": 0.0, "client_loss": 0.0}
+        if self.config["seal"]:
+            self._seal()
+        self._care()
+        if not sim.run(until_s=sim.now_s + SETTLE_S, until=self._is_settled):
+            self.checks.fail("T5", self._unsettled())
+        self.checks.final(self.value, self.store)
+
+    def _is_settled(self) -> bool:
+        if not all(c.is_done for c in self.clients):
+            return False
+        if self.config["seal"] and not self.value.is_sealed:
+            return False
+        return all(self._has_reached_tail(r) for r in self.readers.values())
+
+    def _has_reached_tail(self, reader: Reader) -> bool:
+        if reader.ended or not reader.follow:
+            return bool(reader.ended)
+        acked = [b.result.dlsn for b in self.checks.batches if b.result is not None]
+        last = max(acked, default=of(0, 0, 0))
+        return reader.machine is not None and reader.machine.position > last
+
+    def _unsettled(self) -> str:
+        clients = {c.name: (c.left, len(c.queue), c.proxy) for c in self.clients if not c.is_done}
+        readers = {n: r.next for n, r in self.readers.items() if not self._has_reached_tail(r)}
+        return f"not settled: clients={clients} readers={readers} metadata={self.value}"
+
+
+def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
+    """Run one plan to its end. parts["planted"]: pairs of a class and its mutant, whose methods it has meanwhile."""
+    parts = parts or {}
+    violation, text, story = "", "", ""
+    world = StreamWorld(plan, parts, trace=trace)
+    try:
+        with _planted(parts.get("planted", ())):
+            world.run()
+    except Violation as error:
+        violation, text = error.invariant, str(error)
+    except AssertionError as error:
+        violation, text = "assert", f"{error!r}"
+        if trace:
+            raise
+    if violation and trace:
+        story = "\n\n".join(f"{a}:\n{world.sim.story(a)}" for a in sorted(world.sim.hosts) if "owner" in a)
+    return Outcome(
+        plan=plan,
+        violation=violation,
+        text=text,
+        reached=world.sim.reached,
+        trace_hash=world.sim.trace_hash,
+        events=world.sim.events,
+        virtual_s=world.sim.now_s,
+        lines=world.sim.lines,
+        story=story,
+    )
+
+
+@contextlib.contextmanager
+def _planted(pairs: Iterable[tuple[type, type]]) -> Iterator[None]:
+    """Let classes have the methods of their mutants; the machines are made of many parts."""
+    saved = [(cls, name, vars(cls)[name]) for cls, mutant in pairs for name in vars(mutant) if name in vars(cls)]
+    try:
+        for cls, mutant in pairs:
+            for name, value in vars(mutant).items():
+                if name in vars(cls) and not name.startswith("__d") and name != "__module__":
+                    setattr(cls, name, value)
+        yield
+    finally:
+        for cls, name, value in saved:
+            if not name.startswith("__d") and name != "__module__":
+                setattr(cls, name, value)
+
+
+def room() -> Room:
+    """The room `stream` of `python -m tests.simulation`."""
+    from tests.simulation.mutants.stream import MUTANTS
+
+    return Room(name="stream", styles=STYLES, draw=draw_plan, run=run_plan, must_reach=MUST_REACH, mutants=MUTANTS)
