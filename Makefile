@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .cache/peers
 FILE ?=
-SEEDS ?= 2000
+SEEDS ?= 1000
 
 .PHONY: help setup demo check lint types imports unit simulation integration interop test hunt lock peers clean
 
@@ -63,13 +63,14 @@ interop: setup peers
 	$(BIN)/pytest tests/interop
 
 check: lint types imports setup
-	DLOG_SIM_SEEDS=quick $(BIN)/pytest tests/unit tests/simulation -n 2
+	DLOG_SIM_SEEDS=60 $(BIN)/pytest tests/unit tests/simulation -n 2
 
 test: lint types imports setup peers
 	$(BIN)/pytest tests -n 2 --dist loadfile
 
 hunt: setup
-	$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation ledger --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation stream --seeds $(SEEDS)
 
 lock: setup
 	$(BIN)/python -m pip install -q uv
