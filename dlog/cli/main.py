@@ -52,7 +52,8 @@ class _Commands(click.Group):
     "Elsewhere say where the cluster is: --connect dlog://host:port or DLOG_CONNECT.",
 )
 @click.version_option(package_name="dlogd", prog_name="dlog")
-def dlog() -> None:
+@click.option("--json", "as_json", is_flag=True, help="Results and errors of the command as JSON.")
+def dlog(as_json: bool) -> None:
     """A replicated, durable, ordered log: many streams of records on a cluster of bookies and proxies."""
 
 

@@ -129,8 +129,12 @@ def say_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`, which every command has."""
-    return click.option("--json", "as_json", is_flag=True, help="Results and errors as JSON.")(command)
+    """`--json`, which every command has; `dlog --json COMMAND` means the same."""
+
+    def given(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
+        return value or bool(ctx.find_root().params.get("as_json"))
+
+    return click.option("--json", "as_json", is_flag=True, callback=given, help="Results and errors as JSON.")(command)
 
 
 def size_text(size: float) -> str:

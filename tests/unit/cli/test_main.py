@@ -86,6 +86,8 @@ def test_errors_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().err)["error"]
     assert told["kind"] == "InvalidRequestError"
     assert told["code"] == 400
+    assert main(["--json", "truncate", "s", "abc", "--connect", NOBODY]) == EXIT_MISUSED
+    assert json.loads(capsys.readouterr().err)["error"] == told
     assert main(["ls", "--json", "--frob"]) == EXIT_MISUSED
     assert json.loads(capsys.readouterr().err)["error"]["kind"] == "UsageError"
 
