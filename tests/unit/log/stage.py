@@ -1,0 +1,232 @@
+"""A stage for owners: metadata with versions, a store with fencing, and a queue of facts that a test may hold back.
+
+What a machine asks is answered at once and delivered in order, unless a test holds it: `stage.hold(AppendEntry)` keeps
+the store's hands off, `stage.held` shows what waits, `stage.release()` lets it go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from dlog.errors import DLogError
+from dlog.lease.lease import Claimant
+from dlog.log.messages import (
+    STORE,
+    AppendEntry,
+    CreateSegment,
+    DeleteSegment,
+    EntriesRead,
+    EntryAppended,
+    ReadEntries,
+    RecoverSegment,
+    SealSegment,
+    SegmentCreated,
+    SegmentDeleted,
+    SegmentRecovered,
+    SegmentSealed,
+    StoreFailed,
+    TakeStream,
+    WriteBatch,
+)
+from dlog.log.options import OwnerOptions
+from dlog.log.owner import StreamOwner
+from dlog.machine import (
+    Answer,
+    Asked,
+    CompareAndSet,
+    Conflict,
+    Effect,
+    Fact,
+    MetadataSeen,
+    ReadMetadata,
+    Received,
+    Send,
+    SetTimer,
+    Tell,
+    TimerFired,
+    Versioned,
+)
+from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
+from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError
+from dlog.wire.entry import build_record_set
+
+KEY = StreamKey(StreamName("s"))
+ALICE = b"alice".ljust(16, b".")
+BOB = b"bob".ljust(16, b".")
+
+
+def batch(
+    sequence: int,
+    count: int = 1,
+    *,
+    producer: bytes = ALICE,
+    retry: bool = False,
+    txid: int | None = None,
+    size: int = 1,
+    now: int = 5000,
+) -> WriteBatch:
+    body = build_record_set([b"%d" % (sequence + i) * size for i in range(count)])
+    return WriteBatch(body, count, None if txid is None else Txid(txid), producer, sequence, 7, retry, now)
+
+
+class Place:
+    """A segment as the store has it. end: None while it may be appended to."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.payloads: list[bytes] = []
+        self.end: int | None = None
+
+
+class Stage:
+    def __init__(self, **settings: Any) -> None:
+        self.version = 1
+        self.value = StreamMetadata(name=KEY.stream, settings=StreamSettings(**settings))
+        self.places: dict[str, Place] = {}
+        self.deleted: list[str] = []
+        self.holding: tuple[type, ...] = ()
+        self.held: deque[Callable[[], None]] = deque()
+        self.actors: list[Actor] = []
+
+    def owner(self, name: str, options: OwnerOptions | None = None, **kw: Any) -> Actor:
+        """A proxy's owner, not yet claiming."""
+        claimant = Claimant(proxy=ProxyId(name), address=f"{name}:1", nonce=f"{name}-{len(self.actors)}")
+        actor = Actor(self, StreamOwner(KEY, claimant, options or OwnerOptions(), **kw))
+        self.actors.append(actor)
+        return actor
+
+    def taken(self, name: str, options: OwnerOptions | None = None, **kw: Any) -> Actor:
+        """A proxy's owner that serves."""
+        actor = self.owner(name, options, **kw)
+        actor.take()
+        return actor
+
+    def hold(self, *kinds: type) -> None:
+        self.holding = kinds
+
+    def release(self, *, keep: type = type(None)) -> None:
+        """Answer what is held, in order, and hold nothing more."""
+        self.holding = ()
+        while self.held:
+            self.held.popleft()()
+
+    # ---- the store and metadata ---------------------------------------------------------------------------------------
+
+    def ask(self, actor: Actor, question: Any, answer: Callable[[], Fact | None]) -> None:
+        """Answer now, or once it is released."""
+
+        def go() -> None:
+            fact = answer()
+            if fact is not None:
+                actor.post(fact)
+
+        if isinstance(question, self.holding):
+            self.held.append(go)
+        else:
+            go()
+
+    def metadata(self, question: ReadMetadata | CompareAndSet) -> MetadataSeen:
+        if isinstance(question, CompareAndSet):
+            if question.version != self.version:
+                return MetadataSeen(question.token, Conflict())
+            self.value, self.version = question.value, self.version + 1
+        return MetadataSeen(question.token, Versioned(self.value, self.version))
+
+    def store(self, actor: Actor, question: Any) -> Any:
+        match question:
+            case CreateSegment(number):
+                name = f"{number}{chr(ord('a') + len(self.places))}"
+                self.places[name] = actor.writers[number] = Place(number)
+                return SegmentCreated(number, name)
+            case AppendEntry(number, entry, parts):
+                place = actor.writers[number]
+                if place.end is not None:
+                    return StoreFailed(question, SegmentFencedError("fenced"))
+                assert entry == len(place.payloads)
+                place.payloads.append(b"".join(bytes(p) for p in parts))
+                return EntryAppended(number, entry)
+            case SealSegment(number):
+                place = actor.writers[number]
+                if place.end is not None:
+                    return StoreFailed(question, SegmentFencedError("fenced"))
+                place.end = len(place.payloads) - 1
+                return SegmentSealed(number, EntryId(place.end))
+            case RecoverSegment(segment):
+                place = self.places[segment.place]
+                place.end = len(place.payloads) - 1 if place.end is None else place.end
+                return SegmentRecovered(segment.number, EntryId(place.end))
+            case ReadEntries(segment, first, last):
+                return EntriesRead(segment.number, first, tuple(self.places[segment.place].payloads[first : last + 1]))
+            case DeleteSegment(_, name):
+                self.deleted.append(name)
+                if self.places.pop(name, None) is None:
+                    return StoreFailed(question, SegmentNotFoundError("no such place"))
+                return SegmentDeleted(name)
+        raise AssertionError(question)
+
+
+class Actor:
+    """One owner on the stage: what it was told, what it answered, which timers it set."""
+
+    def __init__(self, stage: Stage, machine: StreamOwner) -> None:
+        self.stage = stage
+        self.machine = machine
+        self.answers: dict[int, Any] = {}
+        self.events: list[Any] = []
+        self.sent: list[Any] = []
+        self.timers: dict[Any, float] = {}
+        self.writers: dict[int, Place] = {}
+        self._tickets = 0
+        self._queue: deque[Fact] = deque()
+        self._running = False
+
+    def post(self, fact: Fact) -> None:
+        self._queue.append(fact)
+        if self._running:
+            return
+        self._running = True
+        while self._queue:
+            for effect in self.machine.handle(self._queue.popleft()):
+                self._perform(effect)
+        self._running = False
+
+    def ask(self, request: Any) -> Any:
+        """Ask; returns the answer, or None if there is none yet (it comes to `answers`)."""
+        self._tickets += 1
+        self.post(Asked(self._tickets, request, 0.0))
+        return self.answers.get(self._tickets)
+
+    def take(self, if_epoch: int | None = None) -> Any:
+        return self.ask(TakeStream(None if if_epoch is None else Epoch(if_epoch), 1000))
+
+    def fire(self, *key: Any) -> None:
+        """The timer comes due."""
+        del self.timers[key]
+        self.post(TimerFired(key, 0.0))
+
+    @property
+    def lost(self) -> list[DLogError]:
+        return [a for a in self.answers.values() if isinstance(a, DLogError)]
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Send(_, message):
+                self.sent.append(message)
+                self.stage.ask(self, message, lambda: Received(STORE, self.stage.store(self, message)))
+            case ReadMetadata() | CompareAndSet():
+                self.stage.ask(self, effect, lambda: self.stage.metadata(effect))
+            case Answer(ticket, result):
+                assert ticket not in self.answers, "answered once"
+                self.answers[ticket] = result
+            case SetTimer(key, after_s):
+                self.timers[key] = after_s
+            case Tell(event):
+                self.events.append(event)
+
+
+def numbers(value: StreamMetadata) -> list[tuple[SegmentNumber, bool]]:
+    """Segments of the list: number, completed."""
+    return [(s.number, s.completed) for s in value.segments]
