@@ -26,6 +26,7 @@ from dlog.errors import (
     StreamExistsError,
     StreamNotFoundError,
     TruncatedError,
+    TxidOutOfOrderError,
     UnavailableError,
 )
 
@@ -47,6 +48,9 @@ _NEXT: dict[type[DLogError], str] = {
     UnavailableError: "start a cluster with `dlog up`, or say where one is with --connect or DLOG_CONNECT",
     DamagedError: "`dlog ledger verify LEDGER` shows which replica is damaged",
 }
+
+#: the command was right, and what it is about is not (or no longer) so
+_STATE = (StreamNotFoundError, StreamExistsError, TxidOutOfOrderError, ClusterNotFoundError)
 
 
 class CommandError(DLogError):
@@ -74,6 +78,8 @@ def exit_code(error: DLogError) -> int:
     """2 when the command was misused, 1 when it failed."""
     if isinstance(error, CommandError):
         return EXIT_MISUSED if error.misused else EXIT_FAILED
+    if isinstance(error, _STATE):
+        return EXIT_FAILED
     return EXIT_MISUSED if isinstance(error, InvalidRequestError | ConfigError) else EXIT_FAILED
 
 
