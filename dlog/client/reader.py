@@ -54,6 +54,7 @@ class Reader:
         self._avoid: str | None = None
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
         self._served_s = self._loop.time()  # when a server last served us
+        self._is_owed = True  # the server has not yet shown us the tail: silence is not for want of records
         self._ended = False
 
     async def batches(self) -> AsyncGenerator[RecordBatch, None]:
@@ -78,7 +79,7 @@ class Reader:
                         self._on_trouble(heard)
                 if self._connection is not None and not self._ended:
                     self._wake.clear()
-                    await self._wake.wait()
+                    await self._hear()
         finally:
             self._leave()
 
@@ -97,6 +98,15 @@ class Reader:
         self._wake.set()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    async def _hear(self) -> None:
+        """Wait for the server. One that lives and owes us records, yet is silent for `stall_s`, is left for another."""
+        stall_s = self._options.stall_s
+        try:
+            async with asyncio.timeout(stall_s if self._is_owed else None):
+                await self._wake.wait()
+        except TimeoutError:
+            self._on_trouble(RequestTimeoutError(f"the read stands still for {stall_s:g} s", outcome_unknown=False))
 
     async def _open(self) -> None:
         """One try to be served; a failure is remembered as trouble, to be told or tried again."""
@@ -121,6 +131,7 @@ class Reader:
                 ),
             )
             self._owed = 0
+            self._is_owed = True
             self._connection = connection
         except DLogError as error:
             self._on_trouble(error)
@@ -161,6 +172,7 @@ class Reader:
                     self._next = of(*detail["dlsn"])
             case ReaderEventKind.CAUGHT_UP:
                 self.caught_up += 1
+                self._is_owed = False
                 self._ended = not self._follow
             case ReaderEventKind.END_OF_STREAM:
                 self._ended = True
@@ -186,7 +198,7 @@ class Reader:
             self._location = error.location
         elif error.remedy not in (Remedy.RETRY, Remedy.REOPEN):
             raise error
-        elif isinstance(error, ConnectionLostError):
+        elif isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._avoid = failed
         if self._loop.time() - self._served_s > self._options.read_deadline_s:
             raise RequestTimeoutError(

@@ -246,3 +246,31 @@ async def test_the_synchronous_face_reads_and_writes() -> None:
     assert place == of(1, 0, 0)
     assert payloads == [b"a", b"b", b"c", b"d"]
     assert streams == ["s"]
+
+
+def silent(reads: int) -> Script:
+    """Take that many reads and say nothing."""
+    left = [reads]
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read) and left[0]:
+            left[0] -= 1
+            return True
+        return False
+
+    return script
+
+
+async def test_a_proxy_that_lives_and_says_nothing_is_left_for_another() -> None:
+    log = log_of(b"a", b"b")
+    async with Double(log, role="read", script=silent(1)) as double:
+        async with dlog.connect(double.target, stall_s=0.02) as client:
+            assert [r.payload async for r in client.read("s")] == [b"a", b"b"]
+        assert len(double.of(proxy.Read)) == 2
+
+
+async def test_a_read_that_never_moves_ends_with_an_error() -> None:
+    async with Double(log_of(b"a"), role="read", script=silent(1000)) as double:
+        async with dlog.connect(double.target, stall_s=0.01, read_deadline_s=0.05) as client:
+            with pytest.raises(RequestTimeoutError, match="stands still"):
+                [r async for r in client.read("s")]
