@@ -270,7 +270,7 @@ async def test_a_proxy_that_lives_and_says_nothing_is_left_for_another() -> None
 
 
 async def test_a_read_that_never_moves_ends_with_an_error() -> None:
-    async with Double(log_of(b"a"), role="read", script=silent(1000)) as double:
-        async with dlog.connect(double.target, stall_s=0.01, read_deadline_s=0.05) as client:
-            with pytest.raises(RequestTimeoutError, match="stands still"):
-                [r async for r in client.read("s")]
+    double = Double(log_of(b"a"), role="read", script=silent(1000))
+    async with double, dlog.connect(double.target, stall_s=0.01, read_deadline_s=0.05) as client:
+        with pytest.raises(RequestTimeoutError, match="stands still"):
+            [r async for r in client.read("s")]
