@@ -30,10 +30,12 @@ def main() -> int:
     except (ValueError, InvalidRequestError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
+    result: dict[str, Any] = {}
     try:
         result = asyncio.run(go(workload, given.stream))
-    except DLogError as error:
-        print(f"loadtest: {error}", file=sys.stderr)
+    except* DLogError as errors:
+        print(f"loadtest: {first_of(errors)}", file=sys.stderr)
+    if not result:
         return 1
     print(json.dumps(result) if given.json else as_text(result))
     return 0 if result["green"] else 1
@@ -60,6 +62,14 @@ async def go(workload: Workload, stream: str | None) -> dict[str, Any]:
             "read_back_records_per_s": round(verdict.acknowledged / run.read_seconds),
         }
     return result
+
+
+def first_of(errors: BaseExceptionGroup[DLogError]) -> BaseException:
+    """The first error of a group, however deep."""
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def as_text(result: dict[str, Any]) -> str:
