@@ -16,25 +16,24 @@ import asyncio
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from actors.entry_cache import EntryCache
 from actors.segment_readers import SegmentReaders, segment_key
+from actors.source_view import View
+from actors.upstream import Heard, Upstream
 from dlog.errors import DLogError, MetadataUnavailableError, OwnedElsewhereError
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import Metadata, SessionState
 from dlog.log.read_messages import (
-    SOURCE,
     EntriesGot,
     GetEntries,
     GetStream,
     LacSeen,
     SourceFailed,
     SourceQuestion,
-    SourceReply,
     StreamSeen,
     WatchLac,
 )
-from dlog.machine import Fact, Missing, Received, Versioned
+from dlog.machine import Fact, Missing, Versioned
 from dlog.model.ids import NO_ENTRY, EntryId, StreamName
 from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
 from dlog.options import KiB, MiB, option
@@ -50,66 +49,6 @@ class TailerOptions:
     store_wait_s: float = option(1.0, sim=(0.01, 1.0))  # one long poll of the store's own LAC
     retry_min_s: float = option(0.05, sim=(0.001, 0.1))
     retry_max_s: float = option(1.0, sim=(0.1, 1.0))
-
-
-class Upstream(Protocol):
-    """How the owner of a stream is listened to."""
-
-    async def follow(
-        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
-    ) -> None:
-        """Call hear(segment, lac, ended) for what the owner at `address` says, until it says no more.
-
-        on_open: called once the owner has been asked. Always raises in the end: OwnedElsewhereError (`location`: whom
-        to ask, if known), UnavailableError.
-        """
-        ...
-
-    async def sync(self, address: str) -> None:
-        """Return once everything the owner had said when this was called has been heard. Raises UnavailableError."""
-        ...
-
-
-class View:
-    """One reader's door to the source. `post` puts a fact into its machine's mailbox; `on_lost`: the source ended."""
-
-    def __init__(self, tailer: StreamTailer, post: Callable[[Fact], None], on_lost: Callable[[], None]) -> None:
-        self.post = post
-        self.on_lost = on_lost
-        self._tailer = tailer
-        self._held: list[SourceQuestion] | None = None
-        self.is_closed = False
-        self.has_seen = False  # its first look at the stream is always a fresh one
-
-    def ask(self, question: SourceQuestion) -> None:
-        """Take a question of the reader's machine."""
-        if not (isinstance(question, GetEntries) and self.keep(question)):
-            self._tailer.answer(self, question)
-
-    def hold(self, yes: bool) -> None:
-        """Hold entries back: whoever reads does not take what it has been sent."""
-        if yes:
-            self._held = self._held or []
-            return
-        held, self._held = self._held or [], None
-        for question in held:
-            self._tailer.answer(self, question)
-
-    def keep(self, question: GetEntries) -> bool:
-        """Whether entries are held back; if so the question is asked again later."""
-        if self._held is None:
-            return False
-        self._held.append(question)
-        return True
-
-    def say(self, reply: SourceReply) -> None:
-        if not self.is_closed:
-            self.post(Received(SOURCE, reply))
-
-    def close(self) -> None:
-        """Nothing is posted any more; idempotent."""
-        self.is_closed = True
-        self._tailer.detach(self)
 
 
 class _Fetch:
@@ -161,7 +100,7 @@ class StreamTailer:
         self._watching: list[tuple[View, WatchLac]] = []
         self._flights: dict[str, list[_Fetch]] = {}
         self._is_heard = False  # an owner said something
-        self._following: _Heard | None = None  # whom we have asked to speak
+        self._following: Heard | None = None  # whom we have asked to speak
         self._seekers = 0  # readers that wait for an owner's word
         self._stopping = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -236,13 +175,19 @@ class StreamTailer:
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
     def _get_stream(self, view: View, question: GetStream, fresh: bool) -> None:
-        if self._is_known and view.has_seen and not fresh:
+        # Out of reach of metadata, a stream whose tail its owner can tell is served as it is known.
+        is_cut_off = self._metadata.state is not SessionState.CONNECTED and self._tail is not None
+        if self._is_known and not fresh and (view.has_seen or is_cut_off):
+            view.has_seen = True
             view.say(StreamSeen(self._value))
             return
-        view.has_seen = True
 
         def tell(error: DLogError | None) -> None:
-            view.say(StreamSeen(self._value) if error is None else SourceFailed(question, error))
+            if error is None or (self._tail is not None and not fresh):
+                view.has_seen = True
+                view.say(StreamSeen(self._value))
+            else:
+                view.say(SourceFailed(question, error))
 
         self._refresh(tell)
 
@@ -282,7 +227,8 @@ class StreamTailer:
         if before is not None:
             self._forget(before, value)
         for view in tuple(self._views):
-            view.say(StreamSeen(value))
+            if view.has_seen:
+                view.say(StreamSeen(value))
         self._settle_watches()
         self._signal()
 
@@ -311,28 +257,56 @@ class StreamTailer:
         self._signal()
 
     async def _find_tail(self, view: View, question: WatchLac) -> None:
-        """A reader has just come: what is confirmed by now, it must see. The owner knows; the store nearly does."""
+        """A reader has just come: what is confirmed by now, it must see.
+
+        The owner knows. Without one that answers, metadata must be read anew, since it may name another by now; only
+        if it does not, the store tells what it knows.
+        """
         key = segment_key(question.segment)
         self._seekers += 1
         self._signal()
         try:
-            async with asyncio.timeout(self._options.owner_wait_s):
-                while self._following is None and self._owner_address() is not None:
-                    await self._changed.wait()
-                if self._following is not None:
-                    await self._upstream.sync(self._following.address)
-                    await self._following.settle()
-        except (TimeoutError, DLogError):
-            pass  # it is gone or frozen: what the store says is what there is
-        finally:
-            self._seekers -= 1
-        try:
-            if key not in self._lacs:
+            while not await self._owner_says():
+                before = self._owner_address()
+                await self._look_again()
+                if self._owner_address() in (None, before):
+                    break
+            if key not in self._lacs and not self._is_settled(question.segment):
                 self._learn(question.segment, await self._readers.probe(question.segment), False)
         except DLogError as error:
             view.say(SourceFailed(question, error))
             return
+        finally:
+            self._seekers -= 1
         self._watch(view, question)
+
+    async def _owner_says(self) -> bool:
+        """Whether the owner has told, since now, how far it is confirmed."""
+        try:
+            async with asyncio.timeout(self._options.owner_wait_s):
+                while self._following is None and self._owner_address() is not None:
+                    await self._changed.wait()
+                if self._following is None:
+                    return False
+                following = self._following
+                await self._upstream.sync(following.address)
+                await following.settle()
+        except (TimeoutError, DLogError):
+            return False
+        return True
+
+    async def _look_again(self) -> None:
+        """Read metadata, beginning now. Raises MetadataUnavailableError."""
+        looked: asyncio.Future[DLogError | None] = asyncio.get_running_loop().create_future()
+        self._refresh(lambda error: looked.set_result(error) if not looked.done() else None)
+        error = await looked
+        if error is not None:
+            raise error
+
+    def _is_settled(self, segment: Segment) -> bool:
+        """Whether the segment's end is known from metadata, or it is gone."""
+        now = self._segments.get(segment.number)
+        return now is None or now.completed or segment_key(now) != segment_key(segment)
 
     def _settle_watches(self) -> None:
         """Answer everybody whose wait is over, from what is known now."""
@@ -382,8 +356,9 @@ class StreamTailer:
                 await self._changed.wait()
                 redirect = None
                 continue
-            heard = _Heard(self, address)
+            heard = Heard(self, address)
             error = await self._follow(address, heard)
+            heard.is_over = True
             self._is_heard, self._following = False, None
             self._signal()
             redirect = None
@@ -400,7 +375,7 @@ class StreamTailer:
         owner = self._value.owner if self._value is not None else None
         return owner.address if owner is not None and owner.epoch and not owner.released else None
 
-    async def _follow(self, address: str, heard: _Heard) -> DLogError | None:
+    async def _follow(self, address: str, heard: Heard) -> DLogError | None:
         """Listen until the owner stops talking (the error) or another owner is named by metadata (None)."""
         assert self._tasks is not None, "alive"
         following = self._tasks.create_task(self._listen(address, heard), name=f"listen to {address} {self.stream}")
@@ -417,22 +392,25 @@ class StreamTailer:
             following.cancel()
         return following.result()
 
-    async def _listen(self, address: str, heard: _Heard) -> DLogError:
+    async def _listen(self, address: str, heard: Heard) -> DLogError:
         try:
             await self._upstream.follow(address, self.stream, heard, lambda: self._asked(heard))
         except DLogError as error:
             return error
         raise AssertionError("an upstream ends with an error")
 
-    def _asked(self, heard: _Heard) -> None:
+    def _asked(self, heard: Heard) -> None:
         self._following = heard
         self._signal()
 
-    def believe(self, heard: _Heard, number: int) -> None:
+    def believe(self, heard: Heard, number: int) -> None:
         """A LAC of segment `number` is heard for the first time on this connection: look where it lies, then use it."""
 
         def then(error: DLogError | None) -> None:
-            heard.place(number, self._segments.get(number) if error is None else None)
+            if error is None:
+                heard.place(number, self._segments.get(number))
+            elif not heard.is_over:
+                self._refresh(then)
 
         self._refresh(then)
 
@@ -535,44 +513,6 @@ class StreamTailer:
         flights.remove(flight)
         if not flights:
             del self._flights[key]
-
-
-class _Heard:
-    """What one connection to an owner has said; segments are looked up before their LAC is used."""
-
-    def __init__(self, tailer: StreamTailer, address: str) -> None:
-        self.address = address
-        self.anything = False
-        self._settled = asyncio.Event()
-        self._settled.set()
-        self._tailer = tailer
-        self._placed: dict[int, Segment] = {}
-        self._waiting: dict[int, tuple[int, bool]] = {}
-
-    def __call__(self, number: int, lac: int, ended: bool) -> None:
-        self.anything = True
-        segment = self._placed.get(number)
-        if segment is not None:
-            self._tailer.heard(segment, lac, ended)
-            return
-        is_asked = number in self._waiting
-        self._waiting[number] = (lac, ended)
-        self._settled.clear()
-        if not is_asked:
-            self._tailer.believe(self, number)
-
-    async def settle(self) -> None:
-        """Return when all that was heard is placed."""
-        await self._settled.wait()
-
-    def place(self, number: int, segment: Segment | None) -> None:
-        """Metadata was read after the number was heard. None: it could not be, or does not know the number."""
-        lac, ended = self._waiting.pop(number)
-        if not self._waiting:
-            self._settled.set()
-        if segment is not None:
-            self._placed[number] = segment
-            self._tailer.heard(segment, lac, ended)
 
 
 def _cut(payloads: list[bytes], at: int, question: GetEntries) -> tuple[bytes, ...]:

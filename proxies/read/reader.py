@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from actors.registry import Registry
-from actors.stream_tailer import StreamTailer, View
+from actors.source_view import View
+from actors.stream_tailer import StreamTailer
 from dlog.errors import DLogError
 from dlog.io.driver import Driver
 from dlog.log.read_messages import READER, SOURCE

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import dlog
 from dlog.model.dlsn import DLSN
 
+PATIENCE_S = 90.0
+
 
 @dataclass
 class Load:
@@ -40,9 +42,10 @@ class Load:
     async def acknowledged(self, more: int) -> None:
         """Wait until so many more are acknowledged than now."""
         wanted = len(self.acked) + more
-        while len(self.acked) < wanted:
-            self._news.clear()
-            await self._news.wait()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.acked) < wanted:
+                self._news.clear()
+                await self._news.wait()
 
     @property
     def gap_s(self) -> float:

@@ -32,6 +32,10 @@ class ProxyCluster:
         for process in (*self.writers, *self.readers):
             process.kill()
 
+    def extra(self, role: str, *flags: str) -> ServerProcess:
+        """One more of a role, not started and not ended with the cluster."""
+        return self._make(role, 9, *flags)
+
     def writer_at(self, address: str) -> ServerProcess:
         """The write proxy that listens there."""
         return next(process for process in self.writers if process.address == address)
@@ -39,6 +43,6 @@ class ProxyCluster:
     def other_writer(self, process: ServerProcess) -> ServerProcess:
         return next(other for other in self.writers if other is not process)
 
-    def _make(self, role: str, number: int) -> ServerProcess:
-        flags = ("--zookeeper", self.bookies.hosts, "--namespace", self.namespace)
+    def _make(self, role: str, number: int, *more: str) -> ServerProcess:
+        flags = ("--zookeeper", self.bookies.hosts, "--namespace", self.namespace, *more)
         return ServerProcess(f"proxies.{role}", self._directory / f"{role}-{number}", *flags)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 
 import dlog
-from tests.integration.cluster import ServerProcess
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
+from dlog.io.zookeeper_cluster import cluster_init
+from tests.integration.cluster import ServerProcess, start_bookies
 from tests.integration.proxies.load import Load
 from tests.integration.proxies.processes import ProxyCluster
 
@@ -110,3 +115,91 @@ async def test_a_bookie_killed_under_load_is_replaced_or_done_without(own_cluste
         own_cluster.bookies.bookies[0].kill()
         await load.acknowledged(500)
         own_cluster.bookies.bookies[0].start()
+
+
+async def test_writing_and_reading_go_on_without_zookeeper_and_takeovers_after_it(
+    own_zookeeper: EmbeddedZooKeeper, tmp_path: Path
+) -> None:
+    await own_zookeeper.start()
+    cluster = await asyncio.to_thread(start_proxies, own_zookeeper, tmp_path)
+    try:
+        async with loaded(cluster) as load:
+            assert len([record async for record in load.client.read("orders", limit=100)]) == 100
+            own_zookeeper.kill()
+            await load.acknowledged(2000)
+            assert len([record async for record in load.client.read("orders", limit=150)]) == 150
+            await own_zookeeper.start()
+            owner = await owner_of(cluster, load)
+            owner.kill()
+            await load.acknowledged(200)
+    finally:
+        cluster.close()
+        cluster.bookies.close()
+
+
+async def test_everything_killed_at_once_comes_back_with_all_that_was_acknowledged(own_cluster: ProxyCluster) -> None:
+    async with dlog.connect(own_cluster.target) as client:
+        await client.create("orders")
+        load = Load(client, "orders")
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(load.run(), name="load")
+            await load.acknowledged(2000)
+            own_cluster.close()
+            own_cluster.bookies.close()
+            running.cancel()
+        acked = dict(load.acked)
+    for bookie in own_cluster.bookies.bookies:
+        bookie.spawn()
+    for bookie in own_cluster.bookies.bookies:
+        await asyncio.to_thread(bookie.wait_ready)
+    await asyncio.to_thread(own_cluster.start)
+    async with dlog.connect(own_cluster.target) as client:
+        again = Load(client, "orders", acked=acked, unknown=set(range(10**6)))
+        place = await client.append("orders", again.record(10**6))
+        assert place.segment > 1
+        again.acked[10**6] = place
+        await again.check()
+
+
+async def test_a_proxy_is_scraped(cluster: ProxyCluster, tmp_path: Path) -> None:
+    async with dlog.connect(cluster.target) as client:
+        await client.create("orders")
+        await client.append("orders", b"x")
+        assert len([record async for record in client.read("orders")]) == 1
+    for role, wanted in (("write", "dlog_write_batches_total"), ("read", "dlog_read_cache_bytes")):
+        port = free_port()
+        process = cluster.extra(role, "--metrics-port", str(port))
+        await asyncio.to_thread(process.start)
+        try:
+            told = await asyncio.to_thread(scrape, port)
+            assert wanted in told
+            assert "dlog_proxy_connections " in told
+        finally:
+            assert await asyncio.to_thread(process.stop) == 0
+
+
+def scrape(port: int) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def start_proxies(zookeeper: EmbeddedZooKeeper, directory: Path) -> ProxyCluster:
+    """Bookies and proxies on a ZooKeeper of the test's own."""
+    bookies = start_bookies(zookeeper, directory / "bookies")
+    asyncio.run(cluster_init(bookies.hosts, bookies.namespace))
+    cluster = ProxyCluster(bookies, bookies.namespace, directory)
+    try:
+        cluster.start()
+    except BaseException:
+        cluster.close()
+        bookies.close()
+        raise
+    return cluster

@@ -1,0 +1,83 @@
+"""What the owner of a stream says about its LAC, and when that may be believed.
+
+The law of this room: an owner names segments by number, and a number may have lain elsewhere before. So a LAC is used
+only once metadata that was read after hearing the number tells where the segment lies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from dlog.model.ids import StreamName
+from dlog.model.segment import Segment
+
+
+class Upstream(Protocol):
+    """How the owner of a stream is listened to."""
+
+    async def follow(
+        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
+    ) -> None:
+        """Call hear(segment, lac, ended) for what the owner at `address` says, until it says no more.
+
+        on_open: called once the owner has been asked. Always raises in the end: OwnedElsewhereError (`location`: whom
+        to ask, if known), UnavailableError.
+        """
+        ...
+
+    async def sync(self, address: str) -> None:
+        """Return once everything the owner had said when this was called has been heard. Raises UnavailableError."""
+        ...
+
+
+class Listener(Protocol):
+    """Who wants to know (actors/stream_tailer.py)."""
+
+    def believe(self, heard: Heard, number: int) -> None:
+        """Read metadata from now on, then call `heard.place`."""
+        ...
+
+    def heard(self, segment: Segment, lac: int, ended: bool) -> None:
+        """The owner says so, and the place is certain."""
+        ...
+
+
+class Heard:
+    """What one connection to an owner has said; segments are looked up before their LAC is used."""
+
+    def __init__(self, listener: Listener, address: str) -> None:
+        self.address = address
+        self.anything = False
+        self.is_over = False
+        self._settled = asyncio.Event()
+        self._settled.set()
+        self._listener = listener
+        self._placed: dict[int, Segment] = {}
+        self._waiting: dict[int, tuple[int, bool]] = {}
+
+    def __call__(self, number: int, lac: int, ended: bool) -> None:
+        self.anything = True
+        segment = self._placed.get(number)
+        if segment is not None:
+            self._listener.heard(segment, lac, ended)
+            return
+        is_asked = number in self._waiting
+        self._waiting[number] = (lac, ended)
+        self._settled.clear()
+        if not is_asked:
+            self._listener.believe(self, number)
+
+    async def settle(self) -> None:
+        """Return when all that was heard is placed."""
+        await self._settled.wait()
+
+    def place(self, number: int, segment: Segment | None) -> None:
+        """Metadata was read after the number was heard. None: it does not know the number."""
+        lac, ended = self._waiting.pop(number)
+        if not self._waiting:
+            self._settled.set()
+        if segment is not None:
+            self._placed[number] = segment
+            self._listener.heard(segment, lac, ended)

@@ -1,0 +1,237 @@
+"""A stream's source under one reader after another: what it believes, what it shares, what it does not keep."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from actors.entry_cache import EntryCache
+from actors.source_view import View
+from actors.stream_tailer import StreamTailer, TailerOptions
+from dlog.errors import ConnectionLostError
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
+from dlog.machine import Fact, OutcomeUnknown, Received, Versioned
+from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
+from dlog.model.quorum import Quorum
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+from dlog.stores.contract import StoreUnavailableError
+from dlog.stores.memory import MemoryReader, MemoryStore
+
+R = TypeVar("R", StreamSeen, LacSeen, EntriesGot, SourceFailed)
+STREAM = StreamName("orders")
+KEY = StreamKey(STREAM)
+
+
+class Words:
+    """An owner that says what the test says. `open` is set once it was asked."""
+
+    def __init__(self) -> None:
+        self.hear: Callable[[int, int, bool], None] | None = None
+        self.first: tuple[int, int, bool] | None = None  # said as soon as it is asked
+        self.asked = asyncio.Event()
+        self.lost = asyncio.Event()
+
+    async def follow(
+        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
+    ) -> None:
+        self.hear = hear
+        on_open()
+        if self.first is not None:
+            hear(*self.first)
+        self.asked.set()
+        await self.lost.wait()
+        raise ConnectionLostError("lost")
+
+    async def sync(self, address: str) -> None:
+        if self.lost.is_set():
+            raise ConnectionLostError("lost")
+
+
+class Asker:
+    """A reader's machine, in the hands of the test."""
+
+    def __init__(self, source: StreamTailer) -> None:
+        self._said: asyncio.Queue[Any] = asyncio.Queue()
+        self.view: View = source.attach(self._post, lambda: None)
+
+    def _post(self, fact: Fact) -> None:
+        assert isinstance(fact, Received)
+        self._said.put_nowait(fact.message)
+
+    async def look(self) -> StreamMetadata | None:
+        """Ask for the stream."""
+        self.view.ask(GetStream())
+        return (await self.hear(StreamSeen)).metadata
+
+    async def hear(self, kind: type[R]) -> R:
+        """The next answer of this kind; what is pushed between is passed over."""
+        async with asyncio.timeout(10.0):
+            while not isinstance(said := await self._said.get(), kind):
+                pass
+        return said
+
+    @property
+    def is_quiet(self) -> bool:
+        return self._said.empty()
+
+
+class Stage:
+    """One stream in memory, its source, its owner's words."""
+
+    def __init__(self) -> None:
+        self.metadata = MemoryMetadata()
+        self.store = MemoryStore()
+        self.words = Words()
+        self.cache = EntryCache(1 << 20)
+        self.source = StreamTailer(
+            STREAM,
+            metadata=self.metadata,
+            stores={"memory": self.store},
+            cache=self.cache,
+            fetches=asyncio.Semaphore(4),
+            upstream=self.words,
+            options=TailerOptions(owner_wait_s=0.05, store_wait_s=0.05),
+            rng=random.Random(1),
+        )
+
+    async def write(self, count: int, *, owned: bool = True) -> Segment:
+        """A segment in progress with entries b"0", b"1", ..., in the stream's list."""
+        writer = await self.store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
+        for entry in range(count):
+            await writer.append(EntryId(entry), [b"%d" % entry])
+        segment = Segment(number=SegmentNumber(1), place=writer.place, store="memory", first_txid=Txid(0))
+        seen = await self.metadata.read(KEY)
+        before = seen.value if isinstance(seen, Versioned) else StreamMetadata(name=STREAM)
+        owner = Owner(epoch=Epoch(1), proxy=ProxyId("w"), address="owner:1", released=not owned)
+        version = seen.version if isinstance(seen, Versioned) else None
+        await self.metadata.compare_and_set(KEY, replace(before, segments=(segment,), owner=owner), version)
+        return segment
+
+
+@asynccontextmanager
+async def stage() -> AsyncIterator[Stage]:
+    built = Stage()
+    async with asyncio.TaskGroup() as tasks:
+        life = tasks.create_task(built.source.run())
+        try:
+            yield built
+        finally:
+            built.source.stop()
+            await asyncio.wait((life,))
+
+
+async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() -> None:
+    """An empty segment was dropped and its number given to another place, whose LAC is not the old one's."""
+    async with stage() as on:
+        old = await on.write(0)
+        asker = Asker(on.source)
+        await asker.look()
+        asker.view.ask(WatchLac(old, EntryId(-1)))
+        await on.words.asked.wait()
+        assert on.words.hear is not None
+        read = on.metadata.read
+        gate = asyncio.Event()
+
+        async def slowly(key: Any) -> Any:
+            await gate.wait()
+            return await read(key)
+
+        on.metadata.read = slowly  # type: ignore[method-assign]
+        new = await on_new_place(on, read)
+        on.words.hear(1, 2, False)
+        gate.set()
+        told = await asker.hear(LacSeen)
+        assert (told.place, told.lac, told.ended) == (old.place, -1, True)
+        asker.view.ask(WatchLac(new, EntryId(-1)))
+        assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(2))
+
+
+async def on_new_place(on: Stage, read: Any) -> Segment:
+    reading, on.metadata.read = on.metadata.read, read  # type: ignore[method-assign]
+    segment = await on.write(3)
+    on.metadata.read = reading  # type: ignore[method-assign]
+    return segment
+
+
+async def test_the_tail_is_the_owners_word_and_without_one_the_stores() -> None:
+    async with stage() as on:
+        segment = await on.write(5)
+        asker = Asker(on.source)
+        await asker.look()
+        on.words.first = (1, 3, False)
+        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await asker.hear(LacSeen)).lac == 3
+        on.words.lost.set()
+        late = Asker(on.source)
+        await late.look()
+        late.view.ask(WatchLac(segment, EntryId(3)))
+        assert (await late.hear(LacSeen)).lac == 4, "the store knows more than the owner said"
+
+
+async def test_a_failed_fetch_is_told_to_those_who_asked_and_asked_again(monkeypatch: Any) -> None:
+    async with stage() as on:
+        segment = await on.write(5, owned=False)
+        real, fail = MemoryReader.read, True
+
+        async def read(self: MemoryReader, first: Any, last: Any, max_bytes: int) -> list[bytes]:
+            if fail:
+                raise StoreUnavailableError("not now")
+            return await real(self, first, last, max_bytes)
+
+        monkeypatch.setattr(MemoryReader, "read", read)
+        one, two = Asker(on.source), Asker(on.source)
+        question = GetEntries(segment, EntryId(0), EntryId(4), 1000)
+        for asker in (one, two):
+            await asker.look()
+            asker.view.ask(question)
+        for asker in (one, two):
+            failed = await asker.hear(SourceFailed)
+            assert isinstance(failed.error, StoreUnavailableError)
+        fail = False
+        for asker in (one, two):
+            asker.view.ask(question)
+            assert (await asker.hear(EntriesGot)).payloads == (b"0", b"1", b"2", b"3", b"4")
+
+
+async def test_entries_held_back_come_when_they_are_wanted_again() -> None:
+    async with stage() as on:
+        segment = await on.write(5, owned=False)
+        slow, quick = Asker(on.source), Asker(on.source)
+        question = GetEntries(segment, EntryId(1), EntryId(4), 1000)
+        for asker in (slow, quick):
+            await asker.look()
+        slow.view.ask(question)
+        slow.view.hold(True)  # while its entries are on their way
+        quick.view.ask(question)
+        assert (await quick.hear(EntriesGot)).payloads == (b"1", b"2", b"3", b"4")
+        assert slow.is_quiet
+        slow.view.hold(False)
+        assert (await slow.hear(EntriesGot)).payloads == (b"1", b"2", b"3", b"4")
+        slow.view.close()
+        slow.view.ask(question)
+        assert slow.is_quiet
+
+
+async def test_out_of_reach_of_metadata_nobody_is_told_of_a_tail_that_may_have_moved() -> None:
+    """The owner is gone and metadata cannot be read: where the tail is now nobody here can know."""
+    async with stage() as on:
+        segment = await on.write(5)
+        first = Asker(on.source)
+        await first.look()
+        on.words.lost.set()
+        on.metadata.read = unreachable  # type: ignore[method-assign]
+        late = Asker(on.source)
+        assert await late.look() is not None
+        late.view.ask(WatchLac(segment, EntryId(-2)))
+        failed = await late.hear(SourceFailed)
+        assert failed.error.code == 505
+
+
+async def unreachable(key: Any) -> Any:
+    await asyncio.sleep(0)
+    return OutcomeUnknown("no ZooKeeper")
