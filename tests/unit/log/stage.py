@@ -35,6 +35,7 @@ from dlog.log.owner import StreamOwner
 from dlog.machine import (
     Answer,
     Asked,
+    CancelTimer,
     CompareAndSet,
     Conflict,
     Effect,
@@ -86,6 +87,7 @@ class Stage:
         self.version = 1
         self.value = StreamMetadata(name=KEY.stream, settings=StreamSettings(**settings))
         self.places: dict[str, Place] = {}
+        self.created = 0
         self.deleted: list[str] = []
         self.holding: tuple[type, ...] = ()
         self.held: deque[Callable[[], None]] = deque()
@@ -107,13 +109,13 @@ class Stage:
     def hold(self, *kinds: type) -> None:
         self.holding = kinds
 
-    def release(self, *, keep: type = type(None)) -> None:
+    def release(self) -> None:
         """Answer what is held, in order, and hold nothing more."""
         self.holding = ()
         while self.held:
             self.held.popleft()()
 
-    # ---- the store and metadata ---------------------------------------------------------------------------------------
+    # ---- the store and metadata -------------------------------------------------------------------------------------
 
     def ask(self, actor: Actor, question: Any, answer: Callable[[], Fact | None]) -> None:
         """Answer now, or once it is released."""
@@ -138,7 +140,8 @@ class Stage:
     def store(self, actor: Actor, question: Any) -> Any:
         match question:
             case CreateSegment(number):
-                name = f"{number}{chr(ord('a') + len(self.places))}"
+                self.created += 1
+                name = f"{number}{chr(ord('a') + self.created - 1)}"
                 self.places[name] = actor.writers[number] = Place(number)
                 return SegmentCreated(number, name)
             case AppendEntry(number, entry, parts):
@@ -177,6 +180,7 @@ class Actor:
         self.answers: dict[int, Any] = {}
         self.events: list[Any] = []
         self.sent: list[Any] = []
+        self.metadata_asked: list[ReadMetadata | CompareAndSet] = []
         self.timers: dict[Any, float] = {}
         self.writers: dict[int, Place] = {}
         self._tickets = 0
@@ -217,12 +221,15 @@ class Actor:
                 self.sent.append(message)
                 self.stage.ask(self, message, lambda: Received(STORE, self.stage.store(self, message)))
             case ReadMetadata() | CompareAndSet():
+                self.metadata_asked.append(effect)
                 self.stage.ask(self, effect, lambda: self.stage.metadata(effect))
             case Answer(ticket, result):
                 assert ticket not in self.answers, "answered once"
                 self.answers[ticket] = result
             case SetTimer(key, after_s):
                 self.timers[key] = after_s
+            case CancelTimer(key):
+                self.timers.pop(key, None)
             case Tell(event):
                 self.events.append(event)
 

@@ -1,0 +1,135 @@
+"""Changes of a stream's metadata: applying one twice is applying it once, and none reaches further than it says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlog.log.changes import (
+    Allocate,
+    Change,
+    CompleteSegment,
+    Deallocate,
+    DropEmptySegment,
+    Expire,
+    ForgetSegment,
+    MarkReleased,
+    SegmentEnd,
+    StartSegment,
+    TruncateTo,
+    allocated_name,
+    allocated_place,
+)
+from dlog.model.dlsn import of
+from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Segment, StreamMetadata, Truncation
+
+
+def segment(number: int, *, completed: bool = True) -> Segment:
+    made = Segment(number=SegmentNumber(number), place=f"{number}a", first_txid=Txid(number * 10))
+    if not completed:
+        return made
+    return replace(
+        made,
+        completed=True,
+        last_txid=Txid(number * 10 + 9),
+        last_entry=EntryId(4),
+        last_slot=2,
+        record_count=7,
+        completed_unix_ms=number * 1000,
+        start_sequence_id=(number - 1) * 7,
+    )
+
+
+def stream(completed: int, in_progress: int = 1) -> StreamMetadata:
+    segments = [segment(n) for n in range(1, completed + 1)]
+    segments += [segment(n, completed=False) for n in range(completed + 1, completed + in_progress + 1)]
+    return StreamMetadata(
+        name=StreamName("s"),
+        segments=tuple(segments),
+        max_segment=SegmentNumber(len(segments)),
+        max_txid=Txid(completed * 10 + 9 if completed else 0),
+    )
+
+
+END = SegmentEnd(EntryId(3), 1, Txid(77), 5)
+CHANGES: list[Change] = [
+    StartSegment(segment(4, completed=False), "4a"),
+    CompleteSegment(SegmentNumber(3), END, 9000),
+    DropEmptySegment(SegmentNumber(3), "3a", "3a"),
+    Allocate("4a"),
+    Deallocate("4a"),
+    TruncateTo(of(2, 1, 1)),
+    Expire(1500),
+    ForgetSegment(SegmentNumber(1), "1a"),
+    MarkReleased(),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: type(c).__name__)
+@pytest.mark.parametrize("before", [stream(2), replace(stream(2), allocated="4a"), stream(3, 0)])
+def test_twice_is_once(change: Change, before: StreamMetadata) -> None:
+    once = change.apply(before)
+    assert change.apply(once) == once
+
+
+def test_starting_a_segment_takes_its_place_out_of_allocated_and_no_other() -> None:
+    before = replace(stream(2), allocated="4a")
+    assert StartSegment(segment(4, completed=False), "4a").apply(before).allocated == ""
+    assert StartSegment(segment(4, completed=False), "9z").apply(before).allocated == "4a"
+
+
+def test_completing_records_the_end_and_goes_on_counting() -> None:
+    after = CompleteSegment(SegmentNumber(3), END, 9000).apply(stream(2))
+    done = after.segments[2]
+    assert (done.last_entry, done.last_slot, done.last_txid, done.record_count) == (3, 1, 77, 5)
+    assert done.start_sequence_id == 14
+    assert after.max_txid == 77
+
+
+def test_completing_a_completed_segment_changes_nothing() -> None:
+    assert CompleteSegment(SegmentNumber(2), END, 9000).apply(stream(2)) == stream(2)
+
+
+def test_an_empty_segment_leaves_no_trace_but_its_place_to_delete() -> None:
+    after = DropEmptySegment(SegmentNumber(3), "3a", "3a").apply(stream(2))
+    assert [s.number for s in after.segments] == [1, 2]
+    assert after.max_txid == stream(2).max_txid
+    assert after.allocated == "3a"
+    assert DropEmptySegment(SegmentNumber(3), "other", "x").apply(stream(2)) == stream(2)
+
+
+def test_a_segment_is_forgotten_only_once_it_is_truncated() -> None:
+    assert ForgetSegment(SegmentNumber(1), "1a").apply(stream(2)) == stream(2)
+    truncated = TruncateTo(of(2, 0, 0)).apply(stream(2))
+    assert [s.number for s in ForgetSegment(SegmentNumber(1), "1a").apply(truncated).segments] == [2, 3]
+
+
+def test_expiry_takes_the_oldest_only_and_never_the_last() -> None:
+    states = [s.truncation for s in Expire(2500).apply(stream(4, 0)).segments]
+    assert states == [Truncation.TRUNCATED, Truncation.TRUNCATED, Truncation.ACTIVE, Truncation.ACTIVE]
+    assert Expire(10**9).apply(stream(4, 0)).segments[-1].truncation is Truncation.ACTIVE
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 3)), max_size=5))
+def test_the_truncation_point_only_moves_forward(points: list[tuple[int, int, int]]) -> None:
+    value = stream(3)
+    for point in points:
+        after = TruncateTo(of(*point)).apply(value)
+        kept = [s for s in after.segments if s.truncation is not Truncation.TRUNCATED]
+        before = [s for s in value.segments if s.truncation is not Truncation.TRUNCATED]
+        assert kept[0].first_dlsn >= before[0].first_dlsn
+        newly = {s.number for s in before} - {s.number for s in kept}
+        assert all(s.last_dlsn < of(*point) for s in before if s.number in newly), "and nothing goes from the point on"
+        assert after.segments[-1].truncation is Truncation.ACTIVE
+        value = after
+
+
+def test_allocated_names_the_store_unless_it_is_the_ledger_store() -> None:
+    assert allocated_name("ledger", "42") == "42"
+    for store, place in (("ledger", "42"), ("kafka", "topic:7"), ("s3", "a/b")):
+        assert allocated_place(allocated_name(store, place)) == (store, place)

@@ -1,0 +1,142 @@
+"""The producer table: what is new, what is a repetition, and what nobody can know any more."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlog.errors import InvalidRequestError, ProducerUnknownError, SequenceGapError
+from dlog.log.dedupe import Batch, Producer, ProducerTable
+from dlog.log.messages import BatchWritten, WriteBatch
+from dlog.log.note import NotedBatch
+from dlog.model.dlsn import DLSN_INVALID, of
+from tests.unit.log.stage import ALICE, BOB, batch
+
+
+def table(producers_max: int = 10, places_max: int = 2, *, complete: bool = True) -> ProducerTable:
+    return ProducerTable(producers_max, places_max, complete=complete)
+
+
+def accepted(known: ProducerTable, request: WriteBatch, *, entry: int | None = None) -> Batch:
+    """Take a new batch; with `entry`, cut it into that entry of segment 1 and confirm it."""
+    producer = known.judge(request)
+    assert isinstance(producer, Producer), producer
+    taken = Batch(1, request, producer, 5)
+    known.accept(taken)
+    if entry is not None:
+        known.cut(taken, 1, entry, 0)
+        known.confirm(taken)
+    return taken
+
+
+def test_batches_in_order_are_new_and_a_gap_names_what_is_expected() -> None:
+    known = table()
+    accepted(known, batch(0, 3))
+    accepted(known, batch(3))
+    refused = known.judge(batch(5))
+    assert isinstance(refused, SequenceGapError)
+    assert refused.expected == 4
+
+
+def test_a_repetition_of_a_batch_on_its_way_is_that_batch() -> None:
+    known = table()
+    pending = accepted(known, batch(0, 3))
+    assert known.judge(batch(0, 3, retry=True)) is pending
+    assert isinstance(known.judge(batch(0, 2, retry=True)), InvalidRequestError)
+    assert isinstance(known.judge(batch(0, 4, retry=True)), InvalidRequestError)
+
+
+def test_a_repetition_of_a_written_batch_is_answered_with_its_place_while_that_is_known() -> None:
+    known = table()
+    for entry in range(3):
+        accepted(known, batch(2 * entry, 2), entry=entry)
+    assert known.judge(batch(4, 2, retry=True)) == BatchWritten(of(1, 2, 0), 2, 5, True)  # type: ignore[arg-type]
+    assert known.judge(batch(3, 1, retry=True)) == BatchWritten(of(1, 1, 1), 1, 5, True)  # type: ignore[arg-type]
+    forgotten = known.judge(batch(0, 2, retry=True))
+    assert isinstance(forgotten, BatchWritten)
+    assert forgotten.duplicate
+    assert forgotten.dlsn == DLSN_INVALID
+
+
+def test_a_stranger_is_new_with_its_first_batch_only() -> None:
+    known = table()
+    refused = known.judge(batch(7))
+    assert isinstance(refused, SequenceGapError)
+    assert refused.expected == 0
+    assert isinstance(known.judge(batch(0, retry=True)), Producer), "nobody was ever forgotten"
+
+
+def test_once_somebody_was_forgotten_a_strangers_repetition_is_not_taken() -> None:
+    known = table(producers_max=1)
+    accepted(known, batch(0), entry=0)
+    accepted(known, batch(0, producer=BOB), entry=1)
+    assert not known.complete
+    for request, unknown in ((batch(0, retry=True), True), (batch(1, retry=True), True), (batch(1), False)):
+        refused = known.judge(request)
+        assert isinstance(refused, ProducerUnknownError)
+        assert refused.outcome_unknown is unknown
+    assert isinstance(known.judge(batch(0)), Producer), "a first batch sent for the first time is new"
+
+
+def test_a_producer_with_a_batch_on_its_way_is_not_forgotten() -> None:
+    known = table(producers_max=1)
+    accepted(known, batch(0))
+    accepted(known, batch(0, producer=BOB))
+    assert known.complete
+    assert len(known) == 2
+
+
+def test_a_snapshot_holds_what_is_cut_and_not_what_waits() -> None:
+    known = table()
+    accepted(known, batch(0, 2), entry=0)
+    on_its_way = accepted(known, batch(2))
+    known.cut(on_its_way, 1, 1, 4)
+    accepted(known, batch(3))
+    accepted(known, batch(0, producer=BOB))
+    snapshot = known.snapshot()
+    assert [(p.producer, p.floor, p.next) for p in snapshot.producers] == [(ALICE, 0, 3)]
+    assert [tuple(p) for p in snapshot.producers[0].places] == [(0, 2, 1, 0, 0, 5), (2, 1, 1, 1, 4, 5)]
+    known.uncut(on_its_way)
+    assert known.snapshot().producers[0].next == 2
+
+
+def test_below_the_floor_nothing_is_known() -> None:
+    known = table(complete=False)
+    known.replay(NotedBatch(ALICE, 10, 2, 0, 0), 3, 4, 99)
+    assert isinstance(known.judge(batch(5, retry=True)), ProducerUnknownError)
+    found = known.judge(batch(10, 2, retry=True))
+    assert isinstance(found, BatchWritten)
+    assert found.dlsn == of(3, 4, 0)
+    assert isinstance(known.judge(batch(12)), Producer)
+
+
+names = st.sampled_from([bytes([n]) * 16 for n in range(6)])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.tuples(names, st.integers(1, 3), st.booleans()), max_size=40), st.integers(1, 6))
+def test_what_the_log_tells_is_what_was_known(writes: list[tuple[bytes, int, bool]], producers_max: int) -> None:
+    """Snapshot, then replay of what followed, gives every answer that the first table gives to a repetition."""
+    first = ProducerTable(producers_max, 3, complete=True)
+    notes: list[tuple[NotedBatch, int]] = []
+    cut_at, snapshot = 0, first.snapshot()
+    expected: dict[bytes, int] = {}
+    for entry, (name, count, take_snapshot) in enumerate(writes):
+        if take_snapshot:
+            cut_at, snapshot = entry, first.snapshot()
+        producer = first.judge(batch(expected.get(name, 0), count, producer=name))
+        if not isinstance(producer, Producer):
+            continue  # forgotten: begins anew as another
+        sequence = producer.next
+        accepted(first, batch(sequence, count, producer=name), entry=entry)
+        expected[name] = sequence + count
+        notes.append((NotedBatch(name, sequence, count, 0, 0), entry))
+    second = ProducerTable(producers_max, 3, complete=False)
+    second.restore(snapshot)
+    for noted, entry in notes:
+        if entry >= cut_at:
+            second.replay(noted, 1, entry, 5)
+    assert second.complete == first.complete
+    for noted, _ in notes:
+        repeated = batch(noted.sequence, noted.records, producer=noted.producer, retry=True)
+        assert repr(second.judge(repeated)) == repr(first.judge(repeated))

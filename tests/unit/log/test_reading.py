@@ -1,0 +1,347 @@
+"""Stories of a reader: positions, hops, the tail, and every way it can end."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dlog.errors import EntryMissingError, StreamNotFoundError
+from dlog.log.changes import TruncateTo
+from dlog.log.messages import AppendEntry, SealStream
+from dlog.log.read_messages import (
+    READER,
+    SOURCE,
+    EntriesGot,
+    GetEntries,
+    GetStream,
+    LacSeen,
+    SourceFailed,
+    StreamSeen,
+    WatchLac,
+)
+from dlog.log.reading import StreamReader
+from dlog.machine import PeerLost, Received, Send, SetTimer, TimerFired
+from dlog.model.dlsn import DLSN, of
+from dlog.model.ids import EntryId
+from dlog.model.segment import StreamMetadata
+from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
+from dlog.wire.entry import decode_entry
+from dlog.wire.proxy import Cancel, Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
+from tests.unit.log.stage import Actor, Stage, batch
+
+
+class Desk:
+    """A reader with its source: answers from a stage at once, unless told to keep still."""
+
+    def __init__(
+        self, stage: Stage, start: Start, value: Any = None, *, credit: int = 10**6, follow: bool = True
+    ) -> None:
+        self.stage = stage
+        self.machine = StreamReader()
+        self.entries: list[Entries] = []
+        self.events: list[ReaderEvent] = []
+        self.questions: list[Any] = []
+        self.lacs: dict[str, tuple[int, bool]] = {}
+        self.failing: Any = None
+        self.timers = 0
+        self.post(Received(READER, Read(7, "s", start, value, credit, follow)))
+
+    def post(self, fact: Any) -> None:
+        for effect in self.machine.handle(fact):
+            match effect:
+                case Send(peer, message) if peer == SOURCE:
+                    self.questions.append(message)
+                    for answer in self.answers(message):
+                        self.post(Received(SOURCE, answer))
+                case Send(_, Entries() as entries):
+                    self.entries.append(entries)
+                case Send(_, ReaderEvent() as event):
+                    self.events.append(event)
+                case SetTimer():
+                    self.timers += 1
+
+    def answers(self, question: Any) -> list[Any]:
+        if self.failing is not None and isinstance(question, GetEntries):
+            return [SourceFailed(question, self.failing)]
+        match question:
+            case GetStream():
+                return [StreamSeen(self.stage.value)]
+            case GetEntries(segment, first, last, max_bytes):
+                payloads = self.stage.places[segment.place].payloads[first : last + 1]
+                sums = itertools.accumulate(map(len, payloads), initial=0)
+                enough = [p for p, before in zip(payloads, sums, strict=False) if before < max_bytes]
+                return [EntriesGot(segment.number, segment.place, first, tuple(enough))]
+            case WatchLac(segment, known):
+                lac, ended = self.lacs.get(segment.place, (len(self.stage.places[segment.place].payloads) - 1, False))
+                known_already = lac <= known and not ended
+                return [] if known_already else [LacSeen(segment.number, segment.place, EntryId(lac), ended)]
+        raise AssertionError(question)
+
+    def confirmed(self, dlsn: DLSN) -> None:
+        """The source hears that the LAC has reached this entry."""
+        segment = self.stage.value.segment(dlsn.segment)
+        assert segment is not None
+        self.post(Received(SOURCE, LacSeen(segment.number, segment.place, dlsn.entry)))
+
+    def refresh(self) -> None:
+        self.post(Received(SOURCE, StreamSeen(self.stage.value)))
+
+    @property
+    def seen(self) -> list[DLSN]:
+        """Where the records lie that the reader was sent."""
+        places: list[DLSN] = []
+        for entries in self.entries:
+            at = 0
+            for i, length in enumerate(entries.lengths):
+                skip = entries.skip if i == 0 else 0
+                for record in decode_entry(bytes(entries.body[at : at + length])):
+                    if record.is_user and record.slot >= skip:
+                        places.append(of(entries.segment, entries.first_entry + i, record.slot))
+                at += length
+        return places
+
+    @property
+    def kinds(self) -> list[ReaderEventKind]:
+        return [event.kind for event in self.events]
+
+
+def three_segments() -> tuple[Stage, Actor, list[DLSN]]:
+    """Segments 1 and 2 completed, 3 in progress; txids 10, 20, ... and times 1010, 1020, ..."""
+    stage = Stage(segment_bytes=500)
+    owner = stage.taken("p1")
+    places: list[DLSN] = []
+    for i in range(6):
+        written = owner.ask(batch(2 * i, 2, size=60, txid=10 * (i + 1), now=1010 + 10 * i))
+        places += [written.dlsn, written.dlsn.next_slot()]
+    return stage, owner, places
+
+
+def test_from_the_start_across_segments_to_the_tail_and_along_with_it() -> None:
+    stage, owner, places = three_segments()
+    desk = Desk(stage, Start.START)
+    assert desk.seen == places
+    assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    more = owner.ask(batch(12, txid=100)).dlsn
+    desk.confirmed(more)
+    assert desk.seen == [*places, more]
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_from_any_place(at: int) -> None:
+    stage, _, places = three_segments()
+    desk = Desk(stage, Start.DLSN, tuple(places[at]))
+    assert desk.seen == places[at:]
+    assert desk.events[0].detail == {"dlsn": list(places[at])}
+
+
+@pytest.mark.parametrize(("txid", "first"), [(0, 0), (10, 0), (11, 2), (20, 2), (45, 8), (60, 10), (61, 12)])
+def test_from_a_txid(txid: int, first: int) -> None:
+    stage, owner, places = three_segments()
+    desk = Desk(stage, Start.TXID, txid)
+    assert desk.seen == places[first:]
+    more = owner.ask(batch(12, txid=60)).dlsn
+    desk.confirmed(more)
+    assert (more in desk.seen) == (txid <= 60)
+
+
+@pytest.mark.parametrize(("time", "first"), [(0, 0), (1010, 0), (1015, 2), (1060, 10), (9999, 12)])
+def test_from_a_time(time: int, first: int) -> None:
+    stage, _, places = three_segments()
+    assert Desk(stage, Start.TIME, time).seen == places[first:]
+
+
+def test_from_the_tail_only_what_comes() -> None:
+    stage, owner, _ = three_segments()
+    desk = Desk(stage, Start.TAIL)
+    assert desk.seen == []
+    more = owner.ask(batch(12)).dlsn
+    desk.confirmed(more)
+    assert desk.seen == [more]
+
+
+def test_a_reader_that_does_not_follow_ends_at_the_tail() -> None:
+    stage, _, places = three_segments()
+    desk = Desk(stage, Start.START, follow=False)
+    assert desk.seen == places
+    assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
+    assert desk.machine.has_ended
+
+
+def test_nothing_above_the_lac_is_asked_for() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    first = owner.ask(batch(0)).dlsn
+    desk = Desk(stage, Start.START)
+    stage.hold(AppendEntry)
+    owner.ask(batch(1))
+    stage.places["1a"].payloads.append(b"".join(bytes(p) for p in owner.sent[-1].parts))
+    desk.refresh()
+    desk.post(Received(READER, Credit(7, 1)))
+    assert [q.last for q in desk.questions if isinstance(q, GetEntries)] == [first.entry]
+    assert desk.seen == [first]
+
+
+def test_credit_holds_entries_back() -> None:
+    stage, _, places = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    assert desk.seen[-1] < places[-1]
+    given = len(desk.seen)
+    desk.post(Received(READER, Credit(7, 10**6)))
+    assert len(desk.seen) > given
+    assert desk.seen == places
+
+
+def test_control_records_alone_are_not_sent() -> None:
+    stage, owner, places = three_segments()
+    owner.fire("control")
+    desk = Desk(stage, Start.START)
+    assert desk.seen == places
+    assert desk.machine.position.entry == len(stage.places[stage.value.segments[-1].place].payloads)
+    again = Desk(stage, Start.DLSN, tuple(desk.machine.position))
+    assert again.entries == []
+
+
+def test_the_end_of_the_stream_is_said_once_all_is_delivered() -> None:
+    stage, owner, places = three_segments()
+    desk = Desk(stage, Start.START)
+    owner.ask(SealStream())
+    desk.refresh()
+    assert desk.seen == places
+    assert desk.kinds[-1] is ReaderEventKind.END_OF_STREAM
+    assert desk.machine.has_ended
+    assert Desk(stage, Start.TAIL).kinds[-1] is ReaderEventKind.END_OF_STREAM
+    assert Desk(stage, Start.TXID, 999).kinds[-1] is ReaderEventKind.END_OF_STREAM
+
+
+def test_a_position_before_the_truncation_point_is_refused_with_the_first_that_is_there() -> None:
+    stage, _, places = three_segments()
+    stage.value = TruncateTo(places[4]).apply(stage.value)
+    desk = Desk(stage, Start.DLSN, tuple(places[0]))
+    assert desk.kinds == [ReaderEventKind.TRUNCATED]
+    assert desk.events[0].detail == {"first": list(places[4])}
+    assert Desk(stage, Start.START).seen == places[4:]
+    assert Desk(stage, Start.DLSN, tuple(places[4])).seen == places[4:]
+
+
+def test_a_position_before_everything_of_a_whole_stream_is_its_beginning() -> None:
+    stage, _, places = three_segments()
+    assert Desk(stage, Start.DLSN, (1, 0, -1)).seen == places
+    assert Desk(stage, Start.DLSN, (0, -1, -1)).seen == places
+
+
+def test_a_reader_that_lags_behind_the_truncation_point_hears_so() -> None:
+    stage, _, places = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    assert desk.seen[-1] < places[4]
+    stage.value = TruncateTo(places[8]).apply(stage.value)
+    desk.refresh()
+    assert desk.kinds[-1] is ReaderEventKind.TRUNCATED
+
+
+def test_an_empty_segment_that_ended_is_waited_out_because_its_number_comes_again() -> None:
+    stage = Stage()
+    stage.taken("p1")
+    desk = Desk(stage, Start.START)
+    segment = stage.value.segments[0]
+    desk.post(Received(SOURCE, LacSeen(segment.number, segment.place, EntryId(-1), ended=True)))
+    owner = stage.taken("p2")
+    desk.refresh()
+    first = owner.ask(batch(0)).dlsn
+    place = stage.value.segments[0].place
+    assert place != segment.place
+    desk.post(Received(SOURCE, LacSeen(segment.number, place, first.entry)))
+    assert desk.seen == [of(1, 0, 0)]
+
+
+def test_a_segment_that_is_recovered_while_it_is_read_is_read_to_its_end() -> None:
+    stage, owner, places = three_segments()
+    desk = Desk(stage, Start.START)
+    written = owner.ask(batch(12)).dlsn
+    stage.taken("p2")
+    desk.refresh()
+    assert desk.seen == [*places, written]
+    assert desk.machine.position.segment == written.segment + 1
+
+
+def test_damage_is_said_with_its_place() -> None:
+    stage, _, places = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.failing = EntryMissingError("on no bookie")
+    desk.post(Received(READER, Credit(7, 1000)))
+    assert desk.kinds[-1] is ReaderEventKind.DAMAGED
+    assert desk.events[-1].detail["dlsn"] == list(desk.machine.position)
+    assert desk.machine.has_ended
+    assert places
+
+
+def test_bytes_that_are_no_entry_are_damage() -> None:
+    stage, _, _ = three_segments()
+    stage.places[stage.value.segments[0].place].payloads[0] = b"\x01\0\0\0\0\0\0\0\x05\0\0\0\x05\0\0\0\0\x01"
+    desk = Desk(stage, Start.TXID, 1)
+    assert desk.kinds == [ReaderEventKind.DAMAGED]
+
+
+def test_a_failure_that_may_pass_is_asked_again() -> None:
+    stage, _, places = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.failing = StoreUnavailableError("not now")
+    desk.post(Received(READER, Credit(7, 10**6)))
+    assert desk.timers == 1
+    desk.failing = None
+    desk.post(TimerFired(("retry",), 1.0))
+    assert desk.seen == places
+
+
+def test_entries_that_are_gone_end_the_reader_as_truncated_if_metadata_says_so() -> None:
+    stage, _, places = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.failing = SegmentNotFoundError("deleted")
+    desk.post(Received(READER, Credit(7, 10**6)))
+    stage.value = replace(stage.value, segments=stage.value.segments[-1:])
+    desk.post(TimerFired(("retry",), 1.0))
+    assert desk.kinds[-1] is ReaderEventKind.TRUNCATED
+    assert places
+
+
+def test_entries_that_are_gone_against_metadata_are_damage_in_the_end() -> None:
+    stage, _, _ = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.failing = SegmentNotFoundError("deleted by mistake")
+    desk.post(Received(READER, Credit(7, 10**6)))
+    for _ in range(2):
+        desk.post(TimerFired(("retry",), 1.0))
+    assert desk.kinds[-1] is ReaderEventKind.DAMAGED
+
+
+def test_a_deleted_stream_is_said() -> None:
+    stage, _, _ = three_segments()
+    desk = Desk(stage, Start.START)
+    desk.post(Received(SOURCE, StreamSeen(None)))
+    assert desk.kinds[-1] is ReaderEventKind.DELETED
+    late = Desk(stage, Start.START)
+    late.post(Received(SOURCE, SourceFailed(GetStream(), StreamNotFoundError("no such stream"))))
+    assert late.kinds[-1] is ReaderEventKind.DELETED
+
+
+def test_a_lost_source_is_asked_again_and_a_cancelled_reader_is_silent() -> None:
+    stage, _, places = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.post(PeerLost(SOURCE))
+    desk.post(TimerFired(("retry",), 1.0))
+    desk.post(Received(READER, Credit(7, 10**6)))
+    assert desk.seen == places
+    desk.post(Received(READER, Cancel(7)))
+    assert desk.machine.has_ended
+    assert desk.machine.handle(Received(SOURCE, StreamSeen(StreamMetadata(name=stage.value.name)))) == []
+
+
+def test_a_stream_without_segments_is_waited_for() -> None:
+    stage = Stage()
+    desk = Desk(stage, Start.START)
+    assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    first = stage.taken("p1").ask(batch(0)).dlsn
+    desk.refresh()
+    assert desk.seen == [first]

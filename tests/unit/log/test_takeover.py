@@ -1,0 +1,312 @@
+"""Stories of take-overs, and of an owner whose store fails; the known defects of others among them by number.
+
+Numbers are those of the issues: DistributedLog #2898 and #2099, woodpecker #155, herddb #100.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dlog.errors import EntryMissingError, LeaseLostError, OwnedElsewhereError, ProducerUnknownError, Remedy
+from dlog.log.messages import (
+    STORE,
+    AppendEntry,
+    BatchWritten,
+    CreateSegment,
+    EntryAppended,
+    RecoverSegment,
+    ReleaseStream,
+    SealSegment,
+    SealStream,
+    StoreFailed,
+)
+from dlog.log.options import OwnerOptions
+from dlog.log.tenure import Phase
+from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, ReadMetadata, Received
+from dlog.model.dlsn import of
+from dlog.model.ids import TXID_END_OF_STREAM, EntryId, SegmentNumber
+from dlog.stores.contract import SegmentFencedError, StoreUnavailableError
+from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
+from tests.unit.log.stage import ALICE, BOB, Stage, batch, numbers
+
+
+def test_the_next_owner_completes_what_is_open_and_answers_a_repetition_with_the_old_place() -> None:
+    stage = Stage()
+    first = stage.taken("p1")
+    written = first.ask(batch(0, 3))
+    second = stage.taken("p2")
+    assert numbers(stage.value) == [(1, True), (2, False)]
+    assert stage.value.segments[0].record_count == 3
+    assert second.ask(batch(0, 3, retry=True)) == BatchWritten(written.dlsn, 3, written.txid, True)
+    assert second.ask(batch(3, retry=True)).dlsn == of(2, 0, 0)
+
+
+def test_the_next_owner_knows_producers_txids_and_places_of_many_segments_back() -> None:
+    stage = Stage(segment_bytes=300)
+    first = stage.taken("p1", OwnerOptions(snapshot_bytes=1, snapshot_ratio=0))
+    first.ask(batch(0, producer=BOB, txid=7000, size=300))
+    for sequence in range(6):
+        first.ask(batch(sequence, size=300))
+    second = stage.taken("p2")
+    assert second.ask(batch(0, producer=BOB, retry=True, size=300)).dlsn == of(1, 0, 0)
+    assert second.ask(batch(6, now=1)).txid == 7000
+
+
+def test_a_frozen_owner_that_wakes_up_gets_nothing_acknowledged() -> None:
+    """Scenario 31 (etcd 3.4.3): the lease is held, in its holder's belief only."""
+    stage = Stage()
+    frozen = stage.taken("p1")
+    frozen.ask(batch(0))
+    stage.taken("p2")
+    frozen.ask(batch(1))
+    lost = frozen.answers[3]
+    assert isinstance(lost, LeaseLostError)
+    assert lost.outcome_unknown
+    assert lost.location == "p2:1"
+    assert isinstance(frozen.ask(batch(2)), OwnedElsewhereError)
+    assert not [a for a in frozen.answers.values() if isinstance(a, BatchWritten) and a.dlsn.segment > 1]
+
+
+def test_what_was_never_appended_is_refused_for_certain_when_the_claim_is_lost() -> None:
+    stage = Stage()
+    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
+    stage.hold(AppendEntry)
+    owner.ask(batch(0))
+    owner.ask(batch(1))
+    held = stage.held.popleft()
+    stage.hold()
+    stage.taken("p2")
+    held()
+    assert [(a.outcome_unknown) for a in owner.lost] == [True, False]
+
+
+def test_both_segments_are_fenced_when_an_owner_dies_between_listing_and_closing() -> None:
+    """Scenario 17: the old owner still writes the last but one while the last is in the list."""
+    stage = Stage(segment_bytes=1000)
+    first = stage.taken("p1")
+    first.ask(batch(0, size=500))
+    stage.hold(SealSegment)
+    first.ask(batch(1, size=500))
+    assert numbers(stage.value) == [(1, False), (2, False)]
+    stage.held.clear()
+    stage.hold()
+    second = stage.taken("p2")
+    fenced = [m.segment.number for m in second.sent if isinstance(m, RecoverSegment)]
+    assert fenced == [1, 2]
+    assert all(place.end is not None for place in stage.places.values() if place is not second.writers[2])
+    assert numbers(stage.value) == [(1, True), (2, False)]
+
+
+def test_a_pre_empted_owner_that_rolls_changes_nothing() -> None:
+    """Scenario 15 (woodpecker #155): the list is changed by compare-and-set on the version that was read."""
+    stage = Stage(segment_bytes=1000)
+    first = stage.taken("p1")
+    first.ask(batch(0, size=500))
+    stage.hold(CompareAndSet)
+    first.ask(batch(1, size=500))
+    assert stage.held
+    write = stage.held.popleft()
+    stage.hold()
+    stage.taken("p2")
+    after = stage.value
+    write()
+    assert stage.value == after
+    assert first.machine.phase is Phase.LOST
+
+
+def test_a_segment_that_was_closed_well_is_in_the_list_after_reopening() -> None:
+    """Scenario 12 (DistributedLog #2898)."""
+    stage = Stage(segment_bytes=1000)
+    first = stage.taken("p1")
+    for sequence in range(5):
+        first.ask(batch(sequence, size=400))
+    first.ask(ReleaseStream())
+    before = stage.value.segments
+    stage.taken("p2")
+    assert stage.value.segments[: len(before)] == before
+    assert sum(s.record_count for s in before) == 5
+
+
+def test_an_empty_segment_does_not_move_the_highest_txid() -> None:
+    """Scenario 13 (DistributedLog #2099): it is deleted, and a writer with its own txids goes on."""
+    stage = Stage()
+    stage.taken("p1").ask(batch(0, txid=10))
+    stage.taken("p2")
+    stage.taken("p3")
+    owner = stage.taken("p4")
+    assert stage.value.max_txid == 10
+    assert numbers(stage.value) == [(1, True), (2, False)]
+    assert owner.ask(batch(1, txid=10)).dlsn == of(2, 0, 0)
+    assert len(stage.places) == 2
+
+
+def test_the_close_after_a_failed_append_keeps_all_that_was_acknowledged() -> None:
+    """Scenario 16 (herddb #100): the end comes from the recovery, never from what the writer believes."""
+    stage = Stage()
+    owner = stage.taken("p1")
+    written = owner.ask(batch(0))
+    stage.hold(AppendEntry)
+    owner.ask(batch(1))
+    append = owner.sent[-1]
+    stage.held.clear()
+    stage.hold()
+    owner.post(Received(STORE, StoreFailed(append, StoreUnavailableError("a bookie too few"))))
+    assert stage.value.segments[0].last_entry == written.dlsn.entry
+    assert owner.answers[3].dlsn == of(2, 0, 0), "the batch did not survive and was appended again"
+    assert owner.machine.phase is Phase.SERVING
+
+
+def test_what_survived_the_failure_of_the_store_is_answered_with_its_place() -> None:
+    stage = Stage()
+    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=2))
+    stage.hold(AppendEntry)
+    for sequence in range(3):
+        owner.ask(batch(sequence))
+    first, second = (m for m in owner.sent if isinstance(m, AppendEntry))
+    owner.writers[1].payloads.append(b"".join(bytes(p) for p in first.parts))
+    stage.held.clear()
+    stage.hold()
+    owner.post(Received(STORE, StoreFailed(second, SegmentFencedError("fenced by ourselves"))))
+    places = [owner.answers[t].dlsn for t in (2, 3, 4)]
+    assert places == [of(1, 0, 0), of(2, 0, 0), of(2, 0, 1)]
+    assert [b.sequence for b in _notes(stage, "2b")] == [1, 2]
+
+
+def test_a_store_that_fails_again_and_again_is_asked_at_longer_and_longer_times() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    stage.hold(AppendEntry)
+    owner.ask(batch(0))
+    delays = []
+    for _ in range(3):
+        append = next(m for m in reversed(owner.sent) if isinstance(m, AppendEntry))
+        owner.post(Received(STORE, StoreFailed(append, StoreUnavailableError("no"))))
+        if ("mend",) in owner.timers:
+            delays.append(owner.timers[("mend",)])
+            owner.fire("mend")
+    assert delays == sorted(delays)
+    assert len(delays) == 2
+
+
+def test_a_lost_store_takes_the_segment_created_ahead_with_it() -> None:
+    stage = Stage(segment_bytes=1000)
+    owner = stage.taken("p1")
+    owner.ask(batch(0, size=500))
+    assert stage.value.allocated == "2b"
+    owner.post(PeerLost(STORE))
+    owner.timers.pop(("disposal",), None)
+    assert owner.ask(batch(1)).dlsn.segment == 2
+    assert stage.value.segments[1].place != "2b"
+    assert "2b" not in stage.places
+    assert stage.value.allocated == ""
+
+
+def test_a_lost_reply_to_the_claim_is_resolved_by_the_nonce() -> None:
+    stage = Stage()
+    owner = stage.owner("p1")
+    stage.hold(CompareAndSet)
+    owner.take()
+    stage.held.clear()
+    write = next(reversed([e for e in _asked(owner) if isinstance(e, CompareAndSet)]))
+    stage.hold()
+    stage.metadata(write)
+    owner.post(MetadataSeen(write.token, OutcomeUnknown("connection lost")))
+    owner.fire(*next(k for k in owner.timers if k[0] == "lease"))
+    assert owner.machine.phase is Phase.SERVING
+    assert stage.value.owner.epoch == 1
+
+
+def test_damage_in_the_log_ends_the_claim_with_the_error() -> None:
+    stage = Stage()
+    stage.taken("p1").ask(batch(0))
+    owner = stage.owner("p2")
+    stage.hold(RecoverSegment)
+    owner.take()
+    question = owner.sent[-1]
+    owner.post(Received(STORE, StoreFailed(question, EntryMissingError("entry 0 is on no bookie"))))
+    assert owner.machine.phase is Phase.LOST
+    assert owner.answers[1].remedy is Remedy.REPORT
+
+
+def test_an_end_of_stream_found_by_a_recovery_seals_the_stream() -> None:
+    stage = Stage()
+    first = stage.taken("p1")
+    first.ask(batch(0))
+    stage.hold(SealSegment)
+    first.ask(SealStream())
+    if ("control",) in first.timers:
+        first.fire("control")
+    stage.held.clear()
+    stage.hold()
+    second = stage.taken("p2")
+    assert second.machine.phase is Phase.SEALED
+    assert stage.value.max_txid == TXID_END_OF_STREAM
+    assert numbers(stage.value) == [(1, True)]
+
+
+def test_a_segment_of_another_implementation_hides_the_table_for_one_segment_only() -> None:
+    """A writer of the format without our notes took over in between: the table is that of the segment before."""
+    stage = Stage()
+    first = stage.taken("p1")
+    first.ask(batch(0, 2))
+    second = stage.taken("p2")
+    foreign = encode_entry([Record(RECORD_SET, 1, 6000, build_record_set([b"x"] * 3)), Record(0, 4, 6000, b"plain")])
+    second.writers[2].payloads.append(b"".join(bytes(p) for p in foreign))
+    third = stage.taken("p3")
+    assert stage.value.segments[1].record_count == 4
+    assert stage.value.segments[1].last_slot == 3
+    assert third.ask(batch(0, 2, retry=True)).dlsn == of(1, 0, 0)
+    assert third.ask(batch(2, now=1)).txid == 6000
+
+
+def test_a_table_that_lies_too_far_back_is_incomplete_and_says_so() -> None:
+    stage = Stage()
+    stage.taken("p1").ask(batch(0))
+    for name in ("p2", "p3"):
+        owner = stage.taken(name)
+        number = max(owner.writers)
+        foreign = encode_entry([Record(0, 1, 6000, b"plain")])
+        owner.writers[number].payloads.append(b"".join(bytes(p) for p in foreign))
+    owner = stage.taken("p4", OwnerOptions(recover_segments_max=2))
+    refused = owner.ask(batch(0, retry=True))
+    assert isinstance(refused, ProducerUnknownError)
+    assert refused.outcome_unknown
+    fresh = owner.ask(batch(1))
+    assert isinstance(fresh, ProducerUnknownError)
+    assert not fresh.outcome_unknown
+    assert isinstance(owner.ask(batch(0, producer=BOB)), BatchWritten)
+
+
+def test_an_answer_of_a_segment_that_is_gone_changes_nothing() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    stage.hold(AppendEntry)
+    owner.ask(batch(0))
+    owner.post(Received(STORE, EntryAppended(SegmentNumber(9), EntryId(0))))
+    assert 2 not in owner.answers
+
+
+def test_creation_that_fails_is_asked_again() -> None:
+    stage = Stage()
+    owner = stage.owner("p1")
+    stage.hold(CreateSegment)
+    owner.take()
+    stage.held.clear()
+    stage.hold()
+    owner.post(Received(STORE, StoreFailed(owner.sent[-1], StoreUnavailableError("too few bookies"))))
+    owner.fire("allocation")
+    assert owner.machine.phase is Phase.SERVING
+
+
+def _notes(stage: Stage, place: str) -> tuple[Any, ...]:
+    from dlog.log.contents import read_contents
+
+    note = read_contents(stage.places[place].payloads[0]).note
+    assert note is not None
+    assert all(b.producer == ALICE for b in note.batches)
+    return note.batches
+
+
+def _asked(owner: Any) -> list[ReadMetadata | CompareAndSet]:
+    asked: list[ReadMetadata | CompareAndSet] = owner.metadata_asked
+    return asked
