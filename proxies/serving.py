@@ -40,7 +40,7 @@ class ServingOptions:
     """
 
     zookeeper: str = "127.0.0.1:2181"
-    namespace: str = "/messaging/dlog"
+    namespace: str = "/dlog"
     host: str = "127.0.0.1"
     port: int = 0
     id: str = ""

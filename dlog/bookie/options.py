@@ -16,7 +16,7 @@ class BookieOptions:
     journal_dir: str = ""
     ledger_dirs: str = ""  # comma-separated; their order and number may never change, the cookie sees to it
     zookeeper: str = "127.0.0.1:2181"
-    namespace: str = "/messaging/dlog"
+    namespace: str = "/dlog"
     host: str = "127.0.0.1"
     port: int = 3181  # 0: any free port; the bookie then keeps the id its directories already have
     bookie_id: str = ""  # empty: host:port

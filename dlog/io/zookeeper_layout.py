@@ -98,7 +98,7 @@ class StreamPaths:
     def __post_init__(self) -> None:
         parts = self.namespace.split("/")
         if not self.namespace.startswith("/") or any(p in ("", ".", "..") for p in parts[1:]):
-            raise ConfigError(f"a namespace is a znode path such as /messaging/dlog: namespace={self.namespace}")
+            raise ConfigError(f"a namespace is a znode path such as /dlog: namespace={self.namespace}")
 
     def stream(self, stream: StreamName) -> str:
         return f"{self.namespace}/{stream}"

@@ -50,7 +50,7 @@ class ZooKeeperMetadata:
         connect_timeout_s: float = 10.0,
         rng: random.Random | None = None,
     ) -> ZooKeeperMetadata:
-        """hosts: `h1:2181,h2:2181[/chroot]`. namespace: znode path, `/messaging/dlog`. The cluster need not exist yet.
+        """hosts: `h1:2181,h2:2181[/chroot]`. namespace: znode path, such as `/dlog`. The cluster need not exist yet.
 
         Raises MetadataUnavailableError; UnsupportedVersionError for a cluster laid out otherwise; ConfigError.
         """
