@@ -92,6 +92,10 @@ class ProducerTable:
             f"this producer's state is gone, begin anew as another: sequence={sequence}", outcome_unknown=request.retry
         )
 
+    def cannot_tell(self, request: WriteBatch) -> bool:
+        """Whether only the producer's word (`retry` is False) says that this batch was not written before."""
+        return request.producer not in self._producers and not self.complete
+
     def accept(self, batch: Batch) -> None:
         """Take a batch that `judge` found new; it is pending until `confirm`."""
         producer = batch.producer

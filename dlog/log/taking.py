@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dlog.errors import DLogError
+from dlog.errors import DLogError, NotReadyError
 from dlog.events import LacMoved, StreamReady
 from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
 from dlog.log.recovery import Recovery
 from dlog.log.tenure import Phase, Tenure
-from dlog.machine import SetTimer, Tell, Ticket
+from dlog.machine import Answer, SetTimer, Tell, Ticket
 from dlog.model.ids import TXID_END_OF_STREAM, SegmentNumber
 from dlog.model.segment import Segment
 
@@ -120,9 +120,14 @@ class Taking:
 
     def admit_early(self) -> None:
         """Admit what was asked before the table was known, in its order."""
+        t = self._tenure
         early, self.early, self.early_bytes = self.early, deque(), 0
         for ticket, request in early:
-            self._tenure.writing.admit(ticket, request, self._refusal(), self._tenure.out)
+            if t.table.cannot_tell(request):
+                # it may have waited here for long, and been sent again and written elsewhere since: have it sent again
+                t.out.append(Answer(ticket, NotReadyError("not taken while the stream was recovered")))
+            else:
+                t.writing.admit(ticket, request, self._refusal(), t.out)
 
     def _txid_floor(self, recovery: Recovery) -> int:
         """No txid below this one may be given out: a completed segment's, or one found in the log."""

@@ -81,6 +81,7 @@ class StoredSegment:
     confirmed: int = -1
     carried: int = -1  # what a reader of the store alone may know to be confirmed
     end: int | None = None
+    is_final: bool = False  # the end is durable
     writer: str = ""  # connection of its writer, "" once that is dead
 
 
@@ -126,7 +127,7 @@ class StoreModel:
         segment = self.segments.get(place)
         if segment is None:
             return None
-        if segment.end is not None:
+        if segment.end is not None and segment.is_final:
             return segment.end, True
         return (segment.confirmed if self._visible_is_final else segment.carried), False
 
@@ -193,7 +194,7 @@ class StoreModel:
             self._decide(segment, self._rng.randint(segment.confirmed, len(segment.payloads) - 1))
         end = EntryId(segment.end if segment.end is not None else -1)
         reply = SegmentRecovered(message.segment.number, end)
-        return self._persist(("end", segment.place, end), lambda: [Send(peer, reply)])
+        return self._persist(("end", segment.place, end), lambda: self._ended(peer, segment, reply))
 
     def _seal(self, peer: str, message: SealSegment) -> list[Effect]:
         segment = self._of_writer(peer, message.number)
@@ -205,7 +206,12 @@ class StoreModel:
             self._decide(segment, segment.confirmed)
         end = EntryId(segment.end if segment.end is not None else -1)
         reply = SegmentSealed(message.number, end)
-        return self._persist(("end", segment.place, end), lambda: [Send(peer, reply)])
+        return self._persist(("end", segment.place, end), lambda: self._ended(peer, segment, reply))
+
+    def _ended(self, peer: str, segment: StoredSegment, reply: Any) -> list[Effect]:
+        assert segment.end is not None
+        segment.confirmed, segment.is_final = segment.end, True
+        return [Send(peer, reply)]
 
     def _read(self, peer: str, message: ReadEntries) -> list[Effect]:
         segment = self.segments.get(message.segment.place)
@@ -229,7 +235,6 @@ class StoreModel:
 
     def _decide(self, segment: StoredSegment, end: int) -> None:
         segment.end = end
-        segment.confirmed = max(segment.confirmed, end)
         del segment.payloads[end + 1 :]
         if self.on_end is not None:
             self.on_end(segment)
@@ -255,6 +260,7 @@ class StoreModel:
                 segment = self.segments.get(place)
                 if segment is not None:
                     segment.end = segment.confirmed = end
+                    segment.is_final = True
                     del segment.payloads[end + 1 :]
             case ("delete", place):
                 self.segments.pop(place, None)

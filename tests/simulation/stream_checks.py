@@ -284,7 +284,7 @@ class StreamChecks:
                 if last is not None and index != last + 1:
                     self.fail("S4", f"a reader saw {dlsn} after {order[last]}, between lie {index - last - 1}")
                 elif last is None and reader.start is not None:
-                    due = bisect.bisect_left(order, reader.start)
+                    due = bisect.bisect_left(order, max(reader.start, first))
                     if index != due and order[due] < dlsn and reader.seen[0][0] == dlsn:
                         self.fail("S4", f"a reader that started at {reader.start} saw {dlsn} first, not {order[due]}")
                 last = index

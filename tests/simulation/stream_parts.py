@@ -214,6 +214,7 @@ class Client:
     def _send(self, attempt: _Attempt) -> None:
         world = self.world
         attempt.connection = self.connection
+        attempt.sent_at = world.sim.now
         attempt.number += 1
         number, written = attempt.number, attempt.written
         txid = None if written.txid is None else Txid(written.txid)
@@ -279,7 +280,7 @@ class Client:
                 world.sim.reach("gap")
                 if not attempt.unknown:
                     attempt.refused = True
-                if self._is_forgotten(result.expected, epoch):
+                if self._is_forgotten(attempt, result.expected, epoch):
                     self._give_up()
                     return
             case ProducerUnknownError():
@@ -298,12 +299,12 @@ class Client:
         hint = None if isinstance(result, StreamUnavailableError) else location
         self._reconnect(hint or (self.proxy if isinstance(result, SequenceGapError) else self._another()))
 
-    def _is_forgotten(self, expected: int, epoch: int) -> bool:
+    def _is_forgotten(self, attempt: _Attempt, expected: int, epoch: int) -> bool:
         """Whether the owner waits for a batch that we have not got any more, because it was refused for good. If it was
         acknowledged, the owner is one of the past."""
         for batch in self.world.checks.batches:
             if batch.producer == self.producer and batch.result is not None and batch.sequence >= expected:
-                if epoch >= batch.epoch:
+                if epoch >= batch.epoch and batch.acked_at < attempt.sent_at:
                     self.world.checks.fail("S2", f"epoch {epoch} has forgotten {batch}, it expects {expected}")
                 return False
         return expected < self.queue[0].written.sequence
@@ -339,20 +340,21 @@ class Client:
     def _resend(self, connection: int) -> None:
         if connection == self.connection:
             self._last_arrival = self.world.sim.now_s
-            for attempt in list(self.queue):
+            for attempt in [a for a in self.queue if a.connection != connection]:
                 self._send(attempt)
 
 
 class _Attempt:
     """A batch on its way. unknown: some attempt's outcome is. number: of the attempt whose answer counts."""
 
-    __slots__ = ("body", "connection", "number", "refused", "unknown", "written")
+    __slots__ = ("body", "connection", "number", "refused", "sent_at", "unknown", "written")
 
     def __init__(self, written: Written, body: bytes) -> None:
         self.written = written
         self.body = body
         self.connection = -1
         self.number = 0
+        self.sent_at = 0
         self.unknown = False
         self.refused = False
 
@@ -484,7 +486,7 @@ class Reader:
         segment = world.value.segment(entries.segment) or world.older_segments.get(entries.segment)
         held = world.store.segments.get(segment.place) if segment is not None else None
         if held is not None:
-            lac = held.confirmed if held.end is None else held.end
+            lac = held.confirmed
             world.checks.delivered(self.delivered, entries.segment, entries.first_entry, payloads, entries.skip, lac)
         else:
             self.delivered.seen.clear()  # deleted meanwhile: nothing to compare with

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlog.errors import EntryMissingError, LeaseLostError, OwnedElsewhereError, ProducerUnknownError, Remedy
+from dlog.errors import (
+    EntryMissingError,
+    LeaseLostError,
+    NotReadyError,
+    OwnedElsewhereError,
+    ProducerUnknownError,
+    Remedy,
+)
 from dlog.log.messages import (
     STORE,
     AppendEntry,
@@ -275,6 +282,23 @@ def test_a_table_that_lies_too_far_back_is_incomplete_and_says_so() -> None:
     assert isinstance(fresh, ProducerUnknownError)
     assert not fresh.outcome_unknown
     assert isinstance(owner.ask(batch(0, producer=BOB)), BatchWritten)
+
+
+def test_a_strangers_first_batch_that_waited_is_sent_again_if_it_may_be_an_old_one() -> None:
+    stage = Stage()
+    few = OwnerOptions(producers_max=1)
+    first = stage.taken("p1", few)
+    first.ask(batch(0))
+    first.ask(batch(0, producer=BOB))
+    second = stage.owner("p2", few)
+    stage.hold(RecoverSegment)
+    second.take()
+    assert second.ask(batch(0)) is None
+    assert second.ask(batch(1, producer=BOB)) is None
+    stage.release()
+    assert isinstance(second.answers[2], NotReadyError)
+    assert not second.answers[2].outcome_unknown
+    assert isinstance(second.answers[3], BatchWritten)
 
 
 def test_an_answer_of_a_segment_that_is_gone_changes_nothing() -> None:
