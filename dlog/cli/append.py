@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import stat
 import struct
 import sys
@@ -226,13 +227,17 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
         while chunk := os.read(descriptor, CHUNK_BYTES):
             yield chunk
         return
+    there_is = select.poll()
+    there_is.register(descriptor, select.POLLIN)
     try:
         while True:
             await readable.wait()
+            readable.clear()
+            if not there_is.poll(0):  # told of what we have read already; a read now would stop the loop
+                continue
             chunk = os.read(descriptor, CHUNK_BYTES)
             if not chunk:
                 return
-            readable.clear()
             yield chunk
     finally:
         loop.remove_reader(descriptor)

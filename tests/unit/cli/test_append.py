@@ -79,6 +79,33 @@ async def test_the_longest_line_there_may_be_shares_its_batch_with_nobody_it_doe
     assert records == [b"a", long, b"b"]
 
 
+async def test_an_empty_pipe_never_stops_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop may tell of bytes that were read already; to read then would wait for the writer, and nothing else."""
+    reading, writing = os.pipe()
+    loop = asyncio.get_running_loop()
+    tell: list[Callable[[], None]] = []
+    monkeypatch.setattr(loop, "add_reader", lambda fd, callback: tell.append(callback))
+    monkeypatch.setattr(loop, "remove_reader", lambda fd: None)
+    batches = line_batches(reading)
+    try:
+        for line in (b"one", b"two"):
+            following = asyncio.ensure_future(anext(batches))  # noqa: TID251
+            while not tell:
+                await asyncio.sleep(0)
+            tell[0]()  # of nothing
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert not following.done()
+            os.write(writing, line + b"\n")
+            tell[0]()
+            assert (await following)[0] == [line]
+            tell[0]()  # of what has been read
+    finally:
+        await batches.aclose()  # type: ignore[attr-defined]
+        os.close(reading)
+        os.close(writing)
+
+
 @pytest.mark.parametrize("tail", [b"\nb\n", b""])
 async def test_a_line_that_is_too_long_is_named(tail: bytes) -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
