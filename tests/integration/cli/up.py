@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dlog.cli.discovery import Running, RunningPart, read_run_file
+from dlog.cli.parts import die_with_parent
 
 PATIENCE_S = 60.0
 
@@ -29,6 +30,7 @@ class Up:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=die_with_parent(),  # no cluster outlives a killed test run
             )
 
     @property
