@@ -28,6 +28,8 @@ from dlog.io.metadata import BookieInfo, Metadata
 from dlog.machine import Persist, Received, Send, Tell
 from dlog.wire.bookie import Request
 
+ABANDON_S = 2.0  # to wait for threads that may hang in a disk that failed
+
 
 class DiskFailedError(DLogError):
     """A write or a sync failed, or the bookie's own state broke: it acknowledges nothing more and ends."""
@@ -112,11 +114,18 @@ class BookieServer:
                         await metadata.unregister_bookie(info.bookie)
             await self._drain_and_checkpoint()
         except BaseExceptionGroup as group:
+            self._abort(server)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ABANDON_S):  # a disk that failed may also hang
+                    await asyncio.to_thread(self._disk.abandon)
             raise group.exceptions[0] from None
         finally:
-            server.close()
-            for connection in list(self._connections):
-                connection.abort()
+            self._abort(server)
+
+    def _abort(self, server: asyncio.Server) -> None:
+        server.close()
+        for connection in list(self._connections):
+            connection.abort()
 
     async def _watch_space(self) -> None:
         while True:
