@@ -19,7 +19,7 @@ class Probe(enum.Enum):
     """What came of asking the owner itself, at the address of its claim."""
 
     NOT_ASKED = "not asked"
-    OWNS = "owns"  # it answered that it owns the stream, or is taking it over
+    OWNS = "owns"  # it answered, and did not deny that it owns the stream
     DENIES = "denies"  # it answered that it does not
     NO_ANSWER = "no answer"  # refused, reset, or silent for longer than a heartbeat
 
@@ -43,14 +43,14 @@ def judge(
     *,
     me: ProxyId,
     registered: Mapping[ProxyId, str],
-    registry_is_current: bool,
     suspected: bool,
     probe: Probe = Probe.NOT_ASKED,
 ) -> Judgement:
     """Judge the newest claim on a stream that I do not hold.
 
-    registered: address by proxy, as the registry last said. registry_is_current: our session to it is connected; an old
-    view is no evidence of absence. suspected: a client or a broken connection says that the owner does not answer.
+    registered: address by proxy, as the registry last said; an owner missing there may only have lost its session, and
+    serves on behind its fence, so it is asked first. suspected: a client or a broken connection says that it does not
+    answer.
     """
     if owner.epoch == 0 or not owner.proxy:
         return Judgement(Advice.CLAIM, "nobody has owned it yet")
@@ -65,10 +65,8 @@ def judge(
     if probe is Probe.NO_ANSWER:
         return Judgement(Advice.CLAIM, "the owner does not answer")
     address = registered.get(owner.proxy)
-    if address is None and registry_is_current:
-        return Judgement(Advice.CLAIM, "the owner's registration is gone")
     if address is None:
-        return Judgement(Advice.ASK, "the registry may be out of date")
+        return Judgement(Advice.ASK, "the owner's registration is gone")
     if address != owner.address:
         return Judgement(Advice.ASK, "the owner has moved since its claim")
     if suspected:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from dlog.io.metadata import Metadata
+from dlog.lease.evidence import Advice, Probe, judge
 from dlog.model.ids import Epoch, ProxyId, StreamName
 from dlog.model.segment import Owner, StreamMetadata
 from proxies.detector import Detector
@@ -55,7 +56,7 @@ class Placing:
         seen = await read_stream(self._metadata, stream)
         assert isinstance(seen.value, StreamMetadata)
         owner = seen.value.owner
-        if owner.epoch and not owner.released and owner.proxy != self._me and not await self._is_gone(owner, doubted):
+        if not await self._may_claim(owner, doubted):
             return Theirs(owner.address, owner.epoch, True)
         preferred = self.preferred(stream)
         while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
@@ -74,9 +75,13 @@ class Placing:
         chosen = self._ring.choose(members, stream)
         return None if chosen is None or chosen == self._me else members[chosen]
 
-    async def _is_gone(self, owner: Owner, doubted: Collection[str]) -> bool:
-        if self._detector.suspects(owner.address):
-            return True
-        if owner.address in doubted or owner.proxy not in self._metadata.known_members().write_proxies:
-            return await self._detector.is_gone(owner.address)
-        return False
+    async def _may_claim(self, owner: Owner, doubted: Collection[str]) -> bool:
+        """Whether the evidence lets this claim be replaced; asks the owner where it is not plain."""
+        registered = {p.proxy: p.address for p in self._metadata.known_members().write_proxies.values()}
+        suspected = owner.address in doubted
+        probe = Probe.NO_ANSWER if self._detector.suspects(owner.address) else Probe.NOT_ASKED
+        advice = judge(owner, me=self._me, registered=registered, suspected=suspected, probe=probe).advice
+        if advice is Advice.ASK:
+            probe = Probe.NO_ANSWER if await self._detector.is_gone(owner.address) else Probe.OWNS
+            advice = judge(owner, me=self._me, registered=registered, suspected=suspected, probe=probe).advice
+        return advice is Advice.CLAIM

@@ -101,7 +101,6 @@ class Proxy:
             owner,
             me=ProxyId(self.name),
             registered={ProxyId(n): a for n, a in registered.items()},
-            registry_is_current=True,
             suspected=suspected,
         )
         if judgement.advice is Advice.ASK:
@@ -109,7 +108,6 @@ class Proxy:
                 owner,
                 me=ProxyId(self.name),
                 registered={},
-                registry_is_current=True,
                 suspected=suspected,
                 probe=self._probe(owner.proxy, owner.claim),
             )

@@ -14,31 +14,27 @@ MOVED = {ProxyId("p2"): "p2:9"}
 
 
 @pytest.mark.parametrize(
-    ("owner", "registered", "current", "suspected", "probe", "advice"),
+    ("owner", "registered", "suspected", "probe", "advice"),
     [
-        (Owner(), {}, True, False, Probe.NOT_ASKED, Advice.CLAIM),
-        (Owner(epoch=Epoch(3), proxy=ProxyId("p2"), released=True), LIVES, True, False, Probe.NOT_ASKED, Advice.CLAIM),
-        (Owner(epoch=Epoch(3), proxy=ProxyId("me")), {}, True, False, Probe.NOT_ASKED, Advice.CLAIM),
-        (THEIRS, LIVES, True, False, Probe.NOT_ASKED, Advice.LEAVE),
-        (THEIRS, LIVES, True, True, Probe.NOT_ASKED, Advice.ASK),
-        (THEIRS, MOVED, True, False, Probe.NOT_ASKED, Advice.ASK),
-        (THEIRS, {}, True, False, Probe.NOT_ASKED, Advice.CLAIM),
-        (THEIRS, {}, False, False, Probe.NOT_ASKED, Advice.ASK),
-        (THEIRS, LIVES, True, True, Probe.OWNS, Advice.LEAVE),
-        (THEIRS, {}, True, True, Probe.OWNS, Advice.LEAVE),
-        (THEIRS, LIVES, True, True, Probe.DENIES, Advice.CLAIM),
-        (THEIRS, LIVES, True, True, Probe.NO_ANSWER, Advice.CLAIM),
-        (THEIRS, {}, False, True, Probe.NO_ANSWER, Advice.CLAIM),
+        (Owner(), {}, False, Probe.NOT_ASKED, Advice.CLAIM),
+        (Owner(epoch=Epoch(3), proxy=ProxyId("p2"), released=True), LIVES, False, Probe.NOT_ASKED, Advice.CLAIM),
+        (Owner(epoch=Epoch(3), proxy=ProxyId("me")), {}, False, Probe.NOT_ASKED, Advice.CLAIM),
+        (THEIRS, LIVES, False, Probe.NOT_ASKED, Advice.LEAVE),
+        (THEIRS, LIVES, True, Probe.NOT_ASKED, Advice.ASK),
+        (THEIRS, MOVED, False, Probe.NOT_ASKED, Advice.ASK),
+        (THEIRS, {}, False, Probe.NOT_ASKED, Advice.ASK),
+        (THEIRS, LIVES, True, Probe.OWNS, Advice.LEAVE),
+        (THEIRS, {}, True, Probe.OWNS, Advice.LEAVE),
+        (THEIRS, LIVES, True, Probe.DENIES, Advice.CLAIM),
+        (THEIRS, LIVES, True, Probe.NO_ANSWER, Advice.CLAIM),
+        (THEIRS, {}, True, Probe.NO_ANSWER, Advice.CLAIM),
     ],
 )
-def test_the_table(
-    owner: Owner, registered: dict[ProxyId, str], current: bool, suspected: bool, probe: Probe, advice: Advice
-) -> None:
+def test_the_table(owner: Owner, registered: dict[ProxyId, str], suspected: bool, probe: Probe, advice: Advice) -> None:
     judgement = judge(
         owner,
         me=ProxyId("me"),
         registered=registered,
-        registry_is_current=current,
         suspected=suspected,
         probe=probe,
     )
