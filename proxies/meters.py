@@ -6,15 +6,14 @@ The law of this room: what is counted is counted anyway, as plain integers where
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-from prometheus_client import REGISTRY
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from dlog.io import metrics
 
 Read = Callable[[], float]
 
 
-class Meters(Collector):
+class Meters:
     """Gauges and counters of one process, by name without the prefix `dlog_`."""
 
     def __init__(self) -> None:
@@ -29,12 +28,12 @@ class Meters(Collector):
         """A number that only grows."""
         self._counters.append((name, what, read))
 
-    def collect(self) -> list[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> list[Any]:
         """For the registry; called from the scrape's thread, reads whole numbers only."""
-        gauges = [GaugeMetricFamily(f"dlog_{name}", what, value=read()) for name, what, read in self._gauges]
-        counters = [CounterMetricFamily(f"dlog_{name}", what, value=read()) for name, what, read in self._counters]
+        gauges = [metrics.family(name, what, read(), is_gauge=True) for name, what, read in self._gauges]
+        counters = [metrics.family(name, what, read(), is_gauge=False) for name, what, read in self._counters]
         return [*gauges, *counters]
 
     def expose(self) -> None:
         """Be scraped from here on, as long as the process lives; once a process."""
-        REGISTRY.register(self)
+        metrics.expose(self)

@@ -142,7 +142,8 @@ class StallWatch:
 
 
 def _tell_stall(late_s: float) -> None:
-    metrics.LOOP_STALLS.observe(late_s)
+    metrics.LOOP_STALLS.inc()
+    metrics.LOOP_STALL_SECONDS.inc(late_s)
     if late_s > STALL_TOLD_S:
         logs.tell(LoopStalled(round(late_s * 1000, 1)))
 

@@ -63,6 +63,7 @@ class Admin:
         """
         stream = stream_name(name)
         made = StreamMetadata(name=stream, settings=self._settings(settings))
+        self._check_ensemble(made.settings)
         outcome = await self._metadata.compare_and_set(StreamKey(stream), made, None)
         match outcome:
             case Versioned():
@@ -73,6 +74,16 @@ class Admin:
                 raise MetadataUnavailableError(
                     f"whether the stream was made is unknown: {reason}", outcome_unknown=True
                 )
+
+    def _check_ensemble(self, settings: StreamSettings) -> None:
+        """A stream that could not have a first segment is a mistake, told now and not by its first write."""
+        members = self._metadata.known_members()
+        bookies = len(members.writable) + len(members.readonly)
+        if settings.store == "ledger" and settings.quorum.ensemble > bookies:
+            raise InvalidRequestError(
+                "an ensemble needs as many bookies as it has members, start more bookies or ask for a smaller ensemble: "
+                f"ensemble={settings.quorum.ensemble} bookies={bookies}"
+            )
 
     async def delete(self, name: str) -> dict[str, Any]:
         """Delete a stream with all its segments. Raises OwnedElsewhereError while another proxy owns it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import urllib.request
 
 import pytest
@@ -26,6 +28,12 @@ def test_events_are_counted_and_served() -> None:
     [line] = [line for line in page.splitlines() if line.startswith('dlog_events_total{event="bookie.lost"}')]
     assert float(line.split()[-1]) >= 2
     assert "dlog_loop_stall_seconds" in page
+
+
+def test_a_process_that_is_not_scraped_does_not_load_prometheus() -> None:
+    program = "import sys, proxies.write.server, actors.bookie.server; print('prometheus_client' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "False\n"
 
 
 def test_no_port_no_endpoint() -> None:
