@@ -179,13 +179,13 @@ class StreamTailer:
         is_cut_off = self._metadata.state is not SessionState.CONNECTED and self._tail is not None
         if self._is_known and not fresh and (view.has_seen or is_cut_off):
             view.has_seen = True
-            view.say(StreamSeen(self._value))
+            view.say(StreamSeen(self._value, fresh=False))
             return
 
         def tell(error: DLogError | None) -> None:
             if error is None or (self._tail is not None and not fresh):
                 view.has_seen = True
-                view.say(StreamSeen(self._value))
+                view.say(StreamSeen(self._value, fresh=error is None))
             else:
                 view.say(SourceFailed(question, error))
 
@@ -228,7 +228,7 @@ class StreamTailer:
             self._forget(before, value)
         for view in tuple(self._views):
             if view.has_seen:
-                view.say(StreamSeen(value))
+                view.say(StreamSeen(value, fresh=False))
         self._settle_watches()
         self._signal()
 

@@ -4,7 +4,7 @@ The source is a peer like any other: behind it stand the stream's metadata, a ca
 (actors), or a model of them (simulation). Its duties:
 
 - answer every question once, with the answer that names it; a lost source is `PeerLost(SOURCE)`;
-- after the first `GetStream` push a new `StreamSeen` whenever the stream's metadata changed (a watch fired);
+- after the first `GetStream` push a new `StreamSeen`, not fresh, whenever the stream's metadata changed;
 - it may push `LacSeen` unasked, whenever it learns that the LAC of a segment moved or that a segment ended;
 - `lac` is what is confirmed for good: an entry above it may still vanish and is never asked for.
 
@@ -62,9 +62,14 @@ class WatchLac:
 
 @dataclass(frozen=True, slots=True)
 class StreamSeen:
-    """Metadata as it stands; None: there is no such stream (any more)."""
+    """Metadata as it stands; None: there is no such stream (any more).
+
+    fresh: it was read after the question that this answers. False for what is pushed, and for what is only remembered
+    because metadata is out of reach.
+    """
 
     metadata: StreamMetadata | None
+    fresh: bool = True
 
 
 @dataclass(frozen=True, slots=True)

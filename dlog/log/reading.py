@@ -78,6 +78,8 @@ class StreamReader:
         self._from_tail = False
         self._stop: tuple[int, int] | None = None  # segment and entry after which a reader that does not follow ends
         self._stop_segment = 0
+        self._is_stop_sure = False  # the list that named it was read after we were opened
+        self._is_looking = False  # we have asked for a fresh list
         self._caught_up = False
         self._asked: GetEntries | None = None
         self._watched: WatchLac | None = None
@@ -106,18 +108,19 @@ class StreamReader:
                 self._open(read)
             case Received(_, Cancel()):
                 self._end()
-            case Received(_, StreamSeen(stream)):
-                self._note_stream(stream)
+            case Received(_, StreamSeen(stream, fresh)):
+                self._note_stream(stream, fresh)
             case Received(_, SourceFailed(question, error)):
                 self._note_failed(question, error)
             case PeerLost(peer) if peer == READER:
                 self._end()
             case PeerLost():
                 self._asked = self._watched = None
+                self._is_looking = False
                 self._retry_later()
             case TimerFired():
-                self._retrying = False
-                self._out.append(Send(SOURCE, GetStream(fresh=True)))
+                self._retrying = self._is_looking = False
+                self._look_again()
             case _:
                 raise AssertionError(f"not a fact of this machine: {fact}")
         self._settle()
@@ -133,7 +136,7 @@ class StreamReader:
 
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
-    def _note_stream(self, stream: StreamMetadata | None) -> None:
+    def _note_stream(self, stream: StreamMetadata | None, fresh: bool) -> None:
         if stream is None:
             self._say(ReaderEventKind.DELETED)
             self._end()
@@ -141,6 +144,10 @@ class StreamReader:
         is_first, self._stream = self._stream is None, stream
         if is_first:
             self._choose_segment(stream)
+        self._is_looking = self._is_looking and not fresh
+        if fresh and not self._is_stop_sure:
+            self._is_stop_sure = True
+            self._stop_segment = stream.segments[-1].number if stream.segments else 0
         if not self.has_ended:
             self._follow_segment(stream)
 
@@ -263,7 +270,7 @@ class StreamReader:
 
     def _note_failed(self, question: SourceQuestion, error: DLogError) -> None:
         if isinstance(error, StreamNotFoundError):
-            self._note_stream(None)
+            self._note_stream(None, True)
         elif isinstance(question, GetEntries) and question == self._asked:
             self._asked = None
             self._gone += error.remedy is Remedy.STOP  # truncated, most likely: then new metadata says so
@@ -275,7 +282,13 @@ class StreamReader:
             self._watched = None
             self._retry_later()
         elif isinstance(question, GetStream):
+            self._is_looking = False
             self._retry_later()
+
+    def _look_again(self) -> None:
+        if not self._is_looking:
+            self._is_looking = True
+            self._out.append(Send(SOURCE, GetStream(fresh=True)))
 
     def _retry_later(self) -> None:
         if not self._retrying:
@@ -296,6 +309,9 @@ class StreamReader:
                 return
             elif not self._is_placed:
                 self._place(segment)
+            elif self._lac_is_final and self._is_stop_in_doubt():
+                self._look_again()
+                return
             elif self._is_past_stop():
                 self._end_caught_up()
             elif self._entry <= self._lac:
@@ -316,6 +332,9 @@ class StreamReader:
         """The segment at hand is not in the list (yet). Whether there is more to do now."""
         if stream.is_sealed and (not stream.segments or self._number > stream.segments[-1].number):
             self._end_of_stream()
+            return False
+        if self._is_stop_in_doubt():
+            self._look_again()
             return False
         if not self._is_placed:
             self._started()
@@ -347,6 +366,15 @@ class StreamReader:
     def _started(self) -> None:
         self._is_placed = True
         self._say(ReaderEventKind.STARTED, dlsn=list(self.position))
+
+    def _is_stop_in_doubt(self) -> bool:
+        """What we took for the last segment is behind us, but the list that said so may be older than our opening.
+
+        Then others may have followed it before we came, with records that were acknowledged: look at the list first.
+        """
+        assert self._read is not None
+        is_there = self._stop is None and self._number >= self._stop_segment
+        return is_there and not self._read.follow and not self._is_stop_sure
 
     def _is_past_stop(self) -> bool:
         """A reader that does not follow ends at the tail as it was when the reader reached the last segment."""

@@ -398,9 +398,10 @@ class ReaderHost:
     def _asked(self, question: Any) -> list[Effect]:
         match question:
             case GetStream(fresh):
-                value = self.world.value if fresh or self.world.sim.rng.random() < 0.7 else self.world.older_value
+                fresh = fresh or self.world.sim.rng.random() < 0.7
+                value = self.world.value if fresh else self.world.older_value
                 self._told = value
-                self._post(StreamSeen(value))
+                self._post(StreamSeen(value, fresh=fresh))
                 return [SetTimer("poll", 0.005)]
             case GetEntries():
                 self._post(self._entries(question))
@@ -425,7 +426,7 @@ class ReaderHost:
     def _poll(self) -> None:
         if self._told != self.world.value:
             self._told = self.world.value
-            self._post(StreamSeen(self._told))
+            self._post(StreamSeen(self._told, fresh=False))
         watch = self._watch
         lac = self._lac(watch) if watch is not None else None
         if watch is not None and lac is not None and (lac[0] > watch.known or lac[1]):

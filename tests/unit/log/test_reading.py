@@ -37,9 +37,17 @@ class Desk:
     """A reader with its source: answers from a stage at once, unless told to keep still."""
 
     def __init__(
-        self, stage: Stage, start: Start, value: Any = None, *, credit: int = 10**6, follow: bool = True
+        self,
+        stage: Stage,
+        start: Start,
+        value: Any = None,
+        *,
+        credit: int = 10**6,
+        follow: bool = True,
+        remembered: StreamMetadata | None = None,
     ) -> None:
         self.stage = stage
+        self.remembered = remembered  # told instead of what is, unless the question insists
         self.machine = StreamReader()
         self.entries: list[Entries] = []
         self.events: list[ReaderEvent] = []
@@ -67,7 +75,9 @@ class Desk:
         if self.failing is not None and isinstance(question, GetEntries):
             return [SourceFailed(question, self.failing)]
         match question:
-            case GetStream():
+            case GetStream(fresh):
+                if self.remembered is not None and not fresh:
+                    return [StreamSeen(self.remembered, fresh=False)]
                 return [StreamSeen(self.stage.value)]
             case GetEntries(segment, first, last, max_bytes):
                 payloads = self.stage.places[segment.place].payloads[first : last + 1]
@@ -75,7 +85,9 @@ class Desk:
                 enough = [p for p, before in zip(payloads, sums, strict=False) if before < max_bytes]
                 return [EntriesGot(segment.number, segment.place, first, tuple(enough))]
             case WatchLac(segment, known):
-                lac, ended = self.lacs.get(segment.place, (len(self.stage.places[segment.place].payloads) - 1, False))
+                now = self.stage.value.segment(segment.number)
+                stored = len(self.stage.places[segment.place].payloads) - 1
+                lac, ended = self.lacs.get(segment.place, (stored, now is not None and now.completed))
                 known_already = lac <= known and not ended
                 return [] if known_already else [LacSeen(segment.number, segment.place, EntryId(lac), ended)]
         raise AssertionError(question)
@@ -314,6 +326,21 @@ def test_entries_that_are_gone_against_metadata_are_damage_in_the_end() -> None:
     for _ in range(2):
         desk.post(TimerFired(("retry",), 1.0))
     assert desk.kinds[-1] is ReaderEventKind.DAMAGED
+
+
+@pytest.mark.parametrize("start", [Start.START, Start.TXID, Start.DLSN])
+def test_a_list_remembered_while_metadata_was_away_is_not_believed_to_name_the_last_segment(start: Start) -> None:
+    stage, owner, places = three_segments()
+    old, sequence = stage.value, 12
+    while stage.value.segments[-1].number == old.segments[-1].number:
+        written = owner.ask(batch(sequence, 2, size=60, txid=100))
+        places += [written.dlsn, written.dlsn.next_slot()]
+        sequence += 2
+    value = {Start.START: None, Start.TXID: 10, Start.DLSN: tuple(places[0])}[start]
+    desk = Desk(stage, start, value, follow=False, remembered=old)
+    assert GetStream(fresh=True) in desk.questions
+    assert desk.seen == places
+    assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
 
 
 def test_a_deleted_stream_is_said() -> None:
