@@ -81,7 +81,7 @@ class Admin:
         bookies = len(members.writable) + len(members.readonly)
         if settings.store == "ledger" and settings.quorum.ensemble > bookies:
             raise InvalidRequestError(
-                "an ensemble needs as many bookies as it has members, start more bookies or ask for a smaller ensemble: "
+                "an ensemble needs as many bookies as it has members, start more or ask for a smaller ensemble: "
                 f"ensemble={settings.quorum.ensemble} bookies={bookies}"
             )
 

@@ -456,12 +456,15 @@ class Reader:
         self.machine: StreamReader | None = None
         world.checks.readers.append(self.delivered)
         self._opened = 0
+        self._owed = 0  # the last segment with a record that was acknowledged when we opened
 
     def open(self) -> None:
         world = self.world
         if self.ended:
             return
         self._opened += 1
+        acked = [batch.result.dlsn.segment for batch in world.checks.batches if batch.result is not None]
+        self._owed = max(acked, default=0)
         address = f"r/reader-{self.number}-{self._opened}"
         machine = self.machine = world.parts.get("reader", StreamReader)(
             draw(ReadingOptions, random.Random(world.sim.rng.random()))
@@ -512,5 +515,8 @@ class Reader:
                 self.ended = "end of stream"
             case ReaderEventKind.CAUGHT_UP:
                 self.ended = "" if self.follow else "caught up"
+                if not self.follow and self.machine is not None and self.machine.position.segment < self._owed:
+                    at = self.machine.position
+                    world.checks.fail("S4", f"a read ends at {at}, segment {self._owed} was acknowledged before it")
             case ReaderEventKind.DAMAGED:
                 world.checks.fail("S9", f"a reader was told of damage: {detail}")

@@ -260,6 +260,12 @@ READING = (
         parts=planted(StreamReader, ("_note_lac", "seen.ended and self._lac == NO_ENTRY", "False")),
     ),
     Mutant(
+        name="a remembered list says where a read ends",
+        invariants=("S4",),
+        seeds=1000,
+        parts=planted(StreamReader, ("_is_stop_in_doubt", "return is_there and", "return False and is_there and")),
+    ),
+    Mutant(
         name="a seek goes to the first record after the one it looks for",
         invariants=("S11",),
         parts=planted(Goal, ("is_before", "contents.last_txid < self.least", "contents.last_txid <= self.least")),
