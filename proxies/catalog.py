@@ -11,7 +11,8 @@ from typing import Any
 from dlog.io.metadata import Metadata
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import TXID_END_OF_STREAM
-from dlog.model.segment import Segment, StreamMetadata, StreamSettings, Truncation
+from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.wire.stream_metadata import settings_to_map
 
 NAMES_MAX = 10_000  # in one answer to List
 SEGMENTS_MAX = 10_000  # in one answer to Stat; the newest are told
@@ -34,7 +35,7 @@ def describe(value: StreamMetadata) -> dict[str, Any]:
     return {
         "stream": value.name,
         "sealed": value.is_sealed,
-        "settings": describe_settings(value.settings),
+        "settings": settings_to_map(value.settings),
         "owner": {
             "epoch": owner.epoch,
             "proxy": owner.proxy,
@@ -64,19 +65,6 @@ def describe_segment(segment: Segment) -> dict[str, Any]:
         "records": segment.record_count,
         "completed_unix_ms": segment.completed_unix_ms,
         "truncation": segment.truncation.name.lower(),
-    }
-
-
-def describe_settings(settings: StreamSettings) -> dict[str, Any]:
-    """Settings as Create takes them."""
-    return {
-        "store": settings.store,
-        "ensemble": settings.quorum.ensemble,
-        "write_quorum": settings.quorum.write,
-        "ack_quorum": settings.quorum.ack,
-        "segment_bytes": settings.segment_bytes,
-        "segment_age_s": settings.segment_age_s,
-        "retention_s": settings.retention_s,
     }
 
 

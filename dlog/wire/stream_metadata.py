@@ -237,8 +237,8 @@ def settings_to_map(settings: StreamSettings) -> dict[str, Any]:
 def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
     """Settings as asked for; what is not named is taken from `base`, or its default.
 
-    Raises InvalidRequestError for an unknown name, another type, a value that is not positive, or quorums that do not
-    fit each other.
+    Raises InvalidRequestError for an unknown name, another type, a value that is not positive (retention_s may be 0:
+    kept for ever), or quorums that do not fit each other.
     """
     known = settings_to_map(base or StreamSettings())
     for name, value in values.items():
@@ -249,7 +249,7 @@ def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None
             value = float(value)
         if type(value) is not wanted:
             raise InvalidRequestError(f"stream setting is a {wanted.__name__}: setting={name} value={str(value)[:60]}")
-        if wanted is not str and not 0 < value < 2**53:
+        if wanted is not str and not 0 < value < 2**53 and not (name == "retention_s" and value == 0):
             raise InvalidRequestError(f"stream setting is positive: setting={name} value={str(value)[:60]}")
         known[name] = value
     if not known["store"]:

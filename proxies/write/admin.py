@@ -23,19 +23,16 @@ from dlog.log.changes import allocated_place
 from dlog.log.messages import StatStream, StreamStat
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, stream_name
-from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore
+from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
 from proxies.streams import read_stream
 from proxies.write.holdings import Holdings, Placement
 from proxies.write.placing import Theirs
 
 SEGMENT_BYTES_MIN = 64 * 1024
-_TYPES: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("ensemble", "write_quorum", "ack_quorum", "segment_bytes"), (int,)),
-    **dict.fromkeys(("segment_age_s", "retention_s"), (int, float)),
-}
+SEGMENT_AGE_S_MIN = 1
 
 
 class Admin:
@@ -67,7 +64,7 @@ class Admin:
         outcome = await self._metadata.compare_and_set(StreamKey(stream), made, None)
         match outcome:
             case Versioned():
-                return {"settings": catalog.describe_settings(made.settings)}
+                return {"settings": settings_to_map(made.settings)}
             case Conflict() | Missing():
                 raise StreamExistsError(f"a stream of that name exists: stream={stream}")
             case OutcomeUnknown(reason):
@@ -119,26 +116,16 @@ class Admin:
         return await catalog.list_streams(self._metadata, after, limit)
 
     def _settings(self, given: Mapping[str, Any]) -> StreamSettings:
-        known = catalog.describe_settings(StreamSettings())
-        for key, value in given.items():
-            if key not in known:
-                raise InvalidRequestError(f"no such setting, known are {sorted(known)}: setting={key}")
-            if type(value) not in _TYPES.get(key, (str,)):
-                raise InvalidRequestError(f"a setting of the wrong type: setting={key} value={value!r}")
-        wanted = {**known, **given}
-        if wanted["store"] not in self._stores:
-            raise InvalidRequestError(f"no such store, known are {sorted(self._stores)}: store={wanted['store']}")
-        if wanted["segment_bytes"] < SEGMENT_BYTES_MIN:
-            raise InvalidRequestError(f"a segment has at least {SEGMENT_BYTES_MIN} bytes: {wanted['segment_bytes']}")
-        if not wanted["segment_age_s"] >= 1 or not wanted["retention_s"] >= 0:
-            raise InvalidRequestError("segment_age_s is at least 1, retention_s at least 0")
-        return StreamSettings(
-            store=wanted["store"],
-            quorum=Quorum(ensemble=wanted["ensemble"], write=wanted["write_quorum"], ack=wanted["ack_quorum"]),
-            segment_bytes=wanted["segment_bytes"],
-            segment_age_s=float(wanted["segment_age_s"]),
-            retention_s=float(wanted["retention_s"]),
-        )
+        settings = settings_from_map(dict(given))
+        if settings.store not in self._stores:
+            raise InvalidRequestError(f"no such store, known are {sorted(self._stores)}: store={settings.store}")
+        if settings.segment_bytes < SEGMENT_BYTES_MIN:
+            raise InvalidRequestError(f"a segment has at least {SEGMENT_BYTES_MIN} bytes: {settings.segment_bytes}")
+        if settings.segment_age_s < SEGMENT_AGE_S_MIN:
+            raise InvalidRequestError(
+                f"a segment may grow {SEGMENT_AGE_S_MIN} s old at least: {settings.segment_age_s}"
+            )
+        return settings
 
     async def _delete_segment(self, store: str, ref: SegmentRef) -> bool:
         try:

@@ -197,6 +197,8 @@ def test_broken_settings_are_damaged(data: bytes) -> None:
 
 
 def test_settings_asked_for_start_from_a_base() -> None:
+    for_ever = settings_from_map({"retention_s": 0})
+    assert decode_settings(encode_settings(for_ever)) == for_ever
     found = settings_from_map({"retention_s": 60, "ack_quorum": 3}, SETTINGS)
     assert (found.retention_s, found.quorum.ack, found.store) == (60.0, 3, "s3")
 
