@@ -71,6 +71,7 @@ class StreamReader:
         self._slot = 0
         self._lac = int(_LAC_UNKNOWN)
         self._lac_is_final = False  # nothing comes after it in this segment
+        self._has_taken = False  # entries of it, from where it lies
         self._is_void = False  # it ended without an entry: its number comes again, at another place
         self._is_placed = False  # the position is decided, STARTED was said
         self._goal: Goal | None = None  # drop records until one matches
@@ -222,7 +223,8 @@ class StreamReader:
 
     @property
     def _is_untouched(self) -> bool:
-        return self._entry == 0 and self._slot == 0
+        """Whether nothing was taken from the place at hand; a reader may begin within a segment, so it counts."""
+        return not self._has_taken
 
     @property
     def _is_read(self) -> bool:
@@ -260,6 +262,7 @@ class StreamReader:
             return
         self._asked = None
         self._gone = 0
+        self._has_taken = True
         try:
             if self._halving is not None:
                 self._halving.hear(self._contents(got.payloads[0]))
@@ -405,6 +408,7 @@ class StreamReader:
 
     def _next_segment(self) -> None:
         self._number += 1
+        self._has_taken = False
         self._entry = self._slot = 0
         self._segment = None
         self._lac, self._lac_is_final, self._is_void = int(_LAC_UNKNOWN), False, False
