@@ -330,8 +330,8 @@ class LedgerRecoverer:
         if self._stage is _Stage.FENCING:
             if self._metadata.quorum.covered(self._fenced):
                 self._search()
-            elif len(self._fenced) + len(self._mute) == len(self._ensemble) and not self._waiting:
-                self._wait(UnavailableError(f"too few bookies to fence the ledger: ledger={self.ledger}"))
+            elif self._mute:
+                self._pause()
         if self._stage is _Stage.SEARCHING:
             self._settle_search()
         if self._stage is _Stage.MEASURING:
@@ -357,9 +357,8 @@ class LedgerRecoverer:
                 for bookie in self._members(self._asked):
                     self._ask_entry(bookie, self._asked)
             else:
-                if search is not None and search.is_stuck(quorum) and not self._waiting:
-                    why = f"cannot tell whether an entry exists: ledger={self.ledger} entry={upcoming}"
-                    self._wait(EntryUnreadableError(why))
+                if search is not None and search.doubtful:
+                    self._pause()
                 break
         if self._window is not None and self._window.failed and len(self._window):
             self._mend(self._window, again=False)
@@ -491,8 +490,26 @@ class LedgerRecoverer:
         if self._attempts >= self._options.attempts_max and self._stage is not _Stage.MEASURING:
             self._fail(error)
         else:
+            self._pause()
+
+    def _pause(self) -> None:
+        if not self._waiting:
             self._waiting = True
             self._effects.append(SetTimer("retry", self._options.retry_s))
+
+    def _stuck(self) -> DLogError | None:
+        """Why there is no progress though everybody asked has answered; None: somebody has not.
+
+        Those who refused are asked again all the same: the silent may be frozen, and the others back long before that
+        shows. But only a round that all have answered counts as a try.
+        """
+        if self._stage is _Stage.FENCING and len(self._fenced) + len(self._mute) == len(self._ensemble):
+            return UnavailableError(f"too few bookies to fence the ledger: ledger={self.ledger}")
+        upcoming = EntryId(self._pushed + 1) if self._stage is _Stage.SEARCHING else NO_ENTRY
+        search = self._searches.get(upcoming) if self._stage is _Stage.SEARCHING else None
+        if search is not None and search.is_stuck(self._metadata.quorum):
+            return EntryUnreadableError(f"cannot tell whether an entry exists: ledger={self.ledger} entry={upcoming}")
+        return None
 
     def _stop_waiting(self) -> None:
         if self._waiting:
@@ -500,6 +517,12 @@ class LedgerRecoverer:
             self._effects.append(CancelTimer("retry"))
 
     def _retry(self) -> None:
+        stuck = self._stuck()
+        if stuck is not None:
+            self._attempts += 1
+            if self._attempts >= self._options.attempts_max:
+                self._fail(stuck)
+                return
         match self._stage:
             case _Stage.OPENING | _Stage.CLOSING:
                 self._read_metadata()

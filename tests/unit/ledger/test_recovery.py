@@ -113,15 +113,27 @@ def test_doubt_is_no_denial_and_never_an_end() -> None:
     assert story.lost("c") == [], "two cannot tell: an error, or another try, but no end"
     assert story.fires("retry") == ["read 0 of b fencing", "read 0 of c fencing"]
     story.has_not(0, "b", code=Code.UNKNOWN_LEDGER_STATE)
-    assert story.has("c", 0, b"damaged" * 9) == ["answer 1 EntryUnreadableError"]
+    assert story.has("c", 0, b"damaged" * 9) == []
+    assert story.fires("retry") == ["answer 1 EntryUnreadableError"]
 
 
 def test_after_an_error_whoever_asks_again_starts_from_the_beginning() -> None:
     story = recovery(attempts_max=1)
     assert story.lost("a", "b") == []
-    assert story.has_not(-1, "c") == ["answer 1 UnavailableError"]
+    assert story.has_not(-1, "c") == []
+    assert story.fires("retry") == ["answer 1 UnavailableError"]
     assert story.ask(Recover()) == ["read metadata"]
     assert "read -1 of a fencing" in story.reads(ledger(state=LedgerState.IN_RECOVERY), 2)
+
+
+def test_bookies_that_come_back_need_not_wait_for_one_that_is_frozen() -> None:
+    story = recovery(attempts_max=1)
+    assert story.lost("a", "b") == []
+    assert story.fires("retry") == ["read -1 of a fencing", "read -1 of b fencing"], "c has not answered: no try yet"
+    assert "tell ledger.recovery_fenced" in story.has_not(-1, "a", "b")
+    story.lost("a", "b")
+    assert story.fires("retry") == ["read 0 of a fencing", "read 0 of b fencing"]
+    assert story.has_not(0, "a", "b")[-1].startswith("write v2 closed")
 
 
 def test_too_few_fences_are_asked_for_again() -> None:
