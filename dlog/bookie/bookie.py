@@ -56,7 +56,7 @@ _LAC = struct.Struct(">q")
 _RECORD_COST = 128  # bytes of memory a waiting record costs beside its payload
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """A token on its way to the disk, and what is to be done once it is there."""
 
@@ -70,7 +70,7 @@ class _Waiting:
     parked: list[tuple[Peer, Any]] | None = None  # requests to serve then
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Batch:
     """A batch read being gathered."""
 
@@ -86,7 +86,7 @@ Outcome = bytes | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in what
 Resume = Callable[[Any, Outcome, list[Any]], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Fetching:
     ledger: int
     entry: int

@@ -390,3 +390,24 @@ def test_persisted_answers_every_token_up_to_it() -> None:
     answers = machine.handle(Persisted(tokens[1]))
     assert [effect.message.entry for effect in answers] == [0, 1]
     assert isinstance(machine.handle(Received("c", ReadEntry(LedgerId(1), EntryId(0))))[0].message, EntryRead)
+
+
+def test_equal_reads_of_the_disk_are_told_apart() -> None:
+    """Two readers that ask alike, each alone; the answer to the second must not end the first."""
+    row = LedgerRow(LedgerId(1), KEY, fenced=False, lac=EntryId(-1), last=EntryId(9))
+    machine = Bookie(NO_LIMIT, [row])
+
+    def asked(fact: Received | Fetched) -> list[Fetch]:
+        return [effect for effect in machine.handle(fact) if isinstance(effect, Fetch)]
+
+    def answered(fact: Fetched) -> list[int]:
+        return [e.message.entry for e in machine.handle(fact) if isinstance(e, Send)]
+
+    question = ReadEntry(LedgerId(1), EntryId(5))
+    (ahead,) = asked(Received("p", ReadEntry(LedgerId(1), EntryId(4))))
+    for _ in range(2):
+        assert asked(Received("p", question)) == []  # the read-ahead should bring it
+    one, two = asked(Fetched(ahead.token, (packet(1, 4),)))  # and did not
+    assert answered(Fetched(two.token, (packet(1, 5),))) == [5]
+    assert asked(Received("q", ReadEntry(LedgerId(1), EntryId(6)))) == []
+    assert answered(Fetched(one.token, (packet(1, 5), packet(1, 6)))) == [5, 6]
