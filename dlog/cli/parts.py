@@ -7,6 +7,7 @@ its one line on stdout, `ready ROLE ID ADDRESS`, is what we wait for.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import contextlib
 import ctypes
@@ -43,7 +44,7 @@ class PartFailedError(CommandError):
     """A part did not come up at the first try."""
 
 
-class Part:
+class Part(abc.ABC):
     """One part and its life. Subclasses say how it is started and ended."""
 
     role = "part"
@@ -124,19 +125,21 @@ class Part:
             return None
         return pages * os.sysconf("SC_PAGE_SIZE")
 
+    @abc.abstractmethod
     async def _start(self) -> None:
         """Return once it serves. Raises CommandError."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     async def _wait(self) -> int:
         """Return its exit code once it has ended."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _terminate(self) -> None:
-        raise NotImplementedError
+        """Ask it to end."""
 
+    @abc.abstractmethod
     def _kill(self) -> None:
-        raise NotImplementedError
+        """End it now."""
 
     def _become(self, state: State) -> None:
         if self._stopping.is_set() and state not in (State.STOPPING, State.STOPPED):

@@ -5,6 +5,7 @@ The source is a peer like any other: behind it stand the stream's metadata, a ca
 
 - answer every question once, with the answer that names it; a lost source is `PeerLost(SOURCE)`;
 - after the first `GetStream` push a new `StreamSeen`, not fresh, whenever the stream's metadata changed;
+- what it says is heard in the order it was said, and a list of segments is never older than one before it;
 - it may push `LacSeen` unasked, whenever it learns that the LAC of a segment moved or that a segment ended;
 - `lac` is what is confirmed for good: an entry above it may still vanish and is never asked for.
 

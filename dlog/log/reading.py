@@ -204,7 +204,7 @@ class StreamReader:
             if first is not None and first.number > self._number > 0:
                 self._end_truncated(first.first_dlsn)
             elif self._segment is not None and self._is_untouched:
-                self._segment = None  # it was empty and is gone, or the list is an old one; its number comes again
+                self._segment = None  # it was empty and is gone; its number comes again
                 self._asked = self._watched = None
             return
         if self._is_cut_off(segment):

@@ -370,6 +370,7 @@ class ReaderHost:
         self.address = ""
         self._watch: WatchLac | None = None
         self._told: StreamMetadata | None = None
+        self._heard_s = 0.0  # when the last message arrives
 
     def handle(self, fact: Fact) -> list[Effect]:
         if isinstance(fact, TimerFired) and fact.key == "poll":
@@ -389,11 +390,11 @@ class ReaderHost:
         return rest
 
     def _post(self, message: Any, peer: str = SOURCE) -> None:
-        """Let the machine hear it a little later, unless it is gone by then."""
-        host = self.world.sim.hosts.get(self.address)
+        """Let the machine hear it a little later, in order, unless it is gone by then."""
+        host, sim = self.world.sim.hosts.get(self.address), self.world.sim
         if host is not None:
-            delay = self.world.sim.rng.expovariate(1.0) * 0.001
-            self.world.sim.call_in(delay, self.world.sim.hand, host, Received(peer, message), node="r")
+            self._heard_s = max(self._heard_s + 1e-6, sim.now_s + sim.rng.expovariate(1.0) * 0.001)
+            sim.call_in(self._heard_s - sim.now_s, sim.hand, host, Received(peer, message), node="r")
 
     def _asked(self, question: Any) -> list[Effect]:
         match question:

@@ -53,14 +53,6 @@ def test_a_reader_that_begins_within_a_segment_whose_number_came_again_is_told_o
     assert run_plan(plan, planted(StreamReader, by_position)).violation == "S9"
 
 
-def test_a_reader_that_hears_an_old_list_while_it_waits_for_entries_asks_again() -> None:
-    """Found at --style forget --seed 301764."""
-    plan = Plan.from_json((PLANS / "reader-hears-an-old-list-while-it-waits-for-entries.json").read_text())
-    still_waiting = ("_follow_segment", "again\n            self._asked = self._watched = None", "again")
-    assert run_plan(plan).violation == ""
-    assert run_plan(plan, planted(StreamReader, still_waiting)).violation == "assert"
-
-
 def test_every_invariant_of_a_stream_has_a_mutant() -> None:
     caught = {name for mutant in MUTANTS for name in mutant.invariants[:1]}
     assert {f"S{n}" for n in range(1, 12)} | {f"T{n}" for n in range(1, 6)} <= caught
