@@ -187,11 +187,6 @@ class Connection(asyncio.Protocol):
         if not self._lost:
             self._transport.abort()
 
-    @property
-    def is_owed(self) -> bool:
-        """Whether answers are outstanding."""
-        return self._owed > 0
-
     # ---- inside ------------------------------------------------------------------------------------------------------
 
     def _take_requests(self) -> None:

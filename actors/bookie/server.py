@@ -246,7 +246,7 @@ class BookieServer:
     # ---- effects out -------------------------------------------------------------------------------------------------
 
     def _perform_send(self, effect: Send) -> None:
-        effect.peer.send(effect.message)  # type: ignore[attr-defined]
+        effect.peer.send(effect.message)  # type: ignore[attr-defined]  # the peers of a bookie are Connections
 
     def _perform_persist(self, effect: Persist) -> None:
         self._disk.persist(effect.token, effect.data)

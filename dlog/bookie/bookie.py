@@ -164,10 +164,6 @@ class Bookie:
             and (cache.bytes_active >= options.write_cache_bytes or cache.entries_active >= options.write_cache_entries)
         )
 
-    @property
-    def is_checkpointing(self) -> bool:
-        return self._flush_running
-
     # ---- adds --------------------------------------------------------------------------------------------------------
 
     def _add(self, peer: Peer, m: AddEntry, out: list[Any], known_absent: bool = False) -> None:

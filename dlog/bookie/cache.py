@@ -50,10 +50,6 @@ class WriteCache:
                     return stored.packet
         return None
 
-    @property
-    def is_flushing(self) -> bool:
-        return bool(self._flushing)
-
     def swap(self) -> Half:
         """Turn the active half into the one to flush and return it; the previous one must be forgotten by then."""
         assert not self._flushing, "a half is forgotten before the next is flushed"

@@ -74,7 +74,7 @@ class Asker:
 
     def send(self, peer: Peer, message: Any) -> None:
         """Send a request of dlog/wire/bookie.py to a BookieId. Raises ConnectionLostError if it cannot be tried now."""
-        self._client.ask(self, peer, message)  # type: ignore[arg-type]
+        self._client.ask(self, peer, message)  # type: ignore[arg-type]  # the peers of a ledger machine are BookieIds
 
     def close(self) -> None:
         self.post = _nobody
@@ -395,7 +395,7 @@ def _may_share(sent: Request, new: Request) -> bool:
 
     An entry that is there stays there, so a good answer holds for later askers; "the last you have" changes.
     """
-    return _same_plain_read(sent, new) and sent.entry != -1  # type: ignore[union-attr]
+    return _same_plain_read(sent, new) and sent.entry != -1  # type: ignore[union-attr]  # both are reads
 
 
 def _nobody(_: Fact) -> None:

@@ -86,14 +86,6 @@ class ReleaseStream:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckClaim:
-    """Something hints that the claim may be lost (a watch fired, a client was sent elsewhere): read metadata anew.
-
-    Answered with None when the claim is still ours; if it is not, everything ends as always.
-    """
-
-
-@dataclass(frozen=True, slots=True)
 class StatStream:
     """Answered with a StreamStat."""
 

@@ -48,7 +48,6 @@ from dlog.log.changes import (
 )
 from dlog.log.messages import (
     AppendEntry,
-    CheckClaim,
     CreateSegment,
     DeleteSegment,
     EntriesRead,
@@ -116,7 +115,6 @@ class StreamOwner:
         self._takers: list[Ticket] = []
         self._sealers: list[Ticket] = []
         self._releasers: list[Ticket] = []
-        self._checkers: list[Ticket] = []
 
     @property
     def phase(self) -> Phase:
@@ -190,9 +188,6 @@ class StreamOwner:
                 t.out.append(Answer(ticket, self._refusal()))
             case TruncateBefore(dlsn):
                 self._truncating.ask(ticket, dlsn)
-            case CheckClaim():
-                self._check_claim()
-                self._checkers.append(ticket)
             case SealStream():
                 self._sealers.append(ticket)
                 t.is_draining = True
@@ -319,8 +314,6 @@ class StreamOwner:
             case ForgetSegment(number, place):
                 t.out.append(Tell(SegmentGone(t.stream, number, place)))
             case Refresh():
-                t.out.extend(Answer(ticket, None) for ticket in self._checkers)
-                self._checkers.clear()
                 if t.is_closing and t.value.is_sealed:
                     self._end_sealed()
                 else:
@@ -502,10 +495,10 @@ class StreamOwner:
         """error: said to those of whom nothing is in the log. unknown: to those whose entry is on its way."""
         t, early = self._tenure, self._taking.early
         t.writing.fail_all(error, unknown, t.out)
-        waiting = [*self._takers, *self._sealers, *self._releasers, *self._checkers, *(ticket for ticket, _ in early)]
+        waiting = [*self._takers, *self._sealers, *self._releasers, *(ticket for ticket, _ in early)]
         t.out.extend(Answer(ticket, error) for ticket in waiting)
         self._truncating.fail(error)
-        for tickets in (self._takers, self._sealers, self._releasers, self._checkers):
+        for tickets in (self._takers, self._sealers, self._releasers):
             tickets.clear()
         early.clear()
         self._taking.stop()

@@ -58,10 +58,6 @@ class Register:
         self._stale = False  # something happened since the last read that only a read can tell
         self._waiting = False  # for the retry timer
 
-    @property
-    def is_idle(self) -> bool:
-        return not self._wanted and self._question is None
-
     def want(self, change: Change) -> None:
         """Queue a change; what waits together travels together, in order."""
         self._wanted.append(change)

@@ -11,8 +11,6 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
-from dlog.model.dlsn import DLSN
-
 Buffer = bytes | bytearray | memoryview
 
 PROTOCOL_VERSION = 1
@@ -322,10 +320,3 @@ Question = (
 )
 Reply = Welcome | Written | Failed | Done | Entries | ReaderEvent | Lac | GoAway
 Message = Question | Reply
-
-
-def dlsn_of(triple: tuple[int, int, int] | list[int]) -> DLSN:
-    """A DLSN from its wire triple."""
-    from dlog.model.dlsn import of
-
-    return of(*triple)
