@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, field
@@ -21,12 +22,20 @@ GiB = 1024 * MiB
 
 T = TypeVar("T")
 
+_ADDRESS = re.compile(r"\S{1,250}:([0-9]{1,5})\Z")
 _UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "B": 1}
 
 
 def option(default: Any, *, sim: tuple[float, float] | None = None) -> Any:
     """A field with a default and the range (inclusive) that a simulation may draw its value from."""
     return field(default=default, metadata={"sim": sim} if sim else {})
+
+
+def check_address(text: str) -> None:
+    """Raise ValueError unless `text` is empty or `host:port` with a port that can be connected to."""
+    match = _ADDRESS.match(text)
+    if text and (match is None or not 0 < int(match[1]) < 65536):
+        raise ValueError(f"an address is host:port: {text!r}")
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "configuration") -> T:

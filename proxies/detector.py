@@ -101,9 +101,7 @@ class Detector:
     async def _watch(self, address: str) -> None:
         while True:
             try:
-                link = await Link.open(
-                    address, role="write-proxy", name=self._me, timeout_s=self._options.ping_timeout_s
-                )
+                link = await self._open(address)
             except UnavailableError as error:
                 if address not in self._suspected and not await self._answers(address):
                     self._suspect(address, error.message)
@@ -134,7 +132,8 @@ class Detector:
 
     async def _open(self, address: str) -> Link:
         timeout_s = self._options.ping_timeout_s
-        return await Link.open(address, role="write-proxy", name=self._me, timeout_s=timeout_s)
+        peer = self._metadata.known_members().peer_of(address)
+        return await Link.open(peer, role="write-proxy", name=self._me, timeout_s=timeout_s)
 
     def _suspect(self, address: str, reason: str) -> None:
         if address not in self._suspected:

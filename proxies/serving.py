@@ -21,22 +21,22 @@ from dlog.errors import ConfigError
 from dlog.events import Event
 from dlog.io import logs, metrics
 from dlog.io.settings import configured, load
-from dlog.options import KiB, MiB, option
+from dlog.options import KiB, MiB, check_address, option
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Connection, Session
 from proxies.meters import Meters
 
 _ID = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,199}\Z")
-_ADDRESS = re.compile(r"\S{1,250}:[0-9]{1,5}\Z")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
     """What every proxy is told.
 
-    id: name in the cluster, by default the address. advertise: address that others are sent to, by default the one
-    listened on.
+    id: name in the cluster, by default the address. advertise: address that clients are sent to, by default the one
+    listened on. peer_address: where other proxies reach this one, if that is not the advertised address (clients
+    outside a container network see other addresses than the proxies do).
     """
 
     zookeeper: str = "127.0.0.1:2181"
@@ -45,6 +45,7 @@ class ServingOptions:
     port: int = 0
     id: str = ""
     advertise: str = ""
+    peer_address: str = ""
     log_format: str = ""
     log_level: str = "info"
     metrics_port: int = 0  # 0: off
@@ -61,8 +62,8 @@ class ServingOptions:
             raise ValueError(f"not a port: {self.port}")
         if self.id and not _ID.match(self.id):
             raise ValueError(f"an id holds letters, digits, '.', '_', ':' and '-': {self.id!r}")
-        if self.advertise and not _ADDRESS.match(self.advertise):
-            raise ValueError(f"an address is host:port: {self.advertise!r}")
+        check_address(self.advertise)
+        check_address(self.peer_address)
         if not 0 < self.batch_bytes_max <= RECORD_BYTES_MAX:
             raise ValueError(f"batch_bytes_max is at most {RECORD_BYTES_MAX}: {self.batch_bytes_max}")
 

@@ -48,7 +48,7 @@ async def serve(options: BookieOptions) -> None:
     stopping = process.stop_event(_tell)
     _raise_file_limit()
     listener = _bind(options.host, options.port)
-    address = f"{options.host}:{listener.getsockname()[1]}"
+    address = options.advertise or f"{options.host}:{listener.getsockname()[1]}"
     dirs = lock_dirs(paths_of(options))
     try:
         bookie = _id(options, dirs, address)
@@ -62,7 +62,8 @@ async def serve(options: BookieOptions) -> None:
                 _tell(BookieStarted(bookie, address, server.machine.ledgers))
                 process.ready("bookie", bookie, address)
 
-            info = BookieInfo(bookie, options.host, listener.getsockname()[1])
+            host, _, port = address.rpartition(":")
+            info = BookieInfo(bookie, host.strip("[]"), int(port))
             try:
                 await server.run(listener, stopping, metadata=metadata, info=info, on_ready=on_ready)
             finally:
@@ -81,7 +82,7 @@ def _open(options: BookieOptions, dirs: LockedDirs, bookie: BookieId) -> Opened:
 
 
 def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:
-    """As configured; else, with a port of the kernel's choice, the id the directories have; else host:port."""
+    """As configured; else, with a port of the kernel's choice, the id the directories have; else the address."""
     if options.bookie_id:
         return bookie_id(options.bookie_id)
     known = stored_id(dirs) if options.port == 0 else None

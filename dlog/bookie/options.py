@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.options import GiB, KiB, MiB, option
+from dlog.options import GiB, KiB, MiB, check_address, option
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +19,7 @@ class BookieOptions:
     namespace: str = "/dlog"
     host: str = "127.0.0.1"
     port: int = 3181  # 0: any free port; the bookie then keeps the id its directories already have
+    advertise: str = ""  # host:port that others are to connect to, and by default the id; empty: host:port as bound
     bookie_id: str = ""  # empty: host:port
     metrics_port: int = 0  # 0: off
 
@@ -58,3 +59,4 @@ class BookieOptions:
             raise ValueError("disk_free_reserve_bytes may not exceed disk_free_min_bytes")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port is between 0 and 65535: port={self.port}")
+        check_address(self.advertise)

@@ -34,11 +34,16 @@ class BookieInfo:
 
 @dataclass(frozen=True, slots=True)
 class ProxyInfo:
-    """A registered proxy; role is "write" or "read"."""
+    """A registered proxy; role is "write" or "read".
+
+    address: host:port that clients are sent to, and by which everybody names the proxy. peer_address: where other
+    proxies connect to, if that is another one.
+    """
 
     proxy: ProxyId
     role: str
-    address: str  # host:port
+    address: str
+    peer_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,14 @@ class Members:
     readonly: dict[BookieId, BookieInfo]
     write_proxies: dict[ProxyId, ProxyInfo]
     read_proxies: dict[ProxyId, ProxyInfo]
+
+    def peer_of(self, address: str) -> str:
+        """Where a proxy connects to in order to reach the proxy that is named by `address`."""
+        for proxies in (self.write_proxies, self.read_proxies):
+            for info in proxies.values():
+                if info.address == address:
+                    return info.peer_address or address
+        return address
 
 
 Unsubscribe = Callable[[], None]

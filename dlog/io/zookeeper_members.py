@@ -208,7 +208,10 @@ class MemberList:
 
 
 def encode_proxy(info: ProxyInfo) -> bytes:
-    return json.dumps({"address": info.address}, separators=(",", ":")).encode()
+    told = {"address": info.address}
+    if info.peer_address:
+        told["peer"] = info.peer_address
+    return json.dumps(told, separators=(",", ":")).encode()
 
 
 def _bookies(found: Iterable[tuple[str, bytes]]) -> dict[BookieId, BookieInfo]:
@@ -227,8 +230,9 @@ def _proxies(role: str, found: Iterable[tuple[str, bytes]]) -> dict[ProxyId, Pro
     proxies: dict[ProxyId, ProxyInfo] = {}
     for name, data in found:
         try:
-            address = json.loads(data)["address"]
-        except (ValueError, TypeError, KeyError):
+            told = json.loads(data)
+            address, peer = told["address"], told.get("peer", "")
+        except (ValueError, TypeError, KeyError, AttributeError):
             continue
-        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, str(address))
+        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, str(address), str(peer))
     return proxies

@@ -77,7 +77,8 @@ class Relay:
         if link is not None and not link.ended:
             return link
         try:
-            link = await Link.open(address, role="read-proxy", name=self._name, timeout_s=CONNECT_S)
+            peer = self._metadata.known_members().peer_of(address)
+            link = await Link.open(peer, role="read-proxy", name=self._name, timeout_s=CONNECT_S)
         except UnavailableError:
             self._fail(address)
             raise

@@ -83,13 +83,15 @@ class ReadProxy:
         try:
             async with supervisor, Lifetime(drain_s=0.0) as self.tasks:
                 self.relay = Relay(self.id, self._metadata)
-                self._upstream = OwnerLinks(self.id, options.upstream, self.tasks)
+                self._upstream = OwnerLinks(
+                    self.id, options.upstream, self.tasks, peer_of=lambda a: self._metadata.known_members().peer_of(a)
+                )
                 self._tailers = Registry(
                     supervisor, self._build_tailer, idle_s=options.idle_s, count_max=options.streams_max
                 )
                 self.tasks.start(self._tailers.run(), name="retire idle tailers")
                 await self.listener.serve()
-                await self._metadata.register_proxy(ProxyInfo(self.id, "read", self.address))
+                await self._metadata.register_proxy(ProxyInfo(self.id, "read", self.address, options.peer_address))
                 on_ready(self.id, self.address)
                 await stop.wait()
                 await self._leave()

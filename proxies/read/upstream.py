@@ -40,8 +40,9 @@ class _Shared:
 class OwnerLinks:
     """All links of this process to owners. An Upstream (actors/stream_tailer.py)."""
 
-    def __init__(self, name: str, options: UpstreamOptions, tasks: Lifetime) -> None:
+    def __init__(self, name: str, options: UpstreamOptions, tasks: Lifetime, *, peer_of: Callable[[str], str]) -> None:
         self._name = name
+        self._peer_of = peer_of
         self._options = options
         self._tasks = tasks
         self._shared: dict[str, _Shared] = {}
@@ -77,7 +78,8 @@ class OwnerLinks:
         await shared.link.ask(Ping)
 
     async def _open(self, address: str, shared: _Shared) -> None:
-        link = await Link.open(address, role="read-proxy", name=self._name, timeout_s=self._options.connect_timeout_s)
+        timeout_s = self._options.connect_timeout_s
+        link = await Link.open(self._peer_of(address), role="read-proxy", name=self._name, timeout_s=timeout_s)
         shared.link = link
         shared.pinging = self._tasks.start(self._ping(link), name=f"ping owner {address}")
 

@@ -94,7 +94,7 @@ class WriteProxy:
                 self._compose(supervisor)
                 self.tasks.start(self._detector.run(), name="detector")
                 await self.listener.serve()
-                await self._metadata.register_proxy(ProxyInfo(self.id, "write", self.address))
+                await self._metadata.register_proxy(ProxyInfo(self.id, "write", self.address, options.peer_address))
                 on_ready(self.id, self.address)
                 await stop.wait()
                 await self._drain()

@@ -32,6 +32,8 @@ def test_a_configuration_file_loads_for_every_role(file: Path, role: str, cls: A
         ["--batch-bytes-max", "2MiB"],
         ["--id", "a/b"],
         ["--advertise", "nowhere"],
+        ["--advertise", "host:70000"],
+        ["--peer-address", "nowhere"],
         ["--log-format", "xml"],
         ["--config", "no-such-file.toml"],
     ],
