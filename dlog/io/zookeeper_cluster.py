@@ -10,7 +10,13 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass
 
-from dlog.errors import ClusterNotFoundError, ConfigError, MetadataUnavailableError, UnsupportedVersionError
+from dlog.errors import (
+    ClusterNotFoundError,
+    ConfigError,
+    DamagedError,
+    MetadataUnavailableError,
+    UnsupportedVersionError,
+)
 from dlog.io.zookeeper import Create, Set, ZooKeeper
 from dlog.io.zookeeper_layout import (
     LAYOUT,
@@ -90,11 +96,15 @@ async def check_layout(zk: ZooKeeper, ledgers: LedgerPaths) -> None:
 
 
 async def read_instance_id(zk: ZooKeeper, ledgers: LedgerPaths) -> str:
-    """Raises ClusterNotFoundError, MetadataUnavailableError."""
+    """Raises ClusterNotFoundError, DamagedError, MetadataUnavailableError."""
     try:
-        return (await zk.get(ledgers.instance_id))[0].decode()
+        data, _ = await zk.get(ledgers.instance_id)
     except NoNodeError:
         raise ClusterNotFoundError(f"no cluster here, run `dlog cluster init`: path={ledgers.instance_id}") from None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise DamagedError(f"the identity of the cluster is no text: path={ledgers.instance_id}") from None
 
 
 async def _plan_root(zk: ZooKeeper, ledgers: LedgerPaths) -> tuple[bool, str, list[Op]]:

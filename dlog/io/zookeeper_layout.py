@@ -7,6 +7,7 @@ Java tools skip both. Source: BookKeeper `HierarchicalLedgerManager`, `ZKRegistr
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -21,12 +22,16 @@ LAYOUT = f"2\n{LAYOUT_FACTORY}:{LAYOUT_VERSION}".encode()
 
 PROXY_ROLES = ("write", "read")
 
+_NUMBER = re.compile(r"\s*[0-9]{1,9}\s*\Z", re.ASCII)
+_NAMESPACE = re.compile(r"(?:/[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)+\Z")  # what ZooKeeper takes in a path
+
 
 def parse_layout(data: bytes) -> tuple[str, int]:
     """LAYOUT's bytes -> factory class and its version ("" and 0 if unreadable)."""
     lines = data.decode(errors="replace").split("\n")
     factory, _, version = (lines[1] if len(lines) > 1 else "").partition(":")
-    return (factory, int(version)) if lines[0] == "2" and version.strip().isdigit() else ("", 0)
+    known = lines[0] == "2" and _NUMBER.match(version) is not None
+    return (factory, int(version)) if known else ("", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +102,8 @@ class StreamPaths:
 
     def __post_init__(self) -> None:
         parts = self.namespace.split("/")
-        if not self.namespace.startswith("/") or any(p in ("", ".", "..") for p in parts[1:]):
-            raise ConfigError(f"a namespace is a znode path such as /dlog: namespace={self.namespace}")
+        if not _NAMESPACE.match(self.namespace) or any(part in (".", "..") for part in parts):
+            raise ConfigError(f"a namespace is a znode path such as /dlog: namespace={self.namespace[:80]!r}")
 
     def stream(self, stream: StreamName) -> str:
         return f"{self.namespace}/{stream}"

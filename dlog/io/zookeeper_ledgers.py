@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
@@ -28,6 +29,7 @@ from dlog.model.ledger import LedgerMetadata
 from dlog.wire import ledger_metadata
 
 _HIGH = "HOB-"  # directories of idgen-long: the upper 32 bits of the ids made inside
+_HIGH_NAME = re.compile(r"HOB-([0-9]{10})\Z", re.ASCII)
 _LOW_MAX = 2**31 - 1
 
 
@@ -123,8 +125,8 @@ class LedgerTree:
     async def _new_long_id(self) -> LedgerId:
         await self._zk.ensure_path(self._paths.long_ids)
         while True:
-            directories = [n for n in await self._children(self._paths.long_ids) if n.startswith(_HIGH)]
-            high = max((int(name.removeprefix(_HIGH)) for name in directories), default=0)
+            directories = [_HIGH_NAME.match(name) for name in await self._children(self._paths.long_ids)]
+            high = max((int(match[1]) for match in directories if match is not None), default=0)
             if high:
                 low = await self._number(f"{self._paths.long_ids}/{_HIGH}{high:010d}/ID-")
                 if 0 <= low < _LOW_MAX:

@@ -22,7 +22,8 @@ from dlog.io.zookeeper_protocol import (
     NodeExistsError,
     NoNodeError,
 )
-from dlog.model.ids import BookieId, ProxyId
+from dlog.model.ids import BookieId, ProxyId, bookie_id
+from dlog.options import check_address
 from dlog.wire.bookie_info import address_of
 
 RETRY_S = 0.5
@@ -217,8 +218,8 @@ def encode_proxy(info: ProxyInfo) -> bytes:
 def _bookies(found: Iterable[tuple[str, bytes]]) -> dict[BookieId, BookieInfo]:
     bookies: dict[BookieId, BookieInfo] = {}
     for name, data in found:
-        bookie = BookieId(name)
         try:
+            bookie = bookie_id(name)
             host, port = address_of(bookie, data)
         except DLogError:
             continue  # somebody registered what nobody can connect to: not a member
@@ -232,7 +233,11 @@ def _proxies(role: str, found: Iterable[tuple[str, bytes]]) -> dict[ProxyId, Pro
         try:
             told = json.loads(data)
             address, peer = told["address"], told.get("peer", "")
-        except (ValueError, TypeError, KeyError, AttributeError):
-            continue
-        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, str(address), str(peer))
+            if not address:
+                continue
+            check_address(address)
+            check_address(peer)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            continue  # somebody registered what nobody can connect to: not a member
+        proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, address, peer)
     return proxies

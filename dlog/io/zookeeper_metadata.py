@@ -160,7 +160,7 @@ class ZooKeeperMetadata:
             data, stat = await self.zookeeper.get(self._paths.cookie(bookie))
         except NoNodeError:
             return Missing()
-        return Versioned(data.decode(), stat.version)
+        return Versioned(data.decode(errors="replace"), stat.version)  # what is no text is no cookie of anybody
 
     async def write_cookie(self, bookie: BookieId, text: str, version: object) -> None:
         path = self._paths.cookie(bookie)

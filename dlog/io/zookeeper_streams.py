@@ -357,6 +357,13 @@ def _in_order(nodes: dict[str, tuple[Segment | None, int]]) -> tuple[Segment, ..
     return tuple(by_number[number] for number in sorted(by_number))
 
 
+def _allocated(data: bytes, stream: StreamName) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise DamagedError(f"what the stream has allocated is no text: stream={stream}") from None
+
+
 def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirror: _Mirror) -> Versioned:
     ledgers, owner, max_txid, allocation, settings = heads
     assert ledgers is not None
@@ -367,7 +374,7 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         segments=mirror.segments,
         max_segment=SegmentNumber(decode_number(ledgers[0], f"{stream}/ledgers")),
         max_txid=Txid(decode_number(max_txid[0], f"{stream}/maxtxid")),
-        allocated=allocation[0].decode() if allocation else "",
+        allocated=_allocated(allocation[0], stream) if allocation else "",
         owner=decode_owner(owner[0]) if owner else Owner(),
         settings=decode_settings(settings[0]) if settings else StreamSettings(),
     )

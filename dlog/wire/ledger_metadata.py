@@ -21,6 +21,7 @@ from dlog.wire.protobuf import BYTES, VARINT, Buffer, Malformed, bytes_field, in
 _NAME = b"BookieMetadataFormatVersion\t"
 _HEAD_3 = _NAME + b"3\n"
 _HEAD_MAX = len(_NAME) + 12
+_I64_END = 2**63
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
@@ -100,8 +101,8 @@ class _Draft:
             raise ValueError(f"fragments do not start at increasing entries: {firsts}")
         if any(len(fragment.ensemble) != self.ensemble for fragment in self.fragments):
             raise ValueError(f"a fragment has not as many bookies as the ensemble: ensemble={self.ensemble}")
-        if self.length < 0 or self.last_entry < NO_ENTRY:
-            raise ValueError(f"length or last entry negative: length={self.length} last={self.last_entry}")
+        if not (0 <= self.length < _I64_END and NO_ENTRY <= self.last_entry < _I64_END and firsts[-1] < _I64_END):
+            raise ValueError(f"length, last or first entry out of range: length={self.length} last={self.last_entry}")
         return LedgerMetadata(
             quorum=quorum,
             fragments=tuple(self.fragments),

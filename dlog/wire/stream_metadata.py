@@ -212,8 +212,11 @@ def decode_owner(data: Buffer) -> Owner:
     if not data:
         return Owner()
     found = _object(_text(data), "owner")
+    epoch = _typed(found, "epoch", int, 0)
+    if not 0 <= epoch < 2**63:
+        raise DamagedError(f"owner has an epoch out of range: epoch={str(epoch)[:40]}")
     return Owner(
-        epoch=Epoch(_typed(found, "epoch", int, 0)),
+        epoch=Epoch(epoch),
         proxy=ProxyId(_typed(found, "proxy", str, "")),
         address=_typed(found, "address", str, ""),
         claim=_typed(found, "claim", str, ""),
@@ -252,8 +255,10 @@ def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None
         if wanted is not str and not 0 < value < 2**53 and not (name == "retention_s" and value == 0):
             raise InvalidRequestError(f"stream setting is positive: setting={name} value={str(value)[:60]}")
         known[name] = value
-    if not known["store"]:
-        raise InvalidRequestError("the name of a store is not empty: setting=store")
+    if not known["store"] or not _is_utf8(known["store"]):
+        raise InvalidRequestError(
+            f"the name of a store is text and not empty: setting=store value={known['store'][:60]!r}"
+        )
     return StreamSettings(
         store=known["store"],
         quorum=Quorum(ensemble=known["ensemble"], write=known["write_quorum"], ack=known["ack_quorum"]),
@@ -310,5 +315,16 @@ def _object(text: str, where: str) -> dict[str, Any]:
 def _typed(found: dict[str, Any], key: str, wanted: type[Any], default: Any) -> Any:
     value = found.get(key, default)
     if type(value) is not wanted:
-        raise DamagedError(f"owner has a field of another type: field={key} value={str(value)[:40]}")
+        raise DamagedError(f"owner has a field of another type: field={key} value={str(value)[:40]!r}")
+    if wanted is str and not _is_utf8(value):
+        raise DamagedError(f"owner has text that is none: field={key} value={value[:40]!r}")
     return value
+
+
+def _is_utf8(text: str) -> bool:
+    """Not so for half a surrogate pair, which JSON can spell and no wire of ours can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

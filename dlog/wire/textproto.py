@@ -1,6 +1,7 @@
 """Protobuf's text form, as much as BookKeeper puts into znodes: `name: value` and `name { ... }`.
 
-A parser for text of strangers: every fault is a Malformed. Source: Protocol Buffers, "Text Format Language".
+A parser for text of strangers: every fault is a Malformed, and no text takes longer than its length (what is skipped
+before a token is never tried another way). Source: Protocol Buffers, "Text Format Language".
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Fields = list[tuple[str, Any]]
 
 _DEPTH_MAX = 8
 _TOKEN = re.compile(
-    rb"""\s*(?:\#[^\n]*\n?\s*)*(?:
+    rb"""\s*+(?:\#[^\n]*+\s*+)*+(?:
     (?P<word>[A-Za-z_][A-Za-z0-9_.]*) |
     (?P<number>-?(?:0[xX][0-9a-fA-F]{1,16}|[0-9]{1,20})(?![A-Za-z0-9_.])) |
     (?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*') |
