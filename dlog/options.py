@@ -20,6 +20,9 @@ KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 
+#: no time of ours is longer: a century
+SECONDS_MAX = 100 * 366 * 86400.0
+
 T = TypeVar("T")
 
 _ADDRESS = re.compile(r"\S{1,250}:([0-9]{1,5})\Z")
@@ -34,7 +37,7 @@ def option(default: Any, *, sim: tuple[float, float] | None = None) -> Any:
 def check_address(text: str) -> None:
     """Raise ValueError unless `text` is empty or `host:port` with a port that can be connected to."""
     match = _ADDRESS.match(text)
-    if text and (match is None or not 0 < int(match[1]) < 65536):
+    if text and (match is None or not text.isprintable() or not 0 < int(match[1]) < 65536):
         raise ValueError(f"an address is host:port: {text!r}")
 
 
@@ -51,7 +54,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str = "configuratio
     for key, value in values.items():
         if key not in known:
             raise ConfigError(f"unknown option in {where}, known are {sorted(known)}: key={key}")
-        kwargs[key] = _coerce(key, value, hints[key], where)
+        kwargs[key] = _in_range(key, _coerce(key, value, hints[key], where), where)
     for name, f in known.items():
         if name not in kwargs and f.default is MISSING and f.default_factory is MISSING:
             raise ConfigError(f"option missing in {where}: key={name}")
@@ -79,8 +82,8 @@ def parse_bytes(text: str) -> int:
     body = text.strip()
     unit = next((u for u in ("KiB", "MiB", "GiB", "B") if body.endswith(u)), "")
     number = body.removesuffix(unit).strip()
-    if not number.isdigit():
-        raise ConfigError(f"not a size, write a whole number with B, KiB, MiB or GiB: value={text}")
+    if not (number.isascii() and number.isdigit() and len(number) <= 15):
+        raise ConfigError(f"not a size, write a whole number with B, KiB, MiB or GiB: value={text[:60]!r}")
     return int(number) * _UNITS.get(unit, 1)
 
 
@@ -94,10 +97,37 @@ def parse_duration_s(text: str) -> float:
                 value = float(number)
             except ValueError:
                 break
-            if value >= 0:
+            if 0 <= value * factor < SECONDS_MAX:
                 return value * factor
             break
-    raise ConfigError(f"not a duration, write a number with ms, s, m, h or d: value={text}")
+    raise ConfigError(f"not a duration, write a number with ms, s, m, h or d: value={text[:60]!r}")
+
+
+def at_least_one(options: Any, *names: str) -> None:
+    """For a `__post_init__`: these numbers bound or pace something, so nothing would move with less than one, or in no
+    time at all. Raises ValueError."""
+    for name in names:
+        value = getattr(options, name)
+        if value < 1 if isinstance(value, int) else not value > 0:
+            raise ValueError(f"{name} is {'at least 1' if isinstance(value, int) else 'above 0'}: value={value}")
+
+
+def port_number(options: Any, *names: str) -> None:
+    """For a `__post_init__`: these are ports, 0 for none or any. Raises ValueError."""
+    for name in names:
+        if not 0 <= getattr(options, name) < 65536:
+            raise ValueError(f"{name} is between 0 and 65535: value={getattr(options, name)}")
+
+
+def _in_range(key: str, value: Any, where: str) -> Any:
+    """No option of ours is negative, endless, or text that a terminal would obey."""
+    if isinstance(value, float) and not 0 <= value < SECONDS_MAX:
+        raise ConfigError(f"number out of range in {where}, 0 to {SECONDS_MAX:.0f}: key={key} value={value}")
+    if isinstance(value, int) and not 0 <= value < 2**53:
+        raise ConfigError(f"number out of range in {where}, 0 to 2^53: key={key} value={str(value)[:40]}")
+    if isinstance(value, str) and not value.isprintable():
+        raise ConfigError(f"text with what cannot be printed in {where}: key={key} value={value[:60]!r}")
+    return value
 
 
 def _coerce(key: str, value: Any, hint: Any, where: str) -> Any:

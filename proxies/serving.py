@@ -21,7 +21,7 @@ from dlog.errors import ConfigError
 from dlog.events import Event
 from dlog.io import logs, metrics
 from dlog.io.settings import configured, load
-from dlog.options import KiB, MiB, check_address, option
+from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Connection, Session
@@ -58,8 +58,10 @@ class ServingOptions:
     def __post_init__(self) -> None:
         if self.log_format not in ("", "json", "text"):
             raise ValueError(f"log_format is json, text or nothing: {self.log_format}")
-        if not 0 <= self.port < 65536:
-            raise ValueError(f"not a port: {self.port}")
+        if self.log_level not in logs.LEVELS:
+            raise ValueError(f"log_level is one of {', '.join(logs.LEVELS)}: {self.log_level!r}")
+        port_number(self, "port", "metrics_port")
+        at_least_one(self, "connections_max", "receive_bytes_max", "hello_s")
         if self.id and not _ID.match(self.id):
             raise ValueError(f"an id holds letters, digits, '.', '_', ':' and '-': {self.id!r}")
         check_address(self.advertise)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.options import GiB, KiB, MiB, check_address, option
+from dlog.options import GiB, KiB, MiB, at_least_one, check_address, option, port_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,9 @@ class BookieOptions:
             raise ValueError(f"journal_file_bytes is at least {16 * KiB}: value={self.journal_file_bytes}")
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
             raise ValueError("disk_free_reserve_bytes may not exceed disk_free_min_bytes")
-        if not 0 <= self.port < 65536:
-            raise ValueError(f"port is between 0 and 65535: port={self.port}")
+        port_number(self, "port", "metrics_port")
+        at_least_one(self, "checkpoint_s", "disk_check_s", "connections_max", "ledgers_max", "reads_waiting_max")
+        at_least_one(self, "journal_group_bytes_max", "journal_waiting_bytes_max", "journal_files_max")
+        at_least_one(self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max")
+        at_least_one(self, "connection_out_bytes_max", "connection_reads_max", "read_ahead_bytes", "read_ahead_entries")
         check_address(self.advertise)

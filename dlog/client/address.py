@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 
 from dlog.errors import InvalidRequestError
 
 ENVIRONMENT = "DLOG_CONNECT"
+_HOST = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff/@]{1,253}\Z")  # names beyond ASCII are the resolver's affair
+_PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
 _HOW = "write dlog://host:port[,host:port]"
 
 
@@ -45,6 +48,6 @@ def split_address(address: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         raise InvalidRequestError(f"an IPv6 host stands in brackets, as in [::1]:7400: address={address[:80]!r}")
-    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+    if not _HOST.match(host) or not _PORT.match(port) or not 0 < int(port) < 65536:
         raise InvalidRequestError(f"not an address, {_HOW}: address={address[:80]!r}")
     return host, int(port)

@@ -14,9 +14,9 @@ from typing import Any
 from dlog.events import Event
 from dlog.io.lean_structlog import structlog
 
-_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _log: Any = structlog.get_logger("dlog")
-_threshold = _LEVELS["info"]
+_threshold = LEVELS["info"]
 
 
 def setup(log_format: str | None = None, *, level: str = "info", **bound: Any) -> None:
@@ -26,9 +26,9 @@ def setup(log_format: str | None = None, *, level: str = "info", **bound: Any) -
     (role, id). Raises ValueError for a level or format there is not.
     """
     global _threshold, _log
-    if log_format not in ("json", "text", None) or level not in _LEVELS:
+    if log_format not in ("json", "text", None) or level not in LEVELS:
         raise ValueError(f"no such log format or level: format={log_format} level={level}")
-    _threshold = _LEVELS[level]
+    _threshold = LEVELS[level]
     as_json = log_format == "json" or (log_format is None and not sys.stderr.isatty())
     shared: list[Any] = [
         structlog.processors.add_log_level,
@@ -61,6 +61,6 @@ def setup(log_format: str | None = None, *, level: str = "info", **bound: Any) -
 
 def tell(event: Event) -> None:
     """Log one event, if its level is at or above the threshold."""
-    number = _LEVELS[event.level]
+    number = LEVELS[event.level]
     if number >= _threshold:
         _log.log(number, event.name, **{f.name: getattr(event, f.name) for f in dataclasses.fields(event)})

@@ -62,7 +62,7 @@ def _from_file(path: Path, section: str, names: set[str]) -> dict[str, Any]:
             document = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"configuration file cannot be read: {error.strerror}: file={path}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits, nested too deep
         raise ConfigError(f"configuration file is not TOML: {error}: file={path}") from error
     for key, table in document.items():
         if key not in SECTIONS or not isinstance(table, dict):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import struct
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from dlog.model.ids import EntryId, SegmentNumber
 
 _V1 = struct.Struct(">bqqq")
 _I64 = range(-(2**63), 2**63)
+_NUMBER = re.compile(r"\s*-?[0-9]{1,19}\s*\Z", re.ASCII)
 
 
 class DLSN(NamedTuple):
@@ -58,12 +60,9 @@ def parse(text: str) -> DLSN:
     Raises InvalidRequestError and says how a DLSN is written.
     """
     parts = text.strip().strip("()").replace(",", ":").split(":")
-    if 1 <= len(parts) <= 3:
-        try:
-            numbers = [int(p) for p in parts] + [0] * (3 - len(parts))
-        except ValueError:
-            numbers = []
-        if numbers and all(n in _I64 for n in numbers):
+    if 1 <= len(parts) <= 3 and all(_NUMBER.match(part) for part in parts):
+        numbers = [int(part) for part in parts] + [0] * (3 - len(parts))
+        if all(n in _I64 for n in numbers):
             return of(*numbers)
     try:
         return from_bytes(base64.b64decode(text, validate=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actors.stream_tailer import TailerOptions
-from dlog.options import KiB, MiB, option
+from dlog.options import KiB, MiB, at_least_one, option
 from proxies.read.upstream import UpstreamOptions
 from proxies.serving import ServingOptions
 
@@ -26,6 +26,11 @@ class ReadOptions(ServingOptions):
     connect_timeout_s: float = option(1.0, sim=(0.05, 1.0))
     ping_every_s: float = option(0.5, sim=(0.05, 1.0))
     ping_timeout_s: float = option(1.0, sim=(0.05, 1.0))
+
+    def __post_init__(self) -> None:
+        ServingOptions.__post_init__(self)
+        at_least_one(self, "fetch_bytes", "chunk_bytes", "fetches_max", "readers_max", "readers_per_connection_max")
+        at_least_one(self, "streams_max", "idle_s", "connect_timeout_s", "ping_every_s", "ping_timeout_s")
 
     @property
     def tailer(self) -> TailerOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.log.options import OwnerOptions
-from dlog.options import KiB, MiB, option
+from dlog.options import KiB, MiB, at_least_one, option
 from proxies.detector import DetectorOptions
 from proxies.serving import ServingOptions
 
@@ -26,6 +26,11 @@ class WriteOptions(ServingOptions):
     inflight_entries_max: int = option(3, sim=(1, 4))
     cut_bytes: int = option(256 * KiB, sim=(64, 2 * KiB))
     control_after_ms: float = option(10.0, sim=(0.0, 50.0))
+
+    def __post_init__(self) -> None:
+        ServingOptions.__post_init__(self)
+        at_least_one(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max", "requests_max", "takes_max")
+        at_least_one(self, "ping_every_s", "ping_timeout_s", "inflight_entries_max", "cut_bytes")
 
     @property
     def detector(self) -> DetectorOptions:

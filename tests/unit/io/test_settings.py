@@ -52,7 +52,7 @@ def test_the_later_source_wins(config: Path) -> None:
         ("port = 1\n", "unknown section"),
         ("[bookie\n", "not TOML"),
         ("[bookie]\nport = 'many'\n", "not a number"),
-        ("[bookie]\nport = -1\n", "port is not negative"),
+        ("[bookie]\nport = -1\n", "out of range"),
         ("[bookie]\nsync = 3\n", "wrong type"),
         ("[bookie]\nhost = 3\n", "wrong type"),
     ],
