@@ -334,6 +334,8 @@ def _split_packets(body: memoryview) -> tuple[memoryview, ...]:
         stop = at + 4 + _WORD.unpack_from(body, at)[0]
         if stop > end:
             raise ProtocolError(f"batch ends inside a packet: bytes={end - at - 4}")
+        if stop - at - 4 < _PACKET_MIN:  # else a batch of empty packets costs fifty times its bytes
+            raise ProtocolError(f"a packet shorter than its head: bytes={stop - at - 4}")
         packets.append(body[at + 4 : stop])
         at = stop
     return tuple(packets)

@@ -64,7 +64,7 @@ requests = st.one_of(adds(), reads(), batches(), st.just(Auth(AUTH_DISABLED)))
 
 codes = st.sampled_from([code for code in Code if code is not Code.UNKNOWN_LEDGER_STATE])
 failures = st.sampled_from([c for c in Code if c not in (Code.OK, Code.UNKNOWN_LEDGER_STATE)])
-packets = st.lists(st.binary(max_size=60), max_size=4).map(tuple)
+packets = st.lists(st.binary(min_size=24, max_size=60), max_size=4).map(tuple)
 responses: st.SearchStrategy[Response] = st.one_of(
     st.builds(EntryAdded, I64, I64, codes),
     st.builds(EntryRead, I64, I64, st.just(Code.OK), st.binary(max_size=100)),
