@@ -220,20 +220,28 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
 def encode(message: Message) -> list[Buffer]:
     """The frame of a message, as buffers to be written one after the other; a body is not copied.
 
-    Raises InvalidRequestError if a name or a map is so long that the header exceeds HEADER_BYTES_MAX.
+    Raises InvalidRequestError if a name or a map is so long that the header exceeds HEADER_BYTES_MAX, or holds what
+    msgpack cannot say: half a surrogate pair, an integer beyond 64 bits, a value of another kind.
     """
     body: Buffer = b""
     match message:
         case proxy.Write() | proxy.Entries():
             body = message.body
         case proxy.Done():
-            body = msgpack.packb(message.result)
-    header: bytes = msgpack.packb(_HEADERS[type(message)](message))
+            body = _packed(message.result, message)
+    header = _packed(_HEADERS[type(message)](message), message)
     if len(header) > HEADER_BYTES_MAX:
         raise InvalidRequestError(f"message too large: message={type(message).__name__} header_bytes={len(header)}")
     size = len(header)
     head = _HEAD.pack(2 + size + len(body), size) + header
     return [head, body] if body else [head]
+
+
+def _packed(value: Any, message: Message) -> bytes:
+    try:
+        return msgpack.packb(value)  # type: ignore[no-any-return]
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise InvalidRequestError(f"message cannot be said: message={type(message).__name__}: {error}") from None
 
 
 def _header_of(op: Op, names: tuple[str, ...]) -> Callable[[Any], list[Any]]:
@@ -337,7 +345,22 @@ def _no_ext(code: int, data: bytes) -> Any:
     raise ValueError("extension types are not used")
 
 
-_BOUNDS = {"raw": False, "strict_map_key": True, "max_ext_len": 0, "ext_hook": _no_ext, "max_map_len": MAP_MAX}
+def _once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A map as it was sent; who reads "the last one counts" and who reads "the first" must not disagree on it."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a map names a key twice")
+    return found
+
+
+_BOUNDS = {
+    "raw": False,
+    "object_pairs_hook": _once,
+    "strict_map_key": True,
+    "max_ext_len": 0,
+    "ext_hook": _no_ext,
+    "max_map_len": MAP_MAX,
+}
 _unpack_header = partial(
     msgpack.unpackb, **_BOUNDS, max_array_len=ARRAY_MAX, max_str_len=TEXT_MAX, max_bin_len=HEADER_BYTES_MAX
 )
