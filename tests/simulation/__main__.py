@@ -1,13 +1,17 @@
 """Hunt: `python -m tests.simulation [ROOM] --seeds N` runs seed after seed in every style of a room, prints what broke.
 
-    python -m tests.simulation ledger --seeds 2000          # all styles; exit 1 on a violation or a mark never reached
-    python -m tests.simulation ledger --style scope --seed 112 --trace       # replay one history, line by line
-    python -m tests.simulation ledger --style scope --seed 112 --shrink      # the fewest faults that still break it
-    python -m tests.simulation ledger --plan FILE            # run a stored plan
-    python -m tests.simulation ledger --mutants              # every planted defect: first seed, hits, CPU
+    python -m tests.simulation --seeds 2000                  # all rooms, all styles; exit 1 on a violation or a mark
+                                                             # that was never reached
+    python -m tests.simulation --minutes 30 --first 1000000 --jobs 2     # as many fresh seeds as the time allows
+    python -m tests.simulation ledger --style scope --seed 112 --trace   # replay one history, line by line
+    python -m tests.simulation ledger --style scope --seed 112 --shrink  # the fewest faults that still break it
+    python -m tests.simulation --plan tests/simulation/plans/ROOM/FILE   # run a stored plan
+    python -m tests.simulation --mutants                     # every planted defect: what caught it, where, CPU seconds
+    python -m tests.simulation --mutants --record FILE       # the same, kept for the tables of docs/reliability.md
 
-A seed means the same history on every machine as long as the code and the plans' drawing stay the same; store the
-shrunk plan, not the seed.
+What a hunt breaks is shrunk and stored under --store (tests/simulation/plans), where the regression test runs it. A
+seed means the same history on every machine as long as the code and the plans' drawing stay the same; keep the shrunk
+plan, not the seed.
 """
 
 from __future__ import annotations
@@ -15,91 +19,124 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
-from tests.simulation.plan import Plan, shrink
-from tests.simulation.rooms import ROOMS
-from tests.simulation.worlds import Mutant, Outcome, Room
+from tests.simulation import hunting, record, rooms
+from tests.simulation.hunting import Broken, Tally
+from tests.simulation.mutant_table import CPU_S_MAX, table
+from tests.simulation.plan import Plan
+from tests.simulation.worlds import Outcome, Room
+
+PLANS = Path(__file__).parent / "plans"
+SHRUNK_MAX = 5  # of one room in one hunt; more of the same say nothing new
+TOLD_EVERY_S = 60.0
 
 
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__.split("\n", 1)[0])
-    parser.add_argument("room", nargs="?", default="ledger", choices=sorted(ROOMS))
-    parser.add_argument("--seeds", type=int, default=300, help="how many of each style")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("room", nargs="?", choices=rooms.NAMES, help="only this room")
+    parser.add_argument("--seeds", type=int, help="how many of each style (300; without end if --minutes is given)")
+    parser.add_argument("--minutes", type=float, help="begin nothing more after so long")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="processes to run in")
     parser.add_argument("--style", default="", help="only this style")
     parser.add_argument("--seed", type=int, help="replay one seed (of --style)")
-    parser.add_argument("--plan", type=Path, help="run a stored plan")
+    parser.add_argument("--plan", type=Path, help="run a stored plan; its folder names the room")
     parser.add_argument("--trace", action="store_true", help="print the history of a replay")
     parser.add_argument("--shrink", action="store_true", help="of a replay that breaks: the fewest faults")
-    parser.add_argument("--mutants", action="store_true", help="hunt planted defects")
+    parser.add_argument("--store", type=Path, default=PLANS, help="where plans that break something are kept")
+    parser.add_argument("--mutants", action="store_true", help="hunt planted defects, each to its first catch")
+    parser.add_argument("--hits", action="store_true", help="with --mutants: count the catches over all seeds")
+    parser.add_argument("--record", type=Path, help="keep what was done; refused while the tree has changes")
     args = parser.parse_args(argv)
-    room = ROOMS[args.room]()
-    styles = (args.style,) if args.style else room.styles
-    if args.seed is not None or args.plan is not None:
-        plan = Plan.from_json(args.plan.read_text()) if args.plan else room.draw(args.seed, styles[0])
-        return replay(room, plan, trace=args.trace, smaller=args.shrink)
+    if args.plan is not None:
+        room = rooms.load(args.room or args.plan.resolve().parent.name)
+        return replay(room, Plan.from_json(args.plan.read_text()), trace=args.trace, smaller=args.shrink)
+    if args.seed is not None:
+        room = rooms.load(args.room or rooms.NAMES[0])
+        return replay(room, room.draw(args.seed, args.style or room.styles[0]), trace=args.trace, smaller=args.shrink)
+    if args.record is not None:
+        record.refuse_changes(args.record)
+    chosen = [rooms.load(name) for name in ([args.room] if args.room else rooms.NAMES)]
     if args.mutants:
-        caught = [hunt_mutant(room, mutant) for mutant in room.mutants]
-        return 0 if all(caught) else 1
-    return hunt(room, styles, range(args.first, args.first + args.seeds))
+        return hunt_mutants(chosen, count_hits=args.hits, kept=args.record)
+    return hunt(chosen, args)
 
 
-def hunt(room: Room, styles: tuple[str, ...], seeds: range) -> int:
+def hunt(chosen: list[Room], args: argparse.Namespace) -> int:
     """Run all seeds of all styles; 0 if nothing broke and every mark was reached."""
-    reached: Counter[str] = Counter()
-    broken = 0
-    for style in styles:
-        begun, events, virtual_s = time.process_time(), 0, 0.0
-        for seed in seeds:
-            outcome = room.run(room.draw(seed, style))
-            reached += outcome.reached
-            events += outcome.events
-            virtual_s += outcome.virtual_s
-            if outcome.violation:
-                broken += 1
-                print(f"BROKEN {room.name} --style {style} --seed {seed}: {outcome.text}", flush=True)
-        cpu_s = time.process_time() - begun
-        print(
-            f"{style}: {len(seeds)} seeds, {events} events, {virtual_s:.0f} simulated s, {cpu_s:.1f} CPU s", flush=True
-        )
-    for mark, count in sorted(reached.items()):
-        print(f"  {mark} {count}")
-    missed = [mark for mark in room.must_reach if not reached[mark]]
-    if missed:
-        print(f"NEVER REACHED, so the hunt proves nothing about it: {', '.join(missed)}")
-    return 1 if broken or missed else 0
+    seeds = args.seeds if args.seeds is not None else None if args.minutes else 300
+    pairs = [(room.name, s) for room in chosen for s in room.styles if args.style in ("", s)]
+    if not pairs:
+        print(f"no such style: {args.style}")
+        return 2
+    begun = told = time.monotonic()
+    until = begun + 60 * args.minutes if args.minutes else None
+    tallies = {room.name: Tally() for room in chosen}
+    for chunk, tally in hunting.run_all(hunting.chunks(pairs, args.first, seeds), jobs=args.jobs, until=until):
+        for broken in tally.broken:
+            print(f"BROKEN {broken.room} --style {broken.style} --seed {broken.seed}: {broken.text}", flush=True)
+            if sum(b.invariant == broken.invariant for b in tallies[chunk.room].broken) < SHRUNK_MAX:
+                keep(broken, args.store)
+        tallies[chunk.room].add(tally)
+        if time.monotonic() - told > TOLD_EVERY_S:
+            told = time.monotonic()
+            total = sum(t.seeds.total() for t in tallies.values())
+            print(f"... {total} seeds, {60 * total / (told - begun):.0f} a minute", flush=True)
+    wall_s = time.monotonic() - begun
+    failed = False
+    for room in chosen:
+        tally = tallies[room.name]
+        if any(name == room.name for name, _ in pairs):
+            print(hunting.report(room, tally), flush=True)
+            failed |= bool(tally.broken or tally.missed(room))
+    total = sum(t.seeds.total() for t in tallies.values())
+    print(f"{total} seeds in {wall_s:.0f} s, {60 * total / max(wall_s, 1e-9):.0f} seeds a minute", flush=True)
+    if args.record is not None:
+        for room in chosen:
+            record.add_hunt(args.record, room, tallies[room.name], args.first)
+    return 1 if failed else 0
+
+
+def keep(broken: Broken, directory: Path) -> None:
+    """Shrink what broke and store it."""
+    room = rooms.load(broken.room)
+    plan = room.draw(broken.seed, broken.style)
+    smaller = hunting.shrunk(room, plan, broken.invariant)
+    path = hunting.store(directory, broken, smaller)
+    print(
+        f"  {len(plan.faults)} faults shrank to {len(smaller.faults)}: python -m tests.simulation --plan {path} --trace"
+    )
+    for fault in smaller.faults:
+        print(f"    {fault}", flush=True)
 
 
 def replay(room: Room, plan: Plan, *, trace: bool, smaller: bool) -> int:
     """Run one plan and say all about it."""
     outcome: Outcome = room.run(plan, trace=trace)
+    if smaller and outcome.violation:
+        plan = hunting.shrunk(room, plan, outcome.violation)
+        outcome = room.run(plan, trace=trace)
     if outcome.lines:
         print("\n".join(outcome.lines))
-    if smaller and outcome.violation:
-        plan = shrink(plan, lambda candidate: room.run(candidate).violation == outcome.violation)
     print(plan.to_json())
     print(f"events {outcome.events}, trace hash {outcome.trace_hash:08x}, python {sys.version.split()[0]}")
     print(f"BROKEN {outcome.text}\n{outcome.story}" if outcome.violation else "clean")
     return 1 if outcome.violation else 0
 
 
-def hunt_mutant(room: Room, mutant: Mutant) -> bool:
-    """Run a mutant over all its seeds; whether it was caught."""
-    begun = time.process_time()
-    style = mutant.style or room.styles[0]
-    hits: Counter[str] = Counter()
-    first = ""
-    for seed in range(mutant.seeds):
-        outcome = room.run(room.draw(seed, style), mutant.parts)
-        if outcome.violation in mutant.invariants:
-            first = first or f"{seed} after {time.process_time() - begun:.2f} CPU s"
-            hits[outcome.violation] += 1
-    found = ", ".join(f"{name} {count}" for name, count in hits.items()) or "NEVER CAUGHT"
-    cpu_s = time.process_time() - begun
-    print(f"{mutant.name} [{style}]: {found} of {mutant.seeds} in {cpu_s:.1f} CPU s, first seed {first}", flush=True)
-    return bool(hits)
+def hunt_mutants(chosen: list[Room], *, count_hits: bool, kept: Path | None) -> int:
+    """Print the table; 1 if a mutant was not caught, or not within the time."""
+    rows = []
+    for row in table(chosen, count_hits=count_hits):
+        print(row, flush=True)
+        rows.append(row)
+    slowest = max(rows, key=lambda row: row.cpu_s)
+    caught = sum(row.is_caught for row in rows)
+    print(f"{caught} of {len(rows)} caught; the slowest took {slowest.cpu_s:.1f} CPU s: {slowest.name}")
+    if kept is not None:
+        record.set_mutants(kept, rows)
+    return 0 if caught == len(rows) and slowest.cpu_s <= CPU_S_MAX else 1
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ How to use it
 - `Persist(token, data)` goes to the host's journal (`sim.disk(address)`); `Persisted` comes back when synced. A process
   crash keeps what was written, a power cut loses an unsynced suffix. `start` reads `sim.disk(address).durable`.
 - Metadata is a versioned map with conflicts, lost replies (the write took place), late writes (it takes place after
-  the asker was told OutcomeUnknown) and cut-off askers.
+  the asker was told OutcomeUnknown), answers that come late and cut-off askers.
+- A node may be slow in what it handles or syncs; its wall clock is `now_s + node.skew_s`, its timers never jump.
 - `sim.rng` is the environment's stream; hand machines their own `random.Random(sim.rng.random())`.
 - `sim.reach("name")` counts a mark (and triggers faults bound to it); a batch with a zero count proves nothing.
 - Safety is checked after every event, liveness only after `heal()`.
@@ -220,7 +221,8 @@ class Simulation:
         self.healed = True
         self.network.heal()
         for node in self.nodes.values():
-            node.paused_until = 0
+            node.paused_until = node.slow_until = node.slow_disk_until = 0
+            node.skew_s = 0.0
             self.at(self.now, self._resume, node)
             if not node.up:
                 self.at(self.now, self._restart, node)
@@ -248,6 +250,16 @@ class Simulation:
             return
         if host.node.stands_still(self.now):
             host.node.backlog.append(lambda: self.hand(host, fact))
+            return
+        node = host.node
+        if node.slow_until > self.now or node.busy_until > self.now:
+            node.busy_until = max(node.busy_until, self.now) + (node.cost if node.slow_until > self.now else 0)
+            self.at(node.busy_until, self._handle, host, fact)
+            return
+        self._handle(host, fact)
+
+    def _handle(self, host: Host, fact: Fact) -> None:
+        if not host.alive:
             return
         self._note(host.address, fact)
         if self.on_fact is not None:
@@ -302,6 +314,8 @@ class Simulation:
         disk.syncing = len(disk.pending)
         stalls = self.rng.random() < 0.005 and not self.healed
         delay_s = self.rng.expovariate(1.0) * self._sync_s * (100 if stalls else 1)
+        if host.node.slow_disk_until > self.now:
+            delay_s += host.node.slow_disk_s
         self.at(self.now + int(delay_s * S), self._synced, host)
 
     def _synced(self, host: Host) -> None:
@@ -345,6 +359,9 @@ class Simulation:
             self.reached["fault.meta_reply_lost"] += 1
             outcome = OutcomeUnknown("connection lost")
         delay = int(self.rng.expovariate(1.0) * 0.002 * S)
+        until, late_s = self.network.rates.get(FaultKind.META_DELAY, (0, 0.0))
+        if until > self.now:
+            delay += int(self.rng.random() * late_s * S)
         self.at(self.now + delay, self._reply_metadata, host, effect.token, outcome)
 
     def _reply_metadata(self, host: Host, token: Hashable, outcome: Outcome) -> None:
@@ -375,11 +392,41 @@ class Simulation:
                 self.cut(fault.a, METADATA, fault.for_s)
             case FaultKind.META_TOUCH:
                 self.metadata.touch()
-            case FaultKind.LOSS | FaultKind.DUPLICATE | FaultKind.META_REPLY_LOST | FaultKind.META_LATE:
+            case FaultKind.ISOLATE:
+                for other in [*self.nodes, METADATA]:
+                    if other != fault.a:
+                        self.cut(fault.a, other, fault.for_s, both=True)
+            case FaultKind.FLAP:
+                self._flap(fault, fault.count)
+            case FaultKind.SLOW_NODE:
+                node = self.nodes[fault.a]
+                node.slow_until, node.cost = until, int(fault.rate * S)
+            case FaultKind.SLOW_DISK:
+                node = self.nodes[fault.a]
+                node.slow_disk_until, node.slow_disk_s = until, fault.rate
+            case FaultKind.CLOCK:
+                self.nodes[fault.a].skew_s = fault.rate
+                self.at(until, self._set_clock_right, self.nodes[fault.a])
+            case (
+                FaultKind.LOSS
+                | FaultKind.DUPLICATE
+                | FaultKind.META_REPLY_LOST
+                | FaultKind.META_LATE
+                | FaultKind.META_DELAY
+            ):
                 self.network.rates[fault.kind] = (until, fault.rate)
             case FaultKind.ENVIRONMENT:
                 if self.on_environment is not None:
                     self.on_environment(fault)
+
+    def _flap(self, fault: Fault, left: int) -> None:
+        """Cut a link for a time, mend it for as long, and again."""
+        if left and not self.healed:
+            self.cut(fault.a, fault.b, fault.for_s, both=fault.both)
+            self.at(self.now + int(2 * fault.for_s * S), self._flap, fault, left - 1)
+
+    def _set_clock_right(self, node: Node) -> None:
+        node.skew_s = 0.0
 
     def crash(self, name: str, *, power: bool = False, for_s: float = 0.1) -> None:
         """Kill a node now and start it again after `for_s`."""

@@ -34,7 +34,7 @@ from tests.simulation.housed_bookie import HousedBookie
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.ledger_checks import LedgerChecks
 from tests.simulation.network import Node
-from tests.simulation.plan import Fault, FaultKind, Plan, draw_faults
+from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
 from tests.simulation.worlds import Outcome, Room
 
 LEDGER = LedgerId(7)
@@ -42,22 +42,6 @@ KEY = LedgerKey(LEDGER)
 PASSWORD = b"secret"
 WRITER, TAIL, RECOVERERS = "w", "t", ("r1", "r2")
 QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 5, 3), (3, 3, 3), (2, 2, 1), (3, 2, 1))
-FAULTS = (
-    FaultKind.CRASH,
-    FaultKind.POWER,
-    FaultKind.PAUSE,
-    FaultKind.CUT,
-    FaultKind.RESET,
-    FaultKind.SLOW,
-    FaultKind.LOSS,
-    FaultKind.DUPLICATE,
-    FaultKind.DROP_KTH,
-    FaultKind.HOLD_KTH,
-    FaultKind.META_REPLY_LOST,
-    FaultKind.META_LATE,
-    FaultKind.META_CUT,
-    FaultKind.META_TOUCH,
-)
 MARKS = ("recovery", "ensemble_change", "fenced_cover", "bookie_lost")
 MUST_REACH = (
     "ack",
@@ -71,6 +55,8 @@ MUST_REACH = (
     "recovery_changed_ensemble",
     "settled_unknown",
 )
+CHANGES = ("ensemble_change", "recovery_changed_ensemble")
+RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
 SETTLE_S = 120.0
 
 
@@ -133,7 +119,7 @@ def _draw_swarm(seed: int, rng: random.Random, style: str) -> Plan:
         servers=names,
         clients=clients,
         duration_s=duration,
-        kinds=FAULTS,
+        kinds=EVERY_KIND,
         count_max=24,
         marks=MARKS,
         messages=("AddEntry", "ReadEntry", "EntryAdded", "EntryRead"),
@@ -500,4 +486,6 @@ def room() -> Room:
         run=run_plan,
         must_reach=MUST_REACH,
         mutants=MUTANTS,
+        progress={"acks": ("ack",), "recoveries": ("recovered",), "ensemble changes": CHANGES},
+        rare=RARE,
     )

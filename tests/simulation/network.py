@@ -48,6 +48,12 @@ class Node:
         self.incarnation = 1
         self.paused_until = 0
         self.backlog: deque[Callable[[], None]] = deque()
+        self.cost = 0  # of handling one thing, while slow
+        self.slow_until = 0
+        self.busy_until = 0
+        self.slow_disk_until = 0
+        self.slow_disk_s = 0.0
+        self.skew_s = 0.0  # of its wall clock
 
     def stands_still(self, now: int) -> bool:
         """Whether what reaches the node must wait: paused, or what waited before is not yet handled."""

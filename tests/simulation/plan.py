@@ -35,7 +35,16 @@ class FaultKind(enum.Enum):
     META_LATE = "meta_late"  # as above, and a write takes place only some time after the asker gave up
     META_CUT = "meta_cut"  # `a` cannot reach metadata
     META_TOUCH = "meta_touch"  # somebody rewrites keys unchanged: their versions move
+    META_DELAY = "meta_delay"  # answers of metadata come up to `rate` seconds late: they tell of the past
+    ISOLATE = "isolate"  # `a` is cut off from every node and from metadata
+    FLAP = "flap"  # the link a-b is cut and mended `count` times, each for for_s
+    SLOW_NODE = "slow_node"  # `a` takes `rate` seconds for everything it handles
+    SLOW_DISK = "slow_disk"  # each sync of `a` takes `rate` seconds more
+    CLOCK = "clock"  # the wall clock of `a` jumps by `rate` seconds, and back after for_s
     ENVIRONMENT = "environment"  # the world's own; `message` says which
+
+
+EVERY_KIND = tuple(kind for kind in FaultKind if kind is not FaultKind.ENVIRONMENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +134,22 @@ def draw_faults(
                 return Fault(kind=kind, at_s=at_s, for_s=for_s * 5, a=a, b=b, count=k, message=of, mark=mark)
             case FaultKind.META_CUT:
                 return Fault(kind=kind, at_s=at_s, for_s=for_s * 2, a=client, mark=mark)
+            case FaultKind.META_DELAY:
+                return Fault(kind=kind, at_s=at_s, for_s=for_s * 2, rate=rng.choice((0.02, 0.3)), mark=mark)
+            case FaultKind.ISOLATE:
+                return Fault(kind=kind, at_s=at_s, for_s=for_s * 2, a=rng.choice(everyone), mark=mark)
+            case FaultKind.FLAP:
+                times = rng.randint(2, 6)
+                return Fault(kind=kind, at_s=at_s, for_s=for_s / times, a=a, b=b, count=times, mark=mark)
+            case FaultKind.SLOW_NODE:
+                rate = rng.choice((0.0005, 0.005, 0.05))
+                return Fault(kind=kind, at_s=at_s, for_s=for_s * 2, a=rng.choice(everyone), rate=rate, mark=mark)
+            case FaultKind.SLOW_DISK:
+                rate = rng.choice((0.01, 0.1, 1.0))
+                return Fault(kind=kind, at_s=at_s, for_s=for_s * 2, a=rng.choice(everyone), rate=rate, mark=mark)
+            case FaultKind.CLOCK:
+                rate = rng.choice((-3600.0, -1.0, 1.0, 3600.0)) * rng.random()
+                return Fault(kind=kind, at_s=at_s, for_s=for_s * 2, a=rng.choice(everyone), rate=rate, mark=mark)
             case FaultKind.LOSS | FaultKind.DUPLICATE:
                 return Fault(kind=kind, at_s=at_s, for_s=for_s, rate=rng.uniform(0, 0.3), mark=mark)
             case _:

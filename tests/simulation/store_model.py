@@ -3,7 +3,8 @@
 Appends are confirmed once they are durable, in order. A recovery decides the end of a segment once and for all: all
 that was confirmed, and of the rest whatever prefix chance kept; entries above the end are gone, also those that
 somebody might have looked at. What is decided is durable before it is answered. A writer lives on the connection that
-created its segment, and dies with it.
+created its segment, and dies with it; what the network delivers twice is heard once, for numbers come again, and a copy
+held up for long would else be taken for a message to the writer of another place.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class StoreModel:
         self._waiting: dict[int, list[Callable[[], list[Effect]]]] = {}
         self._done = 0
         self._created = 0
-        self._creates: list[CreateSegment] = []
+        self._heard: dict[int, Any] = {}  # by id(): the messages themselves, kept so that no id is given out twice
         for token, data in durable:
             self._redo(data)
             self._token = self._done = token
@@ -132,6 +133,10 @@ class StoreModel:
         return (segment.confirmed if self._visible_is_final else segment.carried), False
 
     def _hear(self, peer: str, message: Any) -> list[Effect]:
+        if isinstance(message, CreateSegment | AppendEntry | SealSegment):
+            if id(message) in self._heard:
+                return []
+            self._heard[id(message)] = message
         match message:
             case CreateSegment():
                 return self._create(peer, message)
@@ -150,9 +155,6 @@ class StoreModel:
     # ---- questions --------------------------------------------------------------------------------------------------
 
     def _create(self, peer: str, message: CreateSegment) -> list[Effect]:
-        if any(message is known for known in self._creates):
-            return []  # delivered twice
-        self._creates.append(message)
         self._created += 1
         place = f"{message.number}.{self._created}"
 

@@ -70,7 +70,8 @@ class Proxy:
         return owner is not None and not owner.has_ended and owner.nonce == nonce
 
     def unix_ms(self) -> int:
-        return max(0, int(self.world.sim.now_s * 1000) + self.skew_ms + 1000)
+        sim = self.world.sim
+        return max(0, int((sim.now_s + sim.nodes[self.name].skew_s) * 1000) + self.skew_ms + 4_000_000)
 
     def receive(self, request: Any, suspected: bool, reply: Callable[[Any, int], None]) -> None:
         """A client's request has arrived."""

@@ -31,7 +31,7 @@ from dlog.options import draw
 from dlog.wire.proxy import Start
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.network import Node
-from tests.simulation.plan import FaultKind, Plan, draw_faults
+from tests.simulation.plan import EVERY_KIND, Plan, draw_faults
 from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_parts import Client, Proxy, Reader
@@ -40,22 +40,6 @@ from tests.simulation.worlds import Outcome, Room
 STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
 STORE_NODE, READ_NODE = "store", "r"
-FAULTS = (
-    FaultKind.CRASH,
-    FaultKind.POWER,
-    FaultKind.PAUSE,
-    FaultKind.CUT,
-    FaultKind.RESET,
-    FaultKind.SLOW,
-    FaultKind.LOSS,
-    FaultKind.DUPLICATE,
-    FaultKind.DROP_KTH,
-    FaultKind.HOLD_KTH,
-    FaultKind.META_REPLY_LOST,
-    FaultKind.META_LATE,
-    FaultKind.META_CUT,
-    FaultKind.META_TOUCH,
-)
 MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
 STYLES = ("swarm", "roll", "final", "forget", "calm")
 MUST_REACH = (
@@ -80,6 +64,14 @@ MUST_REACH = (
     "truncated",
     "producer_unknown",
 )
+PROGRESS = {
+    "acks": ("ack",),
+    "take-overs": ("taken",),
+    "recoveries": ("ready_after_1", "ready_after_2"),
+    "segments": ("segment_started",),
+    "entries read": ("delivered",),
+}
+RARE = ("ready_after_2", "sealed_failed", "truncated_failed", "released_failed", "reader_truncated")
 SETTLE_S = 40.0
 
 
@@ -119,7 +111,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
             servers=("p1", "p2", "p3"),
             clients=(STORE_NODE, "p1", "p2", "c1", READ_NODE),
             duration_s=duration,
-            kinds=FAULTS,
+            kinds=EVERY_KIND,
             count_max=16,
             marks=MARKS,
             messages=("AppendEntry", "EntryAppended", "RecoverSegment", "SegmentSealed", "SegmentCreated"),
@@ -248,7 +240,7 @@ class StreamWorld:
         choices: list[tuple[Start, Any]] = [
             (Start.START, None),
             (Start.TAIL, None),
-            (Start.TIME, int(self.sim.now_s * 500)),
+            (Start.TIME, int(self.sim.now_s * 500) + 4_000_000),
         ]
         start, value = rng.choice(choices)
         if acked and rng.random() < 0.5:
@@ -395,4 +387,13 @@ def room() -> Room:
     """The room `stream` of `python -m tests.simulation`."""
     from tests.simulation.mutants.stream import MUTANTS
 
-    return Room(name="stream", styles=STYLES, draw=draw_plan, run=run_plan, must_reach=MUST_REACH, mutants=MUTANTS)
+    return Room(
+        name="stream",
+        styles=STYLES,
+        draw=draw_plan,
+        run=run_plan,
+        must_reach=MUST_REACH,
+        mutants=MUTANTS,
+        progress=PROGRESS,
+        rare=RARE,
+    )

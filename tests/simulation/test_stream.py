@@ -47,7 +47,7 @@ def test_a_planted_defect_is_caught(mutant: Mutant) -> None:
 
 def test_a_reader_that_begins_within_a_segment_whose_number_came_again_is_told_of_no_damage() -> None:
     """Found at --style roll --seed 201630; the plan is what was left of it."""
-    plan = Plan.from_json((PLANS / "reader-begins-in-a-segment-whose-number-came-again.json").read_text())
+    plan = Plan.from_json((PLANS / "stream" / "reader-begins-in-a-segment-whose-number-came-again.json").read_text())
     by_position = ("_follow_segment", "not self._is_untouched", "(self._entry or self._slot)")
     assert run_plan(plan).violation == ""
     assert run_plan(plan, planted(StreamReader, by_position)).violation == "S9"

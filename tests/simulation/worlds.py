@@ -44,7 +44,12 @@ class Mutant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """One room: plans by seed and style, a way to run them, what a batch must have reached, and the mutants."""
+    """One room: plans by seed and style, a way to run them, what a batch must have reached, and the mutants.
+
+    must_reach: marks without which a batch of all styles proves nothing; the first of them is what any batch must show.
+    progress: what a hunt counts for everybody ("acks", "take-overs"), each by the marks whose counts it sums.
+    rare: states that a long hunt should have been in; told when it was not, and no failure.
+    """
 
     name: str
     styles: tuple[str, ...]
@@ -52,3 +57,5 @@ class Room:
     run: Callable[..., Outcome]  # run(plan, parts={}, trace=False)
     must_reach: tuple[str, ...]
     mutants: tuple[Mutant, ...] = ()
+    progress: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    rare: tuple[str, ...] = ()

@@ -1,0 +1,196 @@
+"""The record of hunts: what was run, on which commit, with which faults; and the tables of docs/reliability.md from it.
+
+    python -m tests.simulation --seeds 20000 --first 1000000 --record tests/simulation/record.json
+    python -m tests.simulation --mutants --record tests/simulation/record.json
+    python -m tests.simulation.record            # render the tables into docs/reliability.md
+
+The law of this file: a hunt of a tree with changes is not recorded, for nobody could repeat it; a seed counts once per
+commit and room; the page says what the record says, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.hunting import Tally
+from tests.simulation.mutant_table import Row
+from tests.simulation.worlds import Room
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = Path(__file__).parent / "record.json"
+PAGE = ROOT / "docs" / "reliability.md"
+TABLES = ("hunts", "faults", "mutants")
+
+
+def python_version() -> str:
+    """As the record names it."""
+    return platform.python_version()
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The record; an empty one if there is none yet."""
+    if not path.exists():
+        return {"hunts": [], "mutants": {"commit": "", "python": "", "rows": []}}
+    value: dict[str, Any] = json.loads(path.read_text())
+    return value
+
+
+def save(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def git(*arguments: str) -> str:
+    """What git says of this tree."""
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def refuse_changes(path: Path) -> None:
+    """Exit unless the tree is as it was committed, but for the record itself and the page made from it."""
+    own = {str(p.resolve().relative_to(ROOT)) for p in (path, PAGE) if p.resolve().is_relative_to(ROOT)}
+    changed = [line[3:] for line in git("status", "--porcelain").splitlines()]
+    others = [name for name in changed if name not in own]
+    if others:
+        sys.exit(f"nothing is recorded of a tree with changes: {', '.join(others[:5])}")
+
+
+def add_hunt(path: Path, room: Room, tally: Tally, first: int) -> None:
+    """Add a hunt to the line of its commit and room. Exits if some of its seeds are in it already."""
+    if not tally.seeds:
+        return
+    kept = load(path)
+    add_to(kept, git("rev-parse", "HEAD"), room, tally, first)
+    save(path, kept)
+
+
+def add_to(kept: dict[str, Any], commit: str, room: Room, tally: Tally, first: int) -> None:
+    """As add_hunt, on the record's value."""
+    key = {"commit": commit, "room": room.name, "python": python_version()}
+    line = next((h for h in kept["hunts"] if all(h[k] == v for k, v in key.items())), None)
+    if line is None:
+        line = {**key, "styles": {}, "faults": {}, "progress": {}, "seeds": 0, "events": 0, "violations": 0}
+        line.update({"simulated_s": 0, "cpu_s": 0})
+        kept["hunts"].append(line)
+    for style, seeds in tally.seeds.items():
+        ranges = line["styles"].setdefault(style, [])
+        for begun, count in ranges:
+            if first < begun + count and begun < first + seeds:
+                sys.exit(f"already recorded: {room.name} {style} seeds {begun} .. {begun + count - 1}")
+        ranges.append([first, seeds])
+    for name, counts in (("faults", tally.faults), ("progress", tally.progress(room))):
+        for what, count in counts.items():
+            line[name][what] = line[name].get(what, 0) + count
+    line["seeds"] += tally.seeds.total()
+    line["events"] += tally.events
+    line["violations"] += len(tally.broken)
+    line["simulated_s"] += round(tally.virtual_s)
+    line["cpu_s"] += round(tally.cpu_s)
+
+
+def set_mutants(path: Path, rows: list[Row]) -> None:
+    """Put a whole table of mutants in the place of the one before (of the rooms it is about)."""
+    kept = load(path)
+    rooms = {row.room for row in rows}
+    others = [row for row in kept["mutants"]["rows"] if row["room"] not in rooms]
+    kept["mutants"] = {
+        "commit": git("rev-parse", "HEAD"),
+        "python": python_version(),
+        "rows": [*others, *(row.as_json() for row in rows)],
+    }
+    save(path, kept)
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def render(kept: dict[str, Any]) -> dict[str, str]:
+    """The tables in Markdown, by name."""
+    return {"hunts": _hunts(kept["hunts"]), "faults": _faults(kept["hunts"]), "mutants": _mutants(kept["mutants"])}
+
+
+def _hunts(hunts: list[dict[str, Any]]) -> str:
+    head = ("room", "commit", "python", "seeds", "first seeds", "faults", "simulated hours", "reached", "CPU", "broken")
+    rows = []
+    for line in hunts:
+        firsts = sorted({begun for ranges in line["styles"].values() for begun, _ in ranges})
+        rows.append(
+            (
+                line["room"],
+                f"`{line['commit'][:10]}`",
+                line["python"],
+                f"{line['seeds']:,}",
+                ", ".join(f"{first:,}" for first in firsts),
+                f"{sum(line['faults'].values()):,}",
+                f"{line['simulated_s'] / 3600:,.1f}",
+                ", ".join(f"{count:,} {name}" for name, count in line["progress"].items()),
+                f"{line['cpu_s'] / 60:,.0f} min",
+                str(line["violations"]),
+            )
+        )
+    return _table(head, rows)
+
+
+def _faults(hunts: list[dict[str, Any]]) -> str:
+    rooms = sorted({line["room"] for line in hunts})
+    kinds = sorted({kind for line in hunts for kind in line["faults"]})
+    rows = []
+    for kind in kinds:
+        counts = [sum(h["faults"].get(kind, 0) for h in hunts if h["room"] == room) for room in rooms]
+        rows.append((kind, *(f"{n:,}" if n else "" for n in counts)))
+    return _table(("fault", *rooms), rows)
+
+
+def _mutants(mutants: dict[str, Any]) -> str:
+    head = ("invariant", "planted defect", "room", "style", "first seed", "CPU s")
+    rows = [
+        (
+            row["invariant"] or "NOT CAUGHT",
+            row["name"],
+            row["room"],
+            row["style"],
+            str(row["seed"]),
+            f"{row['cpu_s']:.2f}",
+        )
+        for row in sorted(mutants["rows"], key=lambda row: (row["room"], row["invariant"], row["name"]))
+    ]
+    if not rows:
+        return _table(head, rows)
+    slowest = max(row["cpu_s"] for row in mutants["rows"])
+    said = f"{len(rows)} planted defects, the slowest caught after {slowest:.1f} CPU seconds"
+    return f"{said} (commit `{mutants['commit'][:10]}`, Python {mutants['python']}).\n\n{_table(head, rows)}"
+
+
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def markers(name: str) -> tuple[str, str]:
+    """What stands before and after a table in the page."""
+    return f"<!-- {name}: rendered from tests/simulation/record.json -->", f"<!-- {name}: end -->"
+
+
+def between(page: str, name: str) -> str:
+    """The text that stands in a table's place. Raises ValueError if its markers do not."""
+    begin, end = markers(name)
+    return page[page.index(begin) + len(begin) : page.index(end)].strip()
+
+
+def rendered(page: str, kept: dict[str, Any]) -> str:
+    """The page with its tables made anew."""
+    for name, table in render(kept).items():
+        begin, end = markers(name)
+        before, _, rest = page.partition(begin)
+        _, _, after = rest.partition(end)
+        page = f"{before}{begin}\n\n{table}\n\n{end}{after}"
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(rendered(PAGE.read_text(), load(RECORD)))
