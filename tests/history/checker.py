@@ -1,0 +1,402 @@
+"""Judges the history of one stream: S1-S9 and S11 of the reliability notes, each by its name (verdict.py KINDS).
+
+The law of this file: nothing is assumed of the service. An append without an answer is never counted as written nor as
+not written: it may be at one place, and all readers must agree on it. A demand is made only where a reader came past,
+or was shown the tail after the acknowledgement. The method: one merge into a master order, then linear passes; real
+time by prefix maxima (Jepsen's and Porcupine's checkers for logs work the same way).
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+
+from dlog.log.note import is_note
+from dlog.wire.entry import CONTROL_PAYLOAD, END_OF_STREAM_PAYLOAD
+from tests.history.master import Join, Master, master_of
+from tests.history.notes import (
+    NEVER,
+    NOWHERE,
+    End,
+    History,
+    Outcome,
+    Reader,
+    Start,
+    dlsn_of,
+    entry_of,
+    segment_of,
+)
+from tests.history.verdict import Verdict
+
+_BEYOND_ALL = 1 << 63  # a place after every other
+
+
+def check(history: History) -> Verdict:
+    """The verdict on everything noted so far. May be called at any time; it changes nothing."""
+    return _Judge(history).judge()
+
+
+class _Steps:
+    """A maximum over time: what the highest value was strictly before an instant."""
+
+    def __init__(self, events: Iterable[tuple[int, int]]) -> None:
+        self._times = array("q")
+        self._tops = array("q")
+        top = NOWHERE
+        for time, value in events:
+            if value > top:
+                top = value
+                self._times.append(time)
+                self._tops.append(top)
+
+    def before(self, time: int) -> int:
+        index = bisect_left(self._times, time)
+        return self._tops[index - 1] if index else NOWHERE
+
+
+class _Judge:
+    def __init__(self, history: History) -> None:
+        self.history = history
+        self.verdict = Verdict()
+        self.rows: list[Sequence[int] | range] = [self._forward(reader) for reader in history.readers]
+        self.master: Master
+        self.join: Join
+
+    def judge(self) -> Verdict:
+        history, verdict = self.history, self.verdict
+        self._count()
+        self.master = master_of(history.appends, list(zip(history.readers, self.rows, strict=True)), verdict)
+        self.join = Join(self.master, history.appends, self._is_given, verdict)
+        by_answer = sorted(self._acknowledged(), key=history.appends.answered.__getitem__)
+        self.acked = _Steps((history.appends.answered[op], self._last_place(op)) for op in by_answer)
+        self._txids()
+        self._owners()
+        self._truncations()
+        spans = [self._reader(number) for number in range(len(history.readers))]
+        self._coverage(sorted(span for span in spans if span is not None))
+        self._order_in_time()
+        self._deliveries_in_time()
+        return verdict
+
+    # ---- counts -----------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        verdict, appends = self.verdict, self.history.appends
+        for op, count in enumerate(appends.count):
+            verdict.invoked += count
+            match appends.outcome[op]:
+                case Outcome.OK:
+                    verdict.acknowledged += count
+                case Outcome.FAILED:
+                    verdict.failed += count
+                case _:
+                    verdict.unknown += count
+        verdict.readers = len(self.history.readers)
+        verdict.delivered = sum(sum(reader.count) for reader in self.history.readers)
+
+    def _acknowledged(self) -> Iterator[int]:
+        """Operations with a place that was told."""
+        appends = self.history.appends
+        return (op for op in range(len(appends)) if appends.place[op] != NOWHERE and appends.outcome[op] == Outcome.OK)
+
+    def _last_place(self, op: int) -> int:
+        return self.history.appends.place[op] + self.history.appends.count[op] - 1
+
+    # ---- one reader by itself: S4, S8 -------------------------------------------------------------------------------
+
+    def _forward(self, reader: Reader) -> Sequence[int] | range:
+        """Indices of the runs that go forward; all others are told of."""
+        end = NOWHERE
+        good: list[int] | None = None
+        for index, place in enumerate(reader.place):
+            if place < end:
+                if good is None:
+                    good = list(range(index))
+                self._backward(reader, index, good)
+                continue
+            if good is not None:
+                good.append(index)
+            end = place + reader.count[index]
+        for place, _, payload in reader.strange:
+            where = dlsn_of(place) if place != NOWHERE else "no place"
+            if is_note(payload) or payload in (CONTROL_PAYLOAD, END_OF_STREAM_PAYLOAD):
+                self.verdict.breach("control", f"{reader.name} was given {payload[:20]!r} at {where}")
+            else:
+                self.verdict.breach("invented", f"{reader.name} was given {payload[:32]!r} at {where}")
+        return range(len(reader.place)) if good is None else good
+
+    def _backward(self, reader: Reader, index: int, good: list[int]) -> None:
+        producer, first, count = reader.producer[index], reader.first[index], reader.count[index]
+        again = any(
+            reader.producer[i] == producer
+            and reader.first[i] < first + count
+            and first < reader.first[i] + reader.count[i]
+            for i in good
+        )
+        self.verdict.breach(
+            "duplicated" if again else "reordered",
+            f"{reader.name} was given {producer}#{first} at {dlsn_of(reader.place[index])} after "
+            f"{dlsn_of(reader.place[index - 1])}",
+            count,
+        )
+
+    def _is_given(self, place: int) -> bool:
+        """Whether any reader was given the record at this place."""
+        for reader, rows in zip(self.history.readers, self.rows, strict=True):
+            index = bisect_left(rows, place + 1, key=reader.place.__getitem__) - 1
+            if index >= 0 and reader.place[rows[index]] + reader.count[rows[index]] > place:
+                return True
+        return False
+
+    # ---- S7, S6, S9 -------------------------------------------------------------------------------------------------
+
+    def _txids(self) -> None:
+        last, where = -1, NOWHERE
+        for index, txid in enumerate(self.master.txid):
+            if 0 <= txid < last:
+                here = dlsn_of(self.master.place[index])
+                self.verdict.breach("txid", f"{txid} at {here} after {last} at {dlsn_of(where)}")
+            if txid >= last:
+                last, where = txid, self.master.place[index]
+        appends = self.history.appends
+        for op, asked in enumerate(appends.asked_txid):
+            if asked >= 0 and appends.txid[op] >= 0 and appends.txid[op] != asked:
+                self.verdict.breach("txid", f"asked for {asked}, told {appends.txid[op]}")
+
+    def _owners(self) -> None:
+        appends = self.history.appends
+        epochs: dict[int, set[int]] = {}
+        for segment, epoch in self.history.owners:
+            epochs.setdefault(segment, set()).add(epoch)
+        for op in self._acknowledged():
+            if appends.epoch[op] and not appends.repeated[op]:
+                epochs.setdefault(segment_of(appends.place[op]), set()).add(appends.epoch[op])
+        newest = 0
+        for segment in sorted(epochs):
+            if len(epochs[segment]) > 1:
+                self.verdict.breach("rivalled", f"segment {segment} has owners {sorted(epochs[segment])}")
+            elif min(epochs[segment]) < newest:
+                self.verdict.breach("rivalled", f"segment {segment} is epoch {min(epochs[segment])}'s, after {newest}")
+            newest = max(newest, *epochs[segment])
+
+    def _truncations(self) -> None:
+        told = sorted((t.answered, t.kept) for t in self.history.truncations if t.answered != NEVER)
+        self.kept = _Steps(told)
+        for truncation in self.history.truncations:
+            if truncation.kept > truncation.place:
+                wanted, kept = dlsn_of(truncation.place), dlsn_of(truncation.kept)
+                self.verdict.breach("truncated", f"asked to let go what is before {wanted}, kept from {kept} on")
+            before = self.kept.before(truncation.invoked)
+            if NOWHERE < truncation.kept < before:
+                self.verdict.breach("revived", f"kept from {dlsn_of(truncation.kept)} on after {dlsn_of(before)}")
+        self.asked = _Steps(sorted((t.invoked, t.place) for t in self.history.truncations))
+        beginners = [
+            (reader.at[0], reader.place[0])
+            for reader in self.history.readers
+            if reader.start.kind is Start.START and reader.place
+        ]
+        self.begun = _Steps(sorted(beginners))
+
+    # ---- a reader against the order: S2, S4, S9, S11 ----------------------------------------------------------------
+
+    def _reader(self, number: int) -> tuple[int, int] | None:
+        """Judge one reader; the span of places that it answers for."""
+        reader, rows = self.history.readers[number], self.rows[number]
+        begin = reader.place[rows[0]] if rows else NOWHERE
+        end = reader.place[rows[-1]] + reader.count[rows[-1]] if rows else NOWHERE
+        known = reader.at[rows[0]] if rows else reader.ended
+        gone = self.asked.before(known)  # what lies before may have been let go by then
+        due = self._due(reader, begin)
+        if begin != NOWHERE:
+            self._begins(reader, begin, due)
+        if reader.end is End.TRUNCATED:
+            at = max(end, reader.start.value if reader.start.kind is Start.DLSN else NOWHERE)
+            if self.asked.before(reader.ended) <= at:
+                self.verdict.breach("truncated", f"{reader.name} was told so at {dlsn_of(max(at, 0))}")
+        elif reader.end is End.DAMAGED:
+            self.verdict.breach("damaged", f"{reader.name} after {dlsn_of(max(end, 0))}")
+        low = max(due, min(gone, begin) if begin != NOWHERE else gone)
+        high = end
+        if reader.end is End.TAIL:
+            high = max(end, self.acked.before(reader.opened) + 1)
+        if high <= low or (begin == NOWHERE and reader.start.kind is Start.TAIL):
+            return None
+        self._walk(reader, rows, low, high, begin)
+        return low, high
+
+    def _due(self, reader: Reader, begin: int) -> int:
+        """The place from which on the reader answers for everything."""
+        match reader.start.kind:
+            case Start.START:
+                return 0
+            case Start.DLSN:
+                return reader.start.value
+            case Start.TXID:
+                index = self._first_txid(reader.start.value)
+                return self.master.place[index] if index < len(self.master) else max(begin, _BEYOND_ALL)
+            case _:
+                return begin
+
+    def _first_txid(self, txid: int) -> int:
+        """Index of the first run with this txid or above. Txids do not fall, or it is told of elsewhere."""
+        return bisect_left(self.master.txid, txid)
+
+    def _begins(self, reader: Reader, begin: int, due: int) -> None:
+        first = reader.place.index(begin)
+        match reader.start.kind:
+            case Start.DLSN if begin < due:
+                self.verdict.breach("misled", f"{reader.name} asked for {dlsn_of(due)} and began at {dlsn_of(begin)}")
+            case Start.TXID if 0 <= reader.txid[first] < reader.start.value:
+                self.verdict.breach(
+                    "misled", f"{reader.name} asked for txid {reader.start.value} and began at {reader.txid[first]}"
+                )
+            case Start.TAIL if begin <= self.acked.before(reader.opened):
+                self.verdict.breach(
+                    "misled", f"{reader.name} asked for news and began at {dlsn_of(begin)}, which is old"
+                )
+            case Start.START:
+                floor = max(self.kept.before(reader.opened), self.begun.before(reader.opened))
+                if begin < floor:
+                    self.verdict.breach("revived", f"{reader.name} began at {dlsn_of(begin)}, before {dlsn_of(floor)}")
+
+    def _walk(self, reader: Reader, rows: Sequence[int] | range, low: int, high: int, begin: int) -> None:
+        """Everything of the order in [low, high) must have been given to this reader."""
+        master, places, counts = self.master, reader.place, reader.count
+        at, last = 0, len(rows)
+        for index in range(master.at(low), len(master)):
+            place = max(low, master.place[index])
+            stop = min(high, master.place[index] + master.count[index])
+            if place >= high:
+                return
+            while place < stop:
+                while at < last and places[rows[at]] + counts[rows[at]] <= place:
+                    at += 1
+                given = places[rows[at]] if at < last else high
+                if given <= place:
+                    place = min(stop, given + counts[rows[at]])
+                else:
+                    upto = min(stop, given)
+                    self._missing(reader, index, place, upto, begin)
+                    place = upto
+
+    def _missing(self, reader: Reader, index: int, place: int, stop: int, begin: int) -> None:
+        """[place, stop) of a run of the order was not given to a reader that answers for it."""
+        appends, run = self.history.appends, self.master.run(index)
+        sought = reader.start.kind in (Start.DLSN, Start.TXID) and begin != NOWHERE and place < begin
+        while place < stop:
+            sequence = run.first + place - run.place
+            op = self._op(run.producer, sequence)
+            upto = stop
+            acknowledged = False
+            if op is not None:
+                upto = min(stop, place + appends.first[op] + appends.count[op] - sequence)
+                acknowledged = appends.outcome[op] == Outcome.OK
+            if not self.join.is_doubled(run.producer, sequence):
+                kind = "misled" if sought else "lost" if acknowledged else "skipped"
+                self.verdict.breach(
+                    kind, f"{reader.name} was not given {run.producer}#{sequence} at {dlsn_of(place)}", upto - place
+                )
+            place = upto
+
+    def _op(self, producer: int, sequence: int) -> int | None:
+        appends = self.history.appends
+        ops = appends.of_producer.get(producer)
+        if not ops:
+            return None
+        index = bisect_left(ops, sequence + 1, key=appends.first.__getitem__) - 1
+        if index < 0 or sequence >= appends.first[ops[index]] + appends.count[ops[index]]:
+            return None
+        return ops[index]
+
+    # ---- what was read, and what was not ----------------------------------------------------------------------------
+
+    def _coverage(self, spans: list[tuple[int, int]]) -> None:
+        """Acknowledged and beyond every reader; batches of which a part is missing where readers came past."""
+        appends, join = self.history.appends, self.join
+        joined: list[tuple[int, int]] = []
+        for low, high in spans:
+            if joined and low <= joined[-1][1]:
+                joined[-1] = (joined[-1][0], max(high, joined[-1][1]))
+            else:
+                joined.append((low, high))
+        gone = max((t.place for t in self.history.truncations), default=NOWHERE)
+        for op in range(len(appends)):
+            outcome, count, got = appends.outcome[op], appends.count[op], join.got[op]
+            if outcome == Outcome.UNKNOWN and got:
+                self.verdict.unknown_found += got
+            place = appends.place[op] if appends.place[op] != NOWHERE else join.found[op]
+            if place == NOWHERE:
+                if outcome == Outcome.OK and not self.history.truncations and self._proved_absent(op):
+                    self.verdict.breach("lost", f"{appends.producer[op]}#{appends.first[op]} was acknowledged", count)
+                continue
+            index = bisect_left(joined, (place + 1,)) - 1
+            stop = joined[index][1] if index >= 0 else NOWHERE
+            if 0 < got < count and place + count <= stop and joined[index][0] <= place:
+                self.verdict.breach(
+                    "torn",
+                    f"of {appends.producer[op]}#{appends.first[op]} at {dlsn_of(place)} there are {got} of {count}",
+                )
+            if outcome == Outcome.OK and place >= gone:
+                self.verdict.unread += max(0, min(count, place + count - stop))
+
+    def _proved_absent(self, op: int) -> bool:
+        """Somebody read from the start to the tail after this was acknowledged."""
+        answered = self.history.appends.answered[op]
+        return any(
+            reader.start.kind is Start.START and reader.end is End.TAIL and reader.opened > answered
+            for reader in self.history.readers
+        )
+
+    # ---- time: S5, S8 -----------------------------------------------------------------------------------------------
+
+    def _order_in_time(self) -> None:
+        """What was asked for after another was answered or read lies after it. A producer's: in its order."""
+        appends, found = self.history.appends, self.join.found
+        read = _Steps(
+            sorted(
+                (reader.at[i], reader.place[i] + reader.count[i] - 1)
+                for reader, rows in zip(self.history.readers, self.rows, strict=True)
+                for i in rows
+            )
+        )
+        for op in range(len(appends)):
+            place = appends.place[op] if appends.place[op] != NOWHERE else found[op]
+            if place == NOWHERE:
+                continue
+            before = self.acked.before(appends.invoked[op])
+            if before > place:
+                self.verdict.breach(
+                    "overtaken", f"{self._name(op)} at {dlsn_of(place)} was asked after {dlsn_of(before)}"
+                )
+            seen = read.before(appends.invoked[op])
+            if seen > place:
+                self.verdict.breach(
+                    "early", f"{dlsn_of(seen)} was read before {self._name(op)} was asked for, at {dlsn_of(place)}"
+                )
+        for ops in appends.of_producer.values():
+            last = NOWHERE
+            for op in ops:
+                if appends.outcome[op] == Outcome.OK and appends.place[op] != NOWHERE:
+                    if appends.place[op] < last:
+                        self.verdict.breach("reordered", f"{self._name(op)} lies before what its producer wrote before")
+                    last = max(last, appends.place[op])
+
+    def _deliveries_in_time(self) -> None:
+        """Given before it was written, or beyond the LAC."""
+        appends = self.history.appends
+        lacs = {
+            segment: _Steps(sorted((at, entry) for at, s, entry in self.history.lacs if s == segment))
+            for segment in {s for _, s, _ in self.history.lacs}
+        }
+        for reader, rows in zip(self.history.readers, self.rows, strict=True):
+            for i in rows:
+                op = self._op(reader.producer[i], reader.first[i] + reader.count[i] - 1)
+                if op is not None and appends.invoked[op] > reader.at[i]:
+                    self.verdict.breach("early", f"{reader.name} was given {self._name(op)} before it was asked for")
+                steps = lacs.get(segment_of(reader.place[i])) if lacs else None
+                if steps is not None and steps.before(reader.at[i] + 1) < entry_of(reader.place[i]):
+                    self.verdict.breach("early", f"{reader.name} was given {dlsn_of(reader.place[i])} beyond the LAC")
+
+    def _name(self, op: int) -> str:
+        return f"{self.history.appends.producer[op]}#{self.history.appends.first[op]}"

@@ -1,0 +1,214 @@
+"""The one order of a stream, put together from all that was acknowledged and delivered.
+
+The law of this file: a place enters the order once, with the first record that somebody named for it; who names
+another record for it is told of. It is made by one merge of sorted columns, so its cost is that of the
+runs, not of the records.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+from tests.history.notes import NOWHERE, Appends, Outcome, Reader, Run, dlsn_of
+from tests.history.verdict import Verdict
+
+
+class Master:
+    """Runs by place, without overlap."""
+
+    def __init__(self) -> None:
+        self.place = array("q")
+        self.count = array("q")
+        self.producer = array("q")
+        self.first = array("q")
+        self.txid = array("q")
+
+    def __len__(self) -> int:
+        return len(self.place)
+
+    def run(self, index: int) -> Run:
+        return Run(self.place[index], self.count[index], self.producer[index], self.first[index], self.txid[index])
+
+    def at(self, place: int) -> int:
+        """Index of the first run that ends after this place."""
+        index = bisect_right(self.place, place) - 1
+        return index if index >= 0 and self.place[index] + self.count[index] > place else index + 1
+
+    def append(self, run: Run) -> None:
+        self.place.append(run.place)
+        self.count.append(run.records)
+        self.producer.append(run.producer)
+        self.first.append(run.first)
+        self.txid.append(run.txid)
+
+
+def master_of(appends: Appends, orders: Sequence[tuple[Reader, Sequence[int] | range]], verdict: Verdict) -> Master:
+    """Merge. orders: the readers, each with the indices of its runs that go forward. Tells of `diverged` and `txid`."""
+    master = Master()
+    sources = [_acknowledged(appends), *(_delivered(reader, rows) for reader, rows in orders)]
+    end = NOWHERE
+    for run in heapq.merge(*sources):
+        if run.place >= end:
+            master.append(run)
+            end = run.place + run.records
+            continue
+        _compare(master, run, verdict)
+        if run.place + run.records > end:
+            over = end - run.place
+            master.append(Run(end, run.records - over, run.producer, run.first + over, run.txid))
+            end = run.place + run.records
+    return master
+
+
+def _acknowledged(appends: Appends) -> Iterator[Run]:
+    """What producers were told, by place; neighbours joined."""
+    places, firsts, counts, producers, txids = (
+        appends.place,
+        appends.first,
+        appends.count,
+        appends.producer,
+        appends.txid,
+    )
+    told = [op for op in range(len(appends)) if places[op] > NOWHERE and appends.outcome[op] == Outcome.OK]
+    told.sort(key=places.__getitem__)
+    place, count, producer, first, txid = NOWHERE, 0, 0, 0, 0
+    for op in told:
+        if (
+            places[op] == place + count
+            and producers[op] == producer
+            and firsts[op] == first + count
+            and txids[op] == txid
+            and count
+        ):
+            count += counts[op]
+            continue
+        if count:
+            yield Run(place, count, producer, first, txid)
+        place, count, producer, first, txid = places[op], counts[op], producers[op], firsts[op], txids[op]
+    if count:
+        yield Run(place, count, producer, first, txid)
+
+
+def _delivered(reader: Reader, rows: Sequence[int] | range) -> Iterator[Run]:
+    if len(rows) == len(reader.place):
+        return reader.runs()
+    return (Run(reader.place[i], reader.count[i], reader.producer[i], reader.first[i], reader.txid[i]) for i in rows)
+
+
+def _compare(master: Master, run: Run, verdict: Verdict) -> None:
+    """A run over places that are in the order already: the same records, or it is told."""
+    index = len(master) - 1
+    begin, end = run.place, run.place + run.records
+    while index >= 0:
+        place = master.place[index]
+        stop = place + master.count[index]
+        if stop <= begin:
+            return
+        low, high = max(begin, place), min(end, stop)
+        if low < high:
+            same = (
+                master.producer[index] == run.producer
+                and master.first[index] + low - place == run.first + low - run.place
+            )
+            if not same:
+                known = master.run(index)
+                verdict.breach(
+                    "diverged",
+                    f"at {dlsn_of(low)} lie {_said(known, low)} and {_said(run, low)}",
+                    high - low,
+                )
+            elif run.txid >= 0 and master.txid[index] != run.txid:
+                if master.txid[index] >= 0:
+                    verdict.breach("txid", f"{dlsn_of(low)} has txid {run.txid} and {master.txid[index]}")
+                else:
+                    master.txid[index] = run.txid
+        if place <= begin:
+            return
+        index -= 1
+
+
+def _said(run: Run, place: int) -> str:
+    return f"{run.producer}#{run.first + place - run.place}"
+
+
+class Join:
+    """Which operations the records of the order are of. found: where an operation begins; got: how many of its records
+    there are. doubled: (producer, first, count) that are there more than once, or not where they were said to be."""
+
+    def __init__(self, master: Master, appends: Appends, is_given: Callable[[int], bool], verdict: Verdict) -> None:
+        self.found = array("q", [NOWHERE]) * len(appends)
+        self.got = array("q", [0]) * len(appends)
+        self.doubled: list[tuple[int, int, int]] = []
+        self._master = master
+        self._appends = appends
+        self._is_given = is_given
+        self._verdict = verdict
+        of_producer: dict[int, list[int]] = {}
+        for index, producer in enumerate(master.producer):
+            of_producer.setdefault(producer, []).append(index)
+        for producer, runs in of_producer.items():
+            runs.sort(key=master.first.__getitem__)
+            self._repeats(producer, runs)
+            self._join(producer, runs)
+
+    def is_doubled(self, producer: int, sequence: int) -> bool:
+        return any(p == producer and first <= sequence < first + count for p, first, count in self.doubled)
+
+    def _repeats(self, producer: int, runs: list[int]) -> None:
+        """Records at two places: `misplaced` if one of them was only promised, else `duplicated`."""
+        master, verdict = self._master, self._verdict
+        last = -1
+        end = -1
+        for index in runs:
+            first, count = master.first[index], master.count[index]
+            if first < end:
+                both = min(end, first + count) - first
+                one = master.place[last] + first - master.first[last]
+                other = master.place[index]
+                self.doubled.append((producer, first, both))
+                kind = "duplicated" if self._is_given(one) and self._is_given(other) else "misplaced"
+                verdict.breach(kind, f"{producer}#{first} is at {dlsn_of(one)} and at {dlsn_of(other)}", both)
+            if first + count > end:
+                last, end = index, first + count
+
+    def _join(self, producer: int, runs: list[int]) -> None:
+        master, appends, verdict = self._master, self._appends, self._verdict
+        ops = appends.of_producer.get(producer, array("q"))
+        firsts, counts = appends.first, appends.count
+        at = 0
+        for index in runs:
+            place, sequence = master.place[index], master.first[index]
+            end = sequence + master.count[index]
+            while at and firsts[ops[at - 1]] + counts[ops[at - 1]] > sequence:
+                at -= 1  # this run begins within the one before it
+            while at < len(ops) and firsts[ops[at]] + counts[ops[at]] <= sequence:
+                at += 1
+            while sequence < end:
+                op = ops[at] if at < len(ops) else -1
+                begins = firsts[op] if op >= 0 else end
+                if begins > sequence:
+                    stop = min(begins, end)
+                    verdict.breach(
+                        "invented", f"nobody wrote {producer}#{sequence} at {dlsn_of(place)}", stop - sequence
+                    )
+                    place, sequence = place + stop - sequence, stop
+                    continue
+                stop = min(end, begins + counts[op])
+                begin = place - (sequence - begins)
+                if self.found[op] == NOWHERE:
+                    self.found[op] = begin
+                elif self.found[op] != begin and not self.is_doubled(producer, sequence):
+                    verdict.breach(
+                        "torn", f"{producer}#{begins} lies at {dlsn_of(self.found[op])}, a part at {dlsn_of(place)}"
+                    )
+                self.got[op] += stop - sequence
+                if appends.outcome[op] == Outcome.FAILED:
+                    verdict.breach(
+                        "resurrected", f"{producer}#{sequence} was refused and is at {dlsn_of(place)}", stop - sequence
+                    )
+                place, sequence = place + stop - sequence, stop
+                if sequence == begins + counts[op]:
+                    at += 1

@@ -1,0 +1,286 @@
+"""The notes of one stream's history, as columns: what was asked, answered, delivered, truncated, owned.
+
+The law of this file: it notes and judges nothing, but for misuse by the one who notes (AssertionError). A place is kept
+as one integer, so that order of places is order of integers and the places of a batch are consecutive ones.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from dlog.model.dlsn import DLSN, of
+from loadtest.records import RECORD_BYTES_MIN
+
+_ENTRY_BITS, _SLOT_BITS = 28, 20
+_SEGMENTS, _ENTRIES, _SLOTS = 1 << 15, 1 << _ENTRY_BITS, 1 << _SLOT_BITS
+NOWHERE = -1  # the place of what has none, or none that was told
+NEVER = -1  # the time of what has not happened
+_HEAD = struct.Struct(">IIQ")
+
+
+class Outcome(enum.IntEnum):
+    """Of an append. What has not been answered is unknown."""
+
+    UNKNOWN = 0
+    OK = 1
+    FAILED = 2  # certainly not written
+
+
+class Start(enum.IntEnum):
+    """Where a reader asked to begin."""
+
+    START = 0
+    TAIL = 1
+    DLSN = 2
+    TXID = 3
+
+
+class End(enum.IntEnum):
+    """Why a reader delivers no more."""
+
+    OPEN = 0  # it does not end, or gave up: nothing follows from it
+    TAIL = 1  # it was shown the tail as of its opening
+    TRUNCATED = 2  # it was told that its place was truncated
+    DAMAGED = 3  # it was told that an entry cannot be read
+
+
+class Position(NamedTuple):
+    """What a reader asked for: a place as an integer, or a txid."""
+
+    kind: Start
+    value: int = 0
+
+
+def start_at(kind: str, value: DLSN | int | None = None) -> Position:
+    """A reader's start: "start", "tail", "dlsn" with a DLSN, "txid" with a number."""
+    at = Start[kind.upper()]
+    if at is Start.DLSN:
+        assert isinstance(value, DLSN)
+        return Position(at, place_of(value))
+    return Position(at, int(value) if at is Start.TXID and not isinstance(value, DLSN | None) else 0)
+
+
+def place_of(dlsn: DLSN) -> int:
+    """A place as an integer. Slots and entries beyond what a segment can hold count as its end (a seek may ask)."""
+    segment, entry, slot = dlsn
+    if segment <= 0:
+        return NOWHERE
+    assert segment < _SEGMENTS, "so many segments no history has"
+    if entry >= _ENTRIES:
+        return ((segment + 1 << _ENTRY_BITS) << _SLOT_BITS) - 1
+    return ((segment << _ENTRY_BITS) + max(entry, 0) << _SLOT_BITS) + min(max(slot, 0), _SLOTS - 1)
+
+
+def dlsn_of(place: int) -> DLSN:
+    """The DLSN again."""
+    return of(place >> _ENTRY_BITS + _SLOT_BITS, place >> _SLOT_BITS & _ENTRIES - 1, place & _SLOTS - 1)
+
+
+def segment_of(place: int) -> int:
+    return place >> _ENTRY_BITS + _SLOT_BITS
+
+
+def entry_of(place: int) -> int:
+    return place >> _SLOT_BITS & _ENTRIES - 1
+
+
+class Run(NamedTuple):
+    """Records of one producer with consecutive sequences, in consecutive slots of one entry."""
+
+    place: int
+    records: int
+    producer: int
+    first: int
+    txid: int
+
+    @property
+    def end(self) -> int:
+        return self.place + self.records
+
+
+class Reader:
+    """What one reader was given, as columns of runs in the order delivered."""
+
+    def __init__(self, name: str, start: Position, at: int) -> None:
+        self.name = name
+        self.start = start
+        self.opened = at
+        self.ended = NEVER
+        self.end = End.OPEN
+        self.place = array("q")
+        self.count = array("q")
+        self.producer = array("q")
+        self.first = array("q")
+        self.txid = array("q")
+        self.at = array("q")
+        self.strange: list[tuple[int, int, bytes]] = []  # place, time, beginning of what is no record of ours
+
+    def runs(self) -> Iterator[Run]:
+        return map(Run, self.place, self.count, self.producer, self.first, self.txid)
+
+
+class Appends:
+    """Operations as columns; an operation is its index."""
+
+    def __init__(self) -> None:
+        self.producer = array("q")
+        self.first = array("q")
+        self.count = array("q")
+        self.invoked = array("q")
+        self.answered = array("q")
+        self.outcome = array("b")
+        self.place = array("q")
+        self.asked_txid = array("q")
+        self.txid = array("q")
+        self.epoch = array("q")
+        self.repeated = array("b")
+        self.of_producer: dict[int, array[int]] = {}  # operations of each, by sequence
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+
+class Truncation(NamedTuple):
+    """place: asked to let go what lies before. kept: the first place kept, as told; NOWHERE without an answer."""
+
+    place: int
+    invoked: int
+    answered: int
+    kept: int
+
+
+class History:
+    """Notes on one stream. Times in ns of one clock."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self.appends = Appends()
+        self.readers: list[Reader] = []
+        self.truncations: list[Truncation] = []
+        self.lacs: list[tuple[int, int, int]] = []  # time, segment, entry
+        self.owners: list[tuple[int, int]] = []  # segment, epoch
+
+    # ---- appends ----------------------------------------------------------------------------------------------------
+
+    def invoke(self, producer: int, first: int, count: int, at: int, txid: int | None = None) -> int:
+        """A batch is handed to the client: records first..first+count-1 of this producer. Returns the operation."""
+        appends = self.appends
+        op = len(appends)
+        mine = appends.of_producer.setdefault(producer, array("q"))
+        if mine:
+            last = mine[-1]
+            assert first >= appends.first[last] + appends.count[last], "a producer's sequences grow"
+        mine.append(op)
+        appends.producer.append(producer)
+        appends.first.append(first)
+        appends.count.append(count)
+        appends.invoked.append(at)
+        appends.answered.append(NEVER)
+        appends.outcome.append(Outcome.UNKNOWN)
+        appends.place.append(NOWHERE)
+        appends.asked_txid.append(-1 if txid is None else txid)
+        appends.txid.append(-1)
+        appends.epoch.append(0)
+        appends.repeated.append(0)
+        return op
+
+    def ok(self, op: int, at: int, dlsn: DLSN, txid: int = -1, *, epoch: int = 0, duplicate: bool = False) -> None:
+        """Acknowledged at this place (DLSN_INVALID: the log has forgotten where). txid -1: not told. epoch: of the
+        owner that said so, 0 if not known. duplicate: it was there already, and this owner may not have written it."""
+        self.ok_at(op, at, place_of(dlsn), txid, epoch=epoch, duplicate=duplicate)
+
+    def ok_at(self, op: int, at: int, place: int, txid: int, *, epoch: int = 0, duplicate: bool = False) -> None:
+        """As `ok`, with the place as an integer."""
+        appends = self.appends
+        self._answer(op, at, Outcome.OK)
+        appends.place[op] = place
+        appends.txid[op] = txid
+        appends.epoch[op] = epoch
+        appends.repeated[op] = duplicate
+
+    def failed(self, op: int, at: int) -> None:
+        """Certainly not written, and never will be."""
+        self._answer(op, at, Outcome.FAILED)
+
+    def unknown(self, op: int, at: int) -> None:
+        """Given up: written or not, now or later. The same as no answer."""
+        self._answer(op, at, Outcome.UNKNOWN)
+
+    def _answer(self, op: int, at: int, outcome: Outcome) -> None:
+        assert self.appends.answered[op] == NEVER, "an operation is answered once"
+        self.appends.answered[op] = at
+        self.appends.outcome[op] = outcome
+
+    # ---- readers ----------------------------------------------------------------------------------------------------
+
+    def open(self, name: str, start: Position, at: int) -> int:
+        """A read begins. It is one for as long as the client continues it, whoever serves it. Returns the reader."""
+        self.readers.append(Reader(name, start, at))
+        return len(self.readers) - 1
+
+    def delivered(self, reader: int, at: int, dlsn: DLSN, txid: int, payloads: Sequence[bytes]) -> None:
+        """Given to the application: these payloads, at `dlsn` and the slots after it."""
+        begin = place_of(dlsn)
+        for slot, count, producer, first in runs_of(payloads):
+            if producer < 0:
+                self.strange(reader, at, begin + slot, bytes(payloads[slot][:64]))
+            else:
+                self.run(reader, at, Run(begin + slot, count, producer, first, txid))
+
+    def run(self, reader: int, at: int, run: Run) -> None:
+        """As `delivered`, of payloads that were looked at already."""
+        notes = self.readers[reader]
+        notes.place.append(run.place)
+        notes.count.append(run.records)
+        notes.producer.append(run.producer)
+        notes.first.append(run.first)
+        notes.txid.append(run.txid)
+        notes.at.append(at)
+
+    def strange(self, reader: int, at: int, place: int, payload: bytes) -> None:
+        """Given to the application, and no record that says who wrote it."""
+        self.readers[reader].strange.append((place, at, payload))
+
+    def end(self, reader: int, at: int, end: End) -> None:
+        """The read is over."""
+        self.readers[reader].ended = at
+        self.readers[reader].end = end
+
+    # ---- the rest ---------------------------------------------------------------------------------------------------
+
+    def truncate(self, dlsn: DLSN, invoked: int, answered: int = NEVER, kept: DLSN | None = None) -> None:
+        """A truncation to `dlsn` was asked for; kept: the first place kept, as the answer told, if one came."""
+        told = NOWHERE if kept is None else place_of(kept)
+        self.truncations.append(Truncation(place_of(dlsn), invoked, answered, told))
+
+    def confirmed(self, segment: int, entry: int, at: int) -> None:
+        """The LAC of a segment moved to `entry`, as one who sees it knows. Note all of a segment's, or none."""
+        self.lacs.append((at, segment, entry))
+
+    def owner(self, segment: int, epoch: int) -> None:
+        """The owner with this epoch appends to this segment."""
+        self.owners.append((segment, epoch))
+
+
+def runs_of(payloads: Sequence[bytes]) -> Iterator[tuple[int, int, int, int]]:
+    """(index, count, producer, first sequence) of the runs in these payloads; producer -1 where one does not verify."""
+    unpack, crc32 = _HEAD.unpack_from, zlib.crc32
+    begin, owner, first, following = 0, -2, 0, 0
+    for index, payload in enumerate(payloads):
+        producer, sequence = -1, 0
+        if len(payload) >= RECORD_BYTES_MIN:
+            crc, producer, sequence = unpack(payload)
+            if crc32(payload[4:RECORD_BYTES_MIN], crc32(payload[RECORD_BYTES_MIN:])) != crc:
+                producer = -1
+        if producer < 0 or producer != owner or sequence != following:
+            if index > begin:
+                yield begin, index - begin, owner, first
+            begin, owner, first = index, producer, sequence
+        following = sequence + 1
+    if payloads:
+        yield begin, len(payloads) - begin, owner, first
