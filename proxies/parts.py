@@ -5,12 +5,14 @@ The law of this room: each part is opened here, once, and closed here, in the re
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import random
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from dlog.io.bookie_client import BookieClient
-from dlog.io.ledgers import Ledgers, resolver
+from dlog.events import Event
+from dlog.io.bookie_client import BookieClient, BookieClientOptions
+from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import Metadata
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.stores.contract import SegmentStore
@@ -26,14 +28,29 @@ class Parts:
     stores: Mapping[str, SegmentStore]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """Bounds of the parts that no flag tells."""
+
+    session_timeout_s: float = 10.0
+    bookies: BookieClientOptions = field(default_factory=BookieClientOptions)
+    ledgers: LedgersOptions = field(default_factory=LedgersOptions)
+
+
+TUNING = Tuning()
+
+
 @asynccontextmanager
-async def opened(options: serving.ServingOptions) -> AsyncIterator[Parts]:
+async def opened(
+    options: serving.ServingOptions, *, tell: Callable[[Event], None], rng: random.Random, tuning: Tuning = TUNING
+) -> AsyncIterator[Parts]:
     """All parts, open while the scope lasts. Raises MetadataUnavailableError, ConfigError."""
-    rng = serving.seeded()
     async with (
-        await ZooKeeperMetadata.connect(options.zookeeper, options.namespace, rng=rng) as metadata,
-        BookieClient(resolver(metadata), rng=rng, on_event=serving.tell) as bookies,
-        Ledgers(metadata, bookies, rng=rng, on_event=serving.tell) as ledgers,
+        await ZooKeeperMetadata.connect(
+            options.zookeeper, options.namespace, session_timeout_s=tuning.session_timeout_s, rng=rng
+        ) as metadata,
+        BookieClient(resolver(metadata), rng=rng, options=tuning.bookies, on_event=tell) as bookies,
+        Ledgers(metadata, bookies, rng=rng, options=tuning.ledgers, on_event=tell) as ledgers,
     ):
         store = LedgerStore(ledgers)
         try:

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from dlog.io import process
-from proxies import parts, serving
+from proxies import serving
+from proxies.read import life
 from proxies.read.options import ReadOptions
 from proxies.read.server import ReadProxy
 
@@ -18,14 +19,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     async def live() -> int:
         options = serving.configure("read", ReadOptions, flags)
         stop = process.stop_event(serving.tell)
-        async with serving.metrics_endpoint(options.metrics_port), parts.opened(options) as opened:
-            proxy = ReadProxy(options, opened.metadata, opened.stores)
 
-            def ready(name: str, address: str) -> None:
-                proxy.meters().expose()
-                process.ready("read", name, address)
+        def ready(proxy: ReadProxy) -> None:
+            proxy.meters().expose()
+            process.ready("read", proxy.id, proxy.address)
 
-            await proxy.run(stop, ready)
+        async with serving.metrics_endpoint(options.metrics_port):
+            await life.live(options, stop, ready)
         return 0
 
     return process.run(live)

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Sequence
 
 from dlog.io import process
-from proxies import parts, serving
+from proxies import serving
+from proxies.write import life
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 
@@ -18,14 +19,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     async def live() -> int:
         options = serving.configure("write", WriteOptions, flags)
         stop = process.stop_event(serving.tell)
-        async with serving.metrics_endpoint(options.metrics_port), parts.opened(options) as opened:
-            proxy = WriteProxy(options, opened.metadata, opened.stores)
 
-            def ready(name: str, address: str) -> None:
-                proxy.meters().expose()
-                process.ready("write", name, address)
+        def ready(proxy: WriteProxy) -> None:
+            proxy.meters().expose()
+            process.ready("write", proxy.id, proxy.address)
 
-            await proxy.run(stop, ready)
+        async with serving.metrics_endpoint(options.metrics_port):
+            await life.live(options, stop, ready)
         return 0
 
     return process.run(live)
