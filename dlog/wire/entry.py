@@ -212,15 +212,30 @@ def parse_record_set(payload: Buffer) -> list[bytes]:
 
 
 def record_set_count(payload: Buffer) -> int:
-    """How many records a set says it holds, checked against what its size allows. Raises DamagedError."""
+    """How many records a set says it holds. Raises DamagedError.
+
+    All of the head is judged: by its own bounds, and against the bytes that are there. A set that passes fails later
+    only if its records do not add up inside.
+    """
+    return _set_head(payload)[0]
+
+
+def record_set_bytes(payload: Buffer) -> int:
+    """How many bytes a set will hold once it is opened, judged like its count. Raises DamagedError."""
+    return _set_head(payload)[1]
+
+
+def _set_head(payload: Buffer) -> tuple[int, int]:
+    """(count, decompressed bytes)."""
     if len(payload) < _SET.size:
         raise DamagedError(f"record set shorter than its head: bytes={len(payload)}")
-    meta, count, size, _ = _SET.unpack_from(payload)
+    meta, count, size, packed_size = _SET.unpack_from(payload)
     if meta & ~_CODEC_MASK != _SET_VERSION:
         raise DamagedError(f"record set version not known: meta={meta:#x}")
     if count < 0 or size < 0 or count > size // SET_RECORD_OVERHEAD or size > DECOMPRESSED_BYTES_MAX:
         raise DamagedError(f"record set count out of bounds: count={count} bytes={size}")
-    return int(count)
+    _check_sizes(meta & _CODEC_MASK, size, packed_size, len(payload) - _SET.size)
+    return count, size
 
 
 def _raw_records(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]:
@@ -236,17 +251,23 @@ def _raw_records(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]
         yield metadata & 0xFFFF, metadata >> 16 & 0xFFFF_FFFF, txid, view[start:at]
 
 
-def _unpacked(packed: memoryview, codec: int, size: int, packed_size: int) -> memoryview:
-    if packed_size != len(packed):
-        raise DamagedError(f"declared size is not what is there: declared={packed_size} bytes={len(packed)}")
+def _check_sizes(codec: int, size: int, packed_size: int, there: int) -> None:
+    """What is declared, against the bytes that are there; before anything is decompressed."""
+    if packed_size != there:
+        raise DamagedError(f"declared size is not what is there: declared={packed_size} bytes={there}")
     if codec == Codec.NONE:
         if size != packed_size:
             raise DamagedError(f"two sizes declared for the same bytes: {size} and {packed_size}")
-        return packed
-    if codec != Codec.LZ4:
+    elif codec != Codec.LZ4:
         raise DamagedError(f"codec not known: codec={codec}")
-    if not 0 <= size <= min(DECOMPRESSED_BYTES_MAX, len(packed) * _LZ4_RATIO_MAX):
-        raise DamagedError(f"declared size impossible for LZ4: declared={size} bytes={len(packed)}")
+    elif not 0 <= size <= min(DECOMPRESSED_BYTES_MAX, there * _LZ4_RATIO_MAX):
+        raise DamagedError(f"declared size impossible for LZ4: declared={size} bytes={there}")
+
+
+def _unpacked(packed: memoryview, codec: int, size: int, packed_size: int) -> memoryview:
+    _check_sizes(codec, size, packed_size, len(packed))
+    if codec == Codec.NONE:
+        return packed
     try:
         plain = lz4.block.decompress(packed, uncompressed_size=size)
     except lz4.block.LZ4BlockError as error:

@@ -26,7 +26,7 @@ from dlog.log.messages import BatchWritten, SealStream, TruncateBefore, WriteBat
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import Txid, stream_name
 from dlog.wire.digest import crc32c
-from dlog.wire.entry import record_set_count
+from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, record_set_bytes, record_set_count
 from dlog.wire.proxy import (
     Cancel,
     Create,
@@ -299,9 +299,11 @@ class WriteSession:
 def _check(m: Write) -> None:
     """What is stored under a wrong sum or count would be damaged for every reader: it does not get in."""
     try:
-        count = record_set_count(m.body)
+        count, size = record_set_count(m.body), record_set_bytes(m.body)
     except DamagedError as error:
         raise InvalidRequestError(f"the batch is not a record set: {error.message}") from None
+    if size + SET_OVERHEAD > RECORD_BYTES_MAX:
+        raise RecordTooLargeError(f"a batch has at most {RECORD_BYTES_MAX} bytes, opened too: bytes={size}")
     if count != m.count:
         raise InvalidRequestError(f"the batch holds another number of records: said={m.count} found={count}")
     if crc32c(m.body) != m.crc:
