@@ -195,9 +195,16 @@ class LeaseLostError(FencedError):
 
 
 class ProducerUnknownError(FencedError):
-    """The log no longer holds this producer's state, so a repeated batch cannot be told from a new one."""
+    """The log no longer holds this producer's state, so a repeated batch cannot be told from a new one.
+
+    since: segment and entry; whoever begins anew as another producer will write nothing below this place.
+    """
 
     code = 535
+
+    def __init__(self, message: str = "", *, since: tuple[int, int] | None = None, **kw: object) -> None:
+        super().__init__(message, **kw)  # type: ignore[arg-type]
+        self.since = since
 
 
 # ---- STOP: final ---------------------------------------------------------------------------------------------------

@@ -13,7 +13,14 @@ import asyncio
 import enum
 from typing import Protocol, cast
 
-from dlog.errors import DLogError, OverCapacityError, ProtocolError, SequenceGapError, TruncatedError
+from dlog.errors import (
+    DLogError,
+    OverCapacityError,
+    ProducerUnknownError,
+    ProtocolError,
+    SequenceGapError,
+    TruncatedError,
+)
 from dlog.errors import UnsupportedVersionError as VersionError
 from dlog.model import dlsn
 from dlog.wire.proxy import PROTOCOL_VERSION, Failed, Hello, Message, Welcome
@@ -270,6 +277,8 @@ def failure(request: int, error: DLogError) -> Failed:
     detail: dict[str, object] = {}
     if isinstance(error, SequenceGapError) and error.expected >= 0:
         detail["expected"] = error.expected
+    if isinstance(error, ProducerUnknownError) and error.since is not None:
+        detail["since"] = [*error.since, 0]
     if isinstance(error, TruncatedError) and error.first is not None:
         detail["first"] = list(dlsn.parse(error.first))
     return Failed(request, error.code, error.message, error.location, error.outcome_unknown, detail)

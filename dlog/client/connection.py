@@ -19,6 +19,7 @@ from dlog.errors import (
     ConnectionLostError,
     DLogError,
     EndedError,
+    ProducerUnknownError,
     ProtocolError,
     SequenceGapError,
     TruncatedError,
@@ -172,12 +173,14 @@ class Connection(asyncio.Protocol):
         txid: int | None,
         crc: int,
         retry: bool,
+        since: tuple[int, int] | None,
         body: bytes,
     ) -> None:
         """Send one batch; `writer` hears of it. Requests of one turn have consecutive numbers."""
         request = self._next_request()
         self._written[request] = (writer, batch, count)
-        self._send(proxy.Write(request, stream, producer, sequence, count, txid, crc, retry, body))
+        place = None if since is None else (*since, 0)
+        self._send(proxy.Write(request, stream, producer, sequence, count, txid, crc, retry, place, body))
 
     def read(self, reader: ReaderPort, question: Callable[[int], proxy.Read]) -> int:
         """Open a reader; returns its number, for `credit` and `cancel`."""
@@ -367,6 +370,9 @@ def failure(message: proxy.Failed) -> DLogError:
     error = from_wire(message.code, message.message, message.location, message.outcome_unknown)
     if isinstance(error, SequenceGapError):
         error.expected = int(message.detail.get("expected", -1))
+    elif isinstance(error, ProducerUnknownError) and "since" in message.detail:
+        segment, entry, _ = message.detail["since"]
+        error.since = (segment, entry)
     elif isinstance(error, EndedError) and isinstance(error, TruncatedError) and "first" in message.detail:
         error.first = str(of(*message.detail["first"]))
     return error

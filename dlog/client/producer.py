@@ -6,6 +6,8 @@ The law of this file:
 - A batch carries (producer, sequence) from its first sending on and keeps them for as long as it may have been written.
   Whatever was sent and not answered is sent again in order, marked as a retry; the log tells a repetition from news.
 - Only a batch that certainly was not written may get a new producer id.
+- Each batch says since where in the log its producer id may have written: a place that was known before the id was
+  first used. By it an owner that has forgotten many producers tells one that it never had from one that it forgot.
 - A batch whose deadline passes fails: as never sent, or, if it was sent, as outcome unknown. What was sent behind it
   fails with it, since it could only be written after it.
 Everything here is synchronous but `run`, which finds the stream's owner whenever there is none.
@@ -107,6 +109,8 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._new_id = new_id
         self._id = new_id()
+        self._since: tuple[int, int] | None = None  # of this id, see above
+        self._reached: tuple[int, int] | None = None  # the last place in the log that we heard of
         self._sequence = 0  # of the next record to be sent for the first time
         self._open: _Batch | None = None
         self._ready: deque[_Batch] = deque()  # to be sent, in order
@@ -304,6 +308,8 @@ class Producer:
         self._obstacle = None
         self._buffered -= batch.size
         known = dlsn != DLSN_INVALID
+        if known:
+            self._reached = dlsn[:2]
         last = dlsn.next_slot(batch.count - 1) if known else dlsn
         if batch.future is not None and not batch.future.done():
             batch.future.set_result(BatchResult(dlsn, last, batch.count, txid, duplicate))
@@ -407,6 +413,7 @@ class Producer:
 
     def _on_forgotten(self, batch: _Batch, error: ProducerUnknownError) -> None:
         """The log does not know this producer: a batch that may have been written can be neither sent nor given up."""
+        self._reached = error.since or self._reached
         if batch.may_be_written:
             error.outcome_unknown = True
             self._fail(batch, error)
@@ -430,6 +437,7 @@ class Producer:
         self._ready = deque(b for b in self._ready if not b.done)
         self._new_producer_due = False
         self._id = self._new_id()
+        self._since = self._reached
         self._sequence = 0
 
     # ---- inside: sending ------------------------------------------------------------------------------------------
@@ -485,6 +493,7 @@ class Producer:
             txid=batch.txid,
             crc=batch.crc,
             retry=batch.may_be_written,
+            since=self._since,
             body=batch.body,
         )
 

@@ -6,8 +6,11 @@ a new owner knows what the old one knew.
 
 Each producer numbers its records; a batch names the sequence of its first. Per producer the table keeps `next` (what is
 expected), `floor` (below it nothing is known) and the places of the last few batches. It is bounded: the least recently
-used producer without a batch on its way is forgotten first, and from then on `complete` is False: a producer that is
-not in the table may have written before. Such a one is refused unless it sends its very first batch for the first time.
+used producer without a batch on its way is forgotten first, and `horizon` rises to the place of its last batch. So
+whoever wrote anything above the horizon is in the table. A producer says with each batch since where in the log it may
+have written; one that is not in the table is new if that is above the horizon, and refused otherwise, whatever it says
+of its batch: a copy of a first batch that was held up somewhere, while another was written and forgotten, names a place
+below the horizon. See docs/decisions/0011.
 """
 
 from __future__ import annotations
@@ -20,6 +23,9 @@ from dlog.log.note import NotedBatch, NotedPlace, NotedProducer, Snapshot
 from dlog.machine import Ticket
 from dlog.model.dlsn import DLSN_INVALID, of
 from dlog.model.ids import NO_TXID, Txid
+
+Place = tuple[int, int]  # segment and entry
+NOTHING_FORGOTTEN: Place = (0, -1)  # below every place
 
 
 class Batch:
@@ -38,24 +44,26 @@ class Batch:
 
 
 class Producer:
-    """What is known of one producer. logged: `next` as of the last batch cut into an entry."""
+    """What is known of one producer. logged: `next` as of the last batch cut into an entry. last: where its newest
+    confirmed batch lies, or above that."""
 
-    __slots__ = ("floor", "id", "logged", "next", "pending", "places")
+    __slots__ = ("floor", "id", "last", "logged", "next", "pending", "places")
 
     def __init__(self, id: bytes, floor: int, places_max: int) -> None:
         self.id = id
         self.floor = floor
         self.next = floor
         self.logged = floor
+        self.last = NOTHING_FORGOTTEN
         self.places: deque[NotedPlace] = deque(maxlen=places_max)
         self.pending: deque[Batch] = deque()
 
 
 class ProducerTable:
-    """Producers of one stream, least recently used first. complete: none that ever wrote is missing."""
+    """Producers of one stream, least recently used first. horizon: all that wrote above this place are here."""
 
-    def __init__(self, producers_max: int, places_max: int, *, complete: bool) -> None:
-        self.complete = complete
+    def __init__(self, producers_max: int, places_max: int, horizon: Place = NOTHING_FORGOTTEN) -> None:
+        self.horizon = horizon
         self._producers: dict[bytes, Producer] = {}
         self._producers_max = producers_max
         self._places_max = places_max
@@ -84,17 +92,20 @@ class ProducerTable:
     def _judge_stranger(self, request: WriteBatch) -> Producer | DLogError:
         """A producer that is not in the table: new, or forgotten?"""
         sequence = request.sequence
-        if sequence == 0 and (self.complete or not request.retry):
+        if not self._has_certainly_not_written(request):
+            return ProducerUnknownError(
+                f"this producer is not remembered, begin anew as another: sequence={sequence}",
+                outcome_unknown=request.retry,
+            )
+        if sequence == 0:
             return self._add(request.producer, 0)
-        if self.complete:
-            return SequenceGapError(f"this producer has not written yet: sequence={sequence} expected=0", expected=0)
-        return ProducerUnknownError(
-            f"this producer's state is gone, begin anew as another: sequence={sequence}", outcome_unknown=request.retry
-        )
+        return SequenceGapError(f"this producer has not written yet: sequence={sequence} expected=0", expected=0)
 
-    def cannot_tell(self, request: WriteBatch) -> bool:
-        """Whether only the producer's word (`retry` is False) says that this batch was not written before."""
-        return request.producer not in self._producers and not self.complete
+    def _has_certainly_not_written(self, request: WriteBatch) -> bool:
+        """Of a producer that is not in the table: had it written since it began, it would be."""
+        if self.horizon == NOTHING_FORGOTTEN:
+            return True
+        return request.since is not None and request.since > self.horizon
 
     def accept(self, batch: Batch) -> None:
         """Take a batch that `judge` found new; it is pending until `confirm`."""
@@ -146,13 +157,14 @@ class ProducerTable:
         producer.places.append(
             NotedPlace(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
         )
+        producer.last = (batch.segment, batch.entry)
 
     # ---- in and out of the log --------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """The table as the log has it before the next entry: with what is cut, without what waits."""
         return Snapshot(
-            self.complete,
+            self.horizon,
             tuple(
                 NotedProducer(p.id, p.floor, p.logged, self._places_in_log(p))
                 for p in self._producers.values()
@@ -160,14 +172,15 @@ class ProducerTable:
             ),
         )
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Become what a snapshot says."""
-        self.complete = snapshot.complete
+    def restore(self, snapshot: Snapshot, at: Place) -> None:
+        """Become what a snapshot says that lies in the entry `at`."""
+        self.horizon = snapshot.horizon
         self._producers.clear()
         for noted in snapshot.producers:
             producer = self._add(noted.producer, noted.floor)
             producer.next = producer.logged = noted.next
             producer.places.extend(noted.places)
+            producer.last = noted.places[-1][2:4] if noted.places else at
 
     def replay(self, noted: NotedBatch, segment: int, entry: int, txid: int) -> None:
         """Learn a batch found in the log."""
@@ -177,6 +190,7 @@ class ProducerTable:
             self._make_room()
         producer.next = producer.logged = noted.sequence + noted.records
         producer.places.append(NotedPlace(noted.sequence, noted.records, segment, entry, noted.slot, txid))
+        producer.last = (segment, entry)
         self._producers[noted.producer] = producer
 
     def _places_in_log(self, producer: Producer) -> tuple[NotedPlace, ...]:
@@ -206,5 +220,4 @@ class ProducerTable:
 
     def _forget(self, producer: Producer) -> None:
         del self._producers[producer.id]
-        if producer.next > producer.floor:
-            self.complete = False
+        self.horizon = max(self.horizon, producer.last)

@@ -45,7 +45,8 @@ class StreamTaken:
 class WriteBatch:
     """One producer's batch, a record set that stays closed. See dlog.wire.proxy.Write for the fields.
 
-    now_unix_ms: the wall clock at admission; a label of the records, never a base of correctness.
+    now_unix_ms: the wall clock at admission; a label of the records, never a base of correctness. since: segment and
+    entry below which nothing of this producer lies, or None if it does not know any.
     """
 
     body: Buffer
@@ -56,6 +57,7 @@ class WriteBatch:
     crc: int
     retry: bool
     now_unix_ms: int
+    since: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

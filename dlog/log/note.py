@@ -7,10 +7,10 @@ It is the payload of a control record, which readers of the format skip: `dlog1`
 with one element per batch of the entry, in order. The snapshot is the producer table as it stood before this entry's
 batches:
 
-    [complete, [[producer, floor, next, [[sequence, records, segment, entry, slot, txid], ...]], ...]]
+    [[segment, entry], [[producer, floor, next, [[sequence, records, segment, entry, slot, txid], ...]], ...]]
 
-least recently used first. `complete`: no producer that ever wrote is missing from it. `floor`: batches of lower
-sequence are unknown, not absent.
+least recently used first. The first element is the horizon: no producer that wrote above this place is missing; it is
+[0, -1] while none is. `floor`: batches of lower sequence are unknown, not absent.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class NotedProducer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The producer table, least recently used first."""
+    """The producer table, least recently used first. horizon: see dlog/log/dedupe.py."""
 
-    complete: bool
+    horizon: tuple[int, int]
     producers: tuple[NotedProducer, ...]
 
 
@@ -90,7 +90,7 @@ def pack_snapshot(snapshot: Snapshot | None) -> bytes:
     """One msgpack value, to be placed into a note."""
     if snapshot is None:
         return b"\xc0"
-    packed: bytes = msgpack.packb((snapshot.complete, snapshot.producers))
+    packed: bytes = msgpack.packb((snapshot.horizon, snapshot.producers))
     return packed
 
 
@@ -124,10 +124,9 @@ _BOUNDS = {"strict_map_key": True, "max_map_len": 0, "max_ext_len": 0, "max_str_
 def _decode_snapshot(value: Any) -> Snapshot | None:
     if value is None:
         return None
-    complete, producers = _array(value)
-    if type(complete) is not bool:
-        raise TypeError("complete is a bool")
-    return Snapshot(complete, tuple(map(_decode_producer, _array(producers))))
+    horizon, producers = _array(value)
+    segment, entry = _array(horizon)
+    return Snapshot((_number(segment), _number(entry, -1)), tuple(map(_decode_producer, _array(producers))))
 
 
 def _decode_producer(value: Any) -> NotedProducer:

@@ -169,7 +169,7 @@ class Packer:
 
 def _thinned(snapshot: Snapshot, places_max: int) -> Snapshot:
     return Snapshot(
-        snapshot.complete,
+        snapshot.horizon,
         tuple(
             p._replace(places=p.places[len(p.places) - min(places_max, len(p.places)) :]) for p in snapshot.producers
         ),

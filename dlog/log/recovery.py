@@ -6,8 +6,8 @@ back: per ended segment its last entry (record count, last txid, last slot); and
 snapshot on.
 
 A segment with entries but without a note in its last few was written by another implementation: it holds no producers
-of ours, so the table is looked for one segment further back. If it is not found within reach, it begins empty and
-incomplete.
+of ours, so the table is looked for one segment further back. If it is not found within reach, it begins empty, with all
+that was written so far below its horizon.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.segment import Segment, StreamMetadata, Truncation
 
 TIMER = ("recovery",)
+_ANY_ENTRY = 2**63 - 1  # above every entry of its segment
 _LOOK_BACK = 6  # entries without a note that may follow one with a note: LAC, end of stream and their control records
 
 
@@ -71,7 +72,7 @@ class Recovery:
         self._max_segment = value.max_segment
         self._failed: list[StoreQuestion] = []
         self._search: list[Segment] = []  # segments in which the table may be, newest first
-        self._sees_all = False  # no segment before those
+        self._sees_all = False  # no segment before those, and none that is gone
         self._replaying: Segment | None = None
         self._newest_note: Note | None = None  # of that segment
         self._replay_from = -1  # the next entry to learn
@@ -152,7 +153,7 @@ class Recovery:
         if self._replaying is None:
             ended = [s for s in map(self._as_ended, reversed(self._segments)) if s is not None]
             self._search = ended[: self._options.recover_segments_max]
-            self._sees_all = len(ended) == len(self._search) and self._reaches_back(self._segments)
+            self._sees_all = len(ended) == len(self._search) and self._reaches_back()
             return self._look_into_next()
         return []
 
@@ -167,14 +168,17 @@ class Recovery:
         assert ending.last_entry is not None
         return replace(segment, last_entry=ending.last_entry)
 
-    def _reaches_back(self, segments: tuple[Segment, ...]) -> bool:
-        """Whether the list goes back to the stream's beginning."""
-        return segments[0].number == 1 if segments else self._max_segment <= 1
+    def _reaches_back(self) -> bool:
+        """Whether the list goes back to the stream's beginning, with nothing truncated."""
+        if any(s.truncation is Truncation.TRUNCATED for s in self._segments):
+            return False
+        return self._segments[0].number == 1 if self._segments else self._max_segment <= 1
 
     def _look_into_next(self) -> list[Effect]:
         assert self._table is not None
         if not self._search:
-            self._table.complete = self._sees_all  # nobody wrote with a producer id, or we cannot see that far
+            if not self._sees_all:  # else nobody wrote with a producer id
+                self._table.horizon = (self.next_number - 1, _ANY_ENTRY)
             self.is_done = True
             return []
         self._replaying = segment = self._search.pop(0)
@@ -230,7 +234,7 @@ class Recovery:
             return
         self.unix_ms = max(self.unix_ms, note.unix_ms)
         if note.snapshot is not None and note.snapshot_entry == entry:
-            self._table.restore(note.snapshot)
+            self._table.restore(note.snapshot, (segment.number, entry))
         if len(note.batches) != len(contents.txids):
             raise DamagedError(f"a note and its entry differ: segment={segment.number} entry={entry}")
         for noted, txid in zip(note.batches, contents.txids, strict=True):

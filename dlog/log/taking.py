@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dlog.errors import DLogError, NotReadyError
+from dlog.errors import DLogError
 from dlog.events import LacMoved, StreamReady
 from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
 from dlog.log.recovery import Recovery
 from dlog.log.tenure import Phase, Tenure
-from dlog.machine import Answer, SetTimer, Tell, Ticket
+from dlog.machine import SetTimer, Tell, Ticket
 from dlog.model.ids import TXID_END_OF_STREAM, SegmentNumber
 from dlog.model.segment import Segment
 
@@ -114,6 +114,7 @@ class Taking:
         self.table_known = True
         t.writing.packer.saw_time(recovery.unix_ms)
         t.writing.resolve(recovery.ends, t.out)
+        t.writing.undecided = (recovery.next_number, 0)
         if not is_sealed:
             t.writing.txid = max(t.writing.txid, self._txid_floor(recovery))
             self.admit_early()
@@ -123,11 +124,7 @@ class Taking:
         t = self._tenure
         early, self.early, self.early_bytes = self.early, deque(), 0
         for ticket, request in early:
-            if t.table.cannot_tell(request):
-                # it may have waited here for long, and been sent again and written elsewhere since: have it sent again
-                t.out.append(Answer(ticket, NotReadyError("not taken while the stream was recovered")))
-            else:
-                t.writing.admit(ticket, request, self._refusal(), t.out)
+            t.writing.admit(ticket, request, self._refusal(), t.out)
 
     def _txid_floor(self, recovery: Recovery) -> int:
         """No txid below this one may be given out: a completed segment's, or one found in the log."""

@@ -45,7 +45,7 @@ class Tenure:
             claimant,
             LeaseOptions(answer_timeout_s=options.answer_timeout_s, retry_after_s=options.retry_after_s),
         )
-        self.table = ProducerTable(options.producers_max, options.places_max, complete=True)
+        self.table = ProducerTable(options.producers_max, options.places_max)
         self.writing = Writing(self.stream, self.table, options)
         self.allocation = Allocation(options)
         self.disposal = Disposal(options)

@@ -16,13 +16,14 @@ from dlog.errors import (
     DLogError,
     InvalidRequestError,
     OverCapacityError,
+    ProducerUnknownError,
     RecordTooLargeError,
     SequenceGapError,
     TxidOutOfOrderError,
 )
 from dlog.events import LacMoved
 from dlog.log.changes import SegmentEnd
-from dlog.log.dedupe import Batch, Producer, ProducerTable
+from dlog.log.dedupe import Batch, Place, Producer, ProducerTable
 from dlog.log.messages import STORE, AppendEntry, BatchWritten, WriteBatch
 from dlog.log.options import OwnerOptions
 from dlog.log.packing import Buffer, OpenSegment, Packer, PendingEntry
@@ -47,6 +48,7 @@ class Writing:
         self.current: OpenSegment | None = None
         self.is_cutting = False
         self.txid = 0  # the last one given out
+        self.undecided: Place = (0, 0)  # nothing that is admitted from now on can come to lie below this place
         self.pending_bytes = 0  # of all batches not yet answered
         self.written_records = 0
         self.written_bytes = 0
@@ -96,6 +98,8 @@ class Writing:
         else:
             assert isinstance(verdict, DLogError | BatchWritten)
             not_written = isinstance(verdict, SequenceGapError)  # so it is as good as new
+            if isinstance(verdict, ProducerUnknownError):
+                verdict.since = self.undecided
             out.append(Answer(ticket, refusal if refusal is not None and not_written else verdict))
             return isinstance(verdict, BatchWritten)
         return True
@@ -157,6 +161,7 @@ class Writing:
         while self._inflight and self._inflight[0].entry <= entry:
             self._written(self._inflight.popleft(), out)
         segment.lac = entry
+        self.undecided = (number, entry + 1)
         out.append(Tell(LacMoved(self.stream, number, entry)))
         if self.is_cutting:
             self.cut(out)
@@ -189,6 +194,7 @@ class Writing:
         """Append to this segment from now on; the one before is at its end."""
         assert not self._inflight, "nothing is on its way to another segment"
         self.current = segment
+        self.undecided = (segment.number, 0)
         self.is_cutting = True
         self.cut(out)
 

@@ -83,7 +83,8 @@ class Write:
     """One batch: body is a DistributedLog record set (LogRecordSet: 16-byte head and body), never opened on the way.
 
     sequence: of this batch's first record within its producer; the next batch's is sequence + count. crc: CRC32C of
-    body. txid: None lets the owner assign it. retry: sent before, its outcome is unknown to the client.
+    body. txid: None lets the owner assign it. retry: sent before, its outcome is unknown to the client. since: a place
+    in the log, known to the client before it began to use this producer id; None if it knows none.
     """
 
     request: int
@@ -94,6 +95,7 @@ class Write:
     txid: int | None
     crc: int
     retry: bool
+    since: tuple[int, int, int] | None = None
     body: Buffer = b""
 
 

@@ -157,6 +157,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("txid", _or_nil(U63)),
             ("crc", U32),
             ("retry", BOOL),
+            ("since", _or_nil(DLSN)),
         ),
     ),
     Op.READ: (

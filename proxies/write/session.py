@@ -158,8 +158,9 @@ class WriteSession:
         _check(m)
         cost = house.admission.take(m.stream, size)
         txid = None if m.txid is None else Txid(m.txid)
+        since = None if m.since is None else m.since[:2]
         body = m.body if size >= VIEWED_BYTES_MIN else bytes(m.body)
-        batch = WriteBatch(body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms())
+        batch = WriteBatch(body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms(), since)
         try:
             house.holdings.submit(m.stream, batch, partial(self._written, m.request, m.stream, cost))
         except DLogError:

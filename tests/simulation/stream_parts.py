@@ -173,6 +173,8 @@ class Client:
         self.generation = 0
         self.producer = b""
         self.sequence = 0
+        self.since: tuple[int, int] | None = None  # of this producer id
+        self.reached: tuple[int, int] | None = None  # the last place in the log that it was told
         self.queue: list[_Attempt] = []  # not answered, in order
         self.proxy = self.rng.choice(sorted(world.proxies))
         self.suspected = False
@@ -191,6 +193,7 @@ class Client:
     def _new_producer(self) -> None:
         self.generation += 1
         self.producer = f"{self.name}.{self.generation}".encode().ljust(16, b".")
+        self.since = self.reached
         self.sequence = 0
 
     def _fill(self) -> None:
@@ -205,7 +208,7 @@ class Client:
             txid = self.world.next_txid(self.rng)
             written = Written(self.producer, self.sequence, payloads, self.world.sim.now, txid)
             self.world.checks.batches.append(written)
-            attempt = _Attempt(written, build_record_set(payloads))
+            attempt = _Attempt(written, build_record_set(payloads), self.since)
             self.sequence += count
             self.queue.append(attempt)
             self._send(attempt)
@@ -227,6 +230,7 @@ class Client:
             0,
             attempt.unknown,
             proxy.unix_ms(),
+            attempt.since,
         )
         suspected, self.suspected = self.suspected, False
         delay = self.rng.expovariate(1.0) * 0.001 + (self.rng.random() * 2 if self.rng.random() < 0.005 else 0)
@@ -240,9 +244,6 @@ class Client:
         world.sim.call_in(delay, self._arrive, proxy, request, suspected, attempt, number, node=self.proxy)
 
     def _arrive(self, proxy: Proxy, request: Any, suspected: bool, attempt: _Attempt, number: int) -> None:
-        if request.sequence == 0 and attempt.number != number and self.world.config["style"] == "forget":
-            return  # a first batch that outlives its connection and its producer's fame would be taken for new
-
         def reply(result: Any, epoch: int) -> None:
             world = self.world
             if world.is_cut(proxy.name, self.name) or self.rng.random() < world.config["client_loss"]:
@@ -272,6 +273,8 @@ class Client:
                 attempt.written.result = result
                 attempt.written.acked_at = world.sim.now
                 attempt.written.epoch = epoch
+                if result.dlsn.segment > 0:
+                    self.reached = result.dlsn[:2]
                 world.sim.reach("duplicate" if result.duplicate else "ack")
                 self._fill()
                 return
@@ -284,6 +287,7 @@ class Client:
                     return
             case ProducerUnknownError():
                 world.sim.reach("producer_unknown")
+                self.reached = result.since or self.reached
                 self._give_up()
                 return
             case TxidOutOfOrderError() | EndOfStreamError():
@@ -346,11 +350,12 @@ class Client:
 class _Attempt:
     """A batch on its way. unknown: some attempt's outcome is. number: of the attempt whose answer counts."""
 
-    __slots__ = ("body", "connection", "number", "refused", "sent_at", "unknown", "written")
+    __slots__ = ("body", "connection", "number", "refused", "sent_at", "since", "unknown", "written")
 
-    def __init__(self, written: Written, body: bytes) -> None:
+    def __init__(self, written: Written, body: bytes, since: tuple[int, int] | None) -> None:
         self.written = written
         self.body = body
+        self.since = since
         self.connection = -1
         self.number = 0
         self.sent_at = 0

@@ -101,6 +101,7 @@ class RawProducer:
         self.stream = stream
         self.producer = producer or os.urandom(16)
         self.sequence = sequence
+        self.since: tuple[int, int, int] | None = None
 
     def batch(self, records: list[bytes], *, retry: bool = False, txid: int | None = None) -> Write:
         """The next batch as a message; its sequence is used up."""
@@ -114,6 +115,7 @@ class RawProducer:
             txid,
             crc32c(body),
             retry,
+            self.since,
             body,
         )
         self.sequence += len(records)

@@ -193,7 +193,31 @@ WRITING = (
         invariants=("S2",),
         style="forget",
         parts=planted(
-            ProducerTable, ("_judge_stranger", "sequence == 0 and (self.complete or not request.retry)", "True")
+            ProducerTable, ("_has_certainly_not_written", "self.horizon == NOTHING_FORGOTTEN", "request.sequence == 0")
+        ),
+    ),
+    Mutant(
+        name="a first batch sent for the first time is believed to be new",
+        invariants=("S2",),
+        style="forget",
+        seeds=2000,
+        parts=planted(
+            ProducerTable, ("_has_certainly_not_written", "self.horizon == NOTHING_FORGOTTEN", "not request.retry")
+        ),
+    ),
+    Mutant(
+        name="who is forgotten leaves no horizon",
+        invariants=("S2",),
+        style="forget",
+        parts=planted(ProducerTable, ("_forget", "max(self.horizon, producer.last)", "self.horizon")),
+    ),
+    Mutant(
+        name="a stranger is told a place above what is confirmed",
+        invariants=("S2",),
+        style="forget",
+        seeds=2000,
+        parts=planted(
+            Writing, ("admit", "verdict.since = self.undecided", "verdict.since = (self.undecided[0] + 2, 0)")
         ),
     ),
     Mutant(

@@ -229,6 +229,33 @@ async def test_a_forgotten_producer_goes_on_under_a_new_id_when_nothing_is_in_do
     assert double.writes[0].producer != double.writes[-1].producer
 
 
+async def test_a_new_producer_says_since_when_it_writes_and_its_batches_say_the_same() -> None:
+    def refuse(peer: Peer, message: proxy.Message) -> bool:
+        if not isinstance(message, proxy.Write) or message.since is not None:
+            return False
+        peer.send(proxy.Failed(message.request, 535, "not remembered", detail={"since": [4, 7, 0]}))
+        return True
+
+    async with Double(script=refuse) as double, dlog.connect(double.target) as client:
+        await client.append("s", b"a")
+        await client.append("s", b"b")
+    refused, first, second = double.writes
+    assert double.log.payloads == [b"a", b"b"]
+    assert (refused.since, first.since, second.since) == (None, (4, 7, 0), (4, 7, 0))
+    assert (refused.sequence, first.sequence, second.sequence) == (0, 0, 1)
+    assert refused.producer != first.producer == second.producer
+
+
+async def test_a_producer_that_begins_anew_knows_since_when_from_what_it_wrote() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        await client.append("s", b"a")
+        place = await client.append("s", b"b")
+        double.script = failing(1, 535)
+        await client.append("s", b"c")
+    assert double.writes[-1].since == (place.segment, place.entry, 0)
+    assert [w.since for w in double.writes[:-1]] == [None] * 3
+
+
 async def test_a_forgotten_producer_whose_batch_is_in_doubt_says_so() -> None:
     log, holding = Log(), Holding()
     async with (

@@ -68,9 +68,10 @@ def batch(
     txid: int | None = None,
     size: int = 1,
     now: int = 5000,
+    since: tuple[int, int] | None = None,
 ) -> WriteBatch:
     body = build_record_set([b"%d" % (sequence + i) * size for i in range(count)])
-    return WriteBatch(body, count, None if txid is None else Txid(txid), producer, sequence, 7, retry, now)
+    return WriteBatch(body, count, None if txid is None else Txid(txid), producer, sequence, 7, retry, now, since)
 
 
 class Place:

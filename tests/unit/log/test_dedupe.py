@@ -6,15 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlog.errors import InvalidRequestError, ProducerUnknownError, SequenceGapError
-from dlog.log.dedupe import Batch, Producer, ProducerTable
+from dlog.log.dedupe import NOTHING_FORGOTTEN, Batch, Place, Producer, ProducerTable
 from dlog.log.messages import BatchWritten, WriteBatch
-from dlog.log.note import NotedBatch
+from dlog.log.note import NotedBatch, Snapshot
 from dlog.model.dlsn import DLSN_INVALID, of
 from tests.unit.log.stage import ALICE, BOB, batch
 
 
-def table(producers_max: int = 10, places_max: int = 2, *, complete: bool = True) -> ProducerTable:
-    return ProducerTable(producers_max, places_max, complete=complete)
+def table(producers_max: int = 10, places_max: int = 2, horizon: Place = NOTHING_FORGOTTEN) -> ProducerTable:
+    return ProducerTable(producers_max, places_max, horizon)
 
 
 def accepted(known: ProducerTable, request: WriteBatch, *, entry: int | None = None) -> Batch:
@@ -66,23 +66,59 @@ def test_a_stranger_is_new_with_its_first_batch_only() -> None:
     assert isinstance(known.judge(batch(0, retry=True)), Producer), "nobody was ever forgotten"
 
 
-def test_once_somebody_was_forgotten_a_strangers_repetition_is_not_taken() -> None:
+def test_once_somebody_was_forgotten_a_stranger_is_taken_only_if_it_began_after_that() -> None:
     known = table(producers_max=1)
-    accepted(known, batch(0), entry=0)
-    accepted(known, batch(0, producer=BOB), entry=1)
-    assert not known.complete
-    for request, unknown in ((batch(0, retry=True), True), (batch(1, retry=True), True), (batch(1), False)):
-        refused = known.judge(request)
-        assert isinstance(refused, ProducerUnknownError)
-        assert refused.outcome_unknown is unknown
-    assert isinstance(known.judge(batch(0)), Producer), "a first batch sent for the first time is new"
+    accepted(known, batch(0), entry=4)
+    accepted(known, batch(0, producer=BOB), entry=5)
+    assert known.horizon == (1, 4), "where the forgotten one wrote last"
+    for since in (None, (0, 99), (1, 3), (1, 4)):
+        for request in (batch(0, since=since), batch(0, retry=True, since=since), batch(1, retry=True, since=since)):
+            refused = known.judge(request)
+            assert isinstance(refused, ProducerUnknownError)
+            assert refused.outcome_unknown is request.retry
+    gap = known.judge(batch(1, since=(1, 5)))
+    assert isinstance(gap, SequenceGapError), "it has certainly not written yet"
+    assert gap.expected == 0
+    assert isinstance(known.judge(batch(0, retry=True, since=(1, 5))), Producer), "also if it was sent before"
+
+
+def test_a_copy_of_a_first_batch_held_up_until_its_producer_was_forgotten_is_not_written_again() -> None:
+    known = table(producers_max=2)
+    accepted(known, batch(0, producer=b"0" * 16), entry=0)
+    first = batch(0, since=(1, 1))
+    accepted(known, first, entry=1)
+    for n in range(2, 5):
+        accepted(known, batch(0, producer=bytes([n]) * 16, since=(1, n)), entry=n)
+    assert isinstance(known.judge(first), ProducerUnknownError), "sent for the first time, as far as it says"
+
+
+def test_the_horizon_is_part_of_a_snapshot() -> None:
+    known = table(producers_max=1)
+    accepted(known, batch(0), entry=4)
+    accepted(known, batch(0, producer=BOB), entry=5)
+    heir = table(producers_max=1)
+    heir.restore(known.snapshot(), (1, 6))
+    assert heir.horizon == (1, 4)
+    accepted(heir, batch(0, producer=b"c" * 16, since=(1, 6)), entry=6)
+    assert heir.horizon == (1, 5)
+
+
+def test_of_a_producer_whose_places_were_left_out_the_snapshots_own_place_counts() -> None:
+    known = table()
+    accepted(known, batch(0), entry=4)
+    snapshot = known.snapshot()
+    thin = Snapshot(snapshot.horizon, tuple(p._replace(places=()) for p in snapshot.producers))
+    heir = table(producers_max=1)
+    heir.restore(thin, (1, 9))
+    accepted(heir, batch(0, producer=BOB), entry=10)
+    assert heir.horizon == (1, 9)
 
 
 def test_a_producer_with_a_batch_on_its_way_is_not_forgotten() -> None:
     known = table(producers_max=1)
     accepted(known, batch(0))
     accepted(known, batch(0, producer=BOB))
-    assert known.complete
+    assert known.horizon == NOTHING_FORGOTTEN
     assert len(known) == 2
 
 
@@ -101,7 +137,7 @@ def test_a_snapshot_holds_what_is_cut_and_not_what_waits() -> None:
 
 
 def test_below_the_floor_nothing_is_known() -> None:
-    known = table(complete=False)
+    known = table(horizon=(3, 0))
     known.replay(NotedBatch(ALICE, 10, 2, 0, 0), 3, 4, 99)
     assert isinstance(known.judge(batch(5, retry=True)), ProducerUnknownError)
     found = known.judge(batch(10, 2, retry=True))
@@ -117,26 +153,26 @@ names = st.sampled_from([bytes([n]) * 16 for n in range(6)])
 @given(st.lists(st.tuples(names, st.integers(1, 3), st.booleans()), max_size=40), st.integers(1, 6))
 def test_what_the_log_tells_is_what_was_known(writes: list[tuple[bytes, int, bool]], producers_max: int) -> None:
     """Snapshot, then replay of what followed, gives every answer that the first table gives to a repetition."""
-    first = ProducerTable(producers_max, 3, complete=True)
+    first = table(producers_max, 3)
     notes: list[tuple[NotedBatch, int]] = []
     cut_at, snapshot = 0, first.snapshot()
     expected: dict[bytes, int] = {}
     for entry, (name, count, take_snapshot) in enumerate(writes):
         if take_snapshot:
             cut_at, snapshot = entry, first.snapshot()
-        producer = first.judge(batch(expected.get(name, 0), count, producer=name))
+        producer = first.judge(batch(expected.get(name, 0), count, producer=name, since=(1, entry)))
         if not isinstance(producer, Producer):
             continue  # forgotten: begins anew as another
         sequence = producer.next
         accepted(first, batch(sequence, count, producer=name), entry=entry)
         expected[name] = sequence + count
         notes.append((NotedBatch(name, sequence, count, 0, 0), entry))
-    second = ProducerTable(producers_max, 3, complete=False)
-    second.restore(snapshot)
+    second = table(producers_max, 3)
+    second.restore(snapshot, (1, cut_at))
     for noted, entry in notes:
         if entry >= cut_at:
             second.replay(noted, 1, entry, 5)
-    assert second.complete == first.complete
+    assert second.horizon == first.horizon
     for noted, _ in notes:
         repeated = batch(noted.sequence, noted.records, producer=noted.producer, retry=True)
         assert repr(second.judge(repeated)) == repr(first.judge(repeated))

@@ -31,7 +31,7 @@ U63 = st.integers(0, 2**63 - 1)
 ID = st.binary(min_size=16, max_size=16)
 places = st.builds(NotedPlace, *[U63] * 6)
 producers = st.builds(NotedProducer, ID, U63, U63, st.lists(places, max_size=3).map(tuple))
-snapshots = st.builds(Snapshot, st.booleans(), st.lists(producers, max_size=3).map(tuple))
+snapshots = st.builds(Snapshot, st.tuples(U63, st.integers(-1, 2**62)), st.lists(producers, max_size=3).map(tuple))
 batches = st.lists(st.builds(NotedBatch, ID, *[U63] * 4), max_size=5).map(tuple)
 
 
@@ -84,7 +84,7 @@ def test_a_field_of_a_wrong_kind_is_damage(value: Any) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_changed_byte_ends_in_a_note_or_damage(data: st.DataObject) -> None:
-    snapshot = Snapshot(True, (NotedProducer(b"p" * 16, 0, 1, (NotedPlace(0, 1, 1, 0, 0, 9),)),))
+    snapshot = Snapshot((0, -1), (NotedProducer(b"p" * 16, 0, 1, (NotedPlace(0, 1, 1, 0, 0, 9),)),))
     payload = bytearray(encode_note(1, -1, [NotedBatch(b"p" * 16, 0, 1, 2, 0)], snapshot))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(DamagedError):

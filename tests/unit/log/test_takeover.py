@@ -5,12 +5,12 @@ Numbers are those of the issues: DistributedLog #2898 and #2099, woodpecker #155
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dlog.errors import (
     EntryMissingError,
     LeaseLostError,
-    NotReadyError,
     OwnedElsewhereError,
     ProducerUnknownError,
     Remedy,
@@ -32,6 +32,7 @@ from dlog.log.tenure import Phase
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, ReadMetadata, Received
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_END_OF_STREAM, EntryId, SegmentNumber
+from dlog.model.segment import Segment, Truncation
 from dlog.stores.contract import SegmentFencedError, StoreUnavailableError
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
 from tests.unit.log.stage import ALICE, BOB, Stage, batch, numbers
@@ -266,7 +267,7 @@ def test_a_segment_of_another_implementation_hides_the_table_for_one_segment_onl
     assert third.ask(batch(2, now=1)).txid == 6000
 
 
-def test_a_table_that_lies_too_far_back_is_incomplete_and_says_so() -> None:
+def test_a_table_that_lies_too_far_back_is_incomplete_and_says_since_when() -> None:
     stage = Stage()
     stage.taken("p1").ask(batch(0))
     for name in ("p2", "p3"):
@@ -281,10 +282,27 @@ def test_a_table_that_lies_too_far_back_is_incomplete_and_says_so() -> None:
     fresh = owner.ask(batch(1))
     assert isinstance(fresh, ProducerUnknownError)
     assert not fresh.outcome_unknown
-    assert isinstance(owner.ask(batch(0, producer=BOB)), BatchWritten)
+    assert isinstance(owner.ask(batch(0, producer=BOB)), ProducerUnknownError)
+    assert isinstance(owner.ask(batch(0, producer=BOB, since=fresh.since)), BatchWritten)
 
 
-def test_a_strangers_first_batch_that_waited_is_sent_again_if_it_may_be_an_old_one() -> None:
+def test_a_table_that_went_with_truncated_segments_is_not_taken_for_that_of_a_new_stream() -> None:
+    stage = Stage(retention_s=0.001, segment_bytes=1)
+    first = stage.taken("p1")
+    first.ask(batch(0, now=5000))
+    stage.value = replace(stage.value, segments=tuple(map(_truncated, stage.value.segments)))
+    assert numbers(stage.value) == [(1, True), (2, False)]
+    second = stage.taken("p2")
+    refused = second.ask(batch(0, retry=True))
+    assert isinstance(refused, ProducerUnknownError)
+    assert refused.outcome_unknown
+
+
+def _truncated(segment: Segment) -> Segment:
+    return replace(segment, truncation=Truncation.TRUNCATED) if segment.completed else segment
+
+
+def test_a_strangers_first_batch_that_waited_is_judged_by_since_when_it_writes() -> None:
     stage = Stage()
     few = OwnerOptions(producers_max=1)
     first = stage.taken("p1", few)
@@ -295,10 +313,26 @@ def test_a_strangers_first_batch_that_waited_is_sent_again_if_it_may_be_an_old_o
     second.take()
     assert second.ask(batch(0)) is None
     assert second.ask(batch(1, producer=BOB)) is None
+    assert second.ask(batch(0, producer=b"c" * 16, since=(1, 1))) is None
     stage.release()
-    assert isinstance(second.answers[2], NotReadyError)
-    assert not second.answers[2].outcome_unknown
+    refused = second.answers[2]
+    assert isinstance(refused, ProducerUnknownError)
+    assert refused.since == (2, 0), "nothing that is sent from now on can lie below"
     assert isinstance(second.answers[3], BatchWritten)
+    assert isinstance(second.answers[4], BatchWritten), "it began after the last batch of all who are forgotten"
+
+
+def test_a_place_told_to_a_stranger_is_never_above_what_it_will_write() -> None:
+    stage = Stage()
+    few = OwnerOptions(producers_max=1)
+    first = stage.taken("p1", few)
+    for producer in (ALICE, BOB):
+        first.ask(batch(0, producer=producer, since=(1, 0)))
+    stage.hold(AppendEntry)
+    first.ask(batch(1, producer=BOB))  # cut into entry 2, and not confirmed: a recovery may end the segment below it
+    refused = first.ask(batch(0, producer=b"c" * 16))
+    assert isinstance(refused, ProducerUnknownError)
+    assert refused.since == (1, 2)
 
 
 def test_an_answer_of_a_segment_that_is_gone_changes_nothing() -> None:

@@ -127,7 +127,7 @@ def decoded(*header: Any, body: bytes = b"") -> Message:
 
 # ---- each field is judged -------------------------------------------------------------------------------------------
 
-GOOD_WRITE = [2, 5, "s", b"p" * 16, 0, 1, None, 0, False]
+GOOD_WRITE = [2, 5, "s", b"p" * 16, 0, 1, None, 0, False, None]
 BAD_WRITES = [
     (1, -1),
     (1, 2**63),
@@ -151,7 +151,7 @@ BAD_WRITES = [
 
 
 def test_the_good_write_is_good() -> None:
-    assert decoded(*GOOD_WRITE, body=b"set") == proxy.Write(5, "s", b"p" * 16, 0, 1, None, 0, False, b"set")
+    assert decoded(*GOOD_WRITE, body=b"set") == proxy.Write(5, "s", b"p" * 16, 0, 1, None, 0, False, None, b"set")
 
 
 @pytest.mark.parametrize("index,value", BAD_WRITES)
@@ -242,7 +242,7 @@ def test_before_a_hello_a_long_frame_is_refused_by_its_length_word() -> None:
 
 def test_the_bound_may_be_raised_between_two_messages_of_one_chunk() -> None:
     hello = proxy.Hello(1, 1, 1, "client", "test")
-    write = proxy.Write(2, "s", b"p" * 16, 0, 1, None, 0, False, bytes(HELLO_LENGTH_MAX))
+    write = proxy.Write(2, "s", b"p" * 16, 0, 1, None, 0, False, None, bytes(HELLO_LENGTH_MAX))
     decoder = FrameDecoder()
     heard = []
     for message in decoder.feed(b"".join([*encode(hello), *encode(write)])):
@@ -300,7 +300,7 @@ def test_a_long_failure_is_cut_so_that_it_can_be_told() -> None:
 
 def test_a_body_is_neither_copied_on_the_way_out_nor_on_the_way_in() -> None:
     body = b"x" * 1000
-    write = proxy.Write(2, "s", b"p" * 16, 0, 1, None, 0, False, body)
+    write = proxy.Write(2, "s", b"p" * 16, 0, 1, None, 0, False, None, body)
     parts = encode(write)
     assert parts[1] is body
     chunk = b"".join(parts)
