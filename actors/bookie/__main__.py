@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import resource
 import socket
 import sys
 from collections.abc import Sequence
@@ -46,7 +45,6 @@ async def serve(options: BookieOptions) -> None:
     """Live until SIGTERM. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError before it serves;
     DiskFailedError when it may not go on."""
     stopping = process.stop_event(_tell)
-    _raise_file_limit()
     listener = _bind(options.host, options.port)
     address = options.advertise or f"{options.host}:{listener.getsockname()[1]}"
     dirs = lock_dirs(paths_of(options))
@@ -103,12 +101,6 @@ def _bind(host: str, port: int) -> socket.socket:
         raise ConfigError(f"port cannot be bound, choose another: {error.strerror}: address={host}:{port}") from error
     listener.setblocking(False)
     return listener
-
-
-def _raise_file_limit() -> None:
-    """Each entry log and index run is an open file."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _tell(event: Event) -> None:

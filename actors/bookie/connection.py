@@ -9,6 +9,7 @@ half-closes gets every answer it is owed before the connection ends.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
@@ -51,6 +52,7 @@ class Connection(asyncio.Protocol):
         "_take",
         "_taking",
         "_transport",
+        "_waits_since_s",
         "_writable",
     )
 
@@ -75,6 +77,7 @@ class Connection(asyncio.Protocol):
         self._count_bytes = count_bytes
         self._decoder = RequestDecoder()
         self._buffered = 0  # of a frame that is not whole yet
+        self._waits_since_s = 0.0  # when the frame began that is not whole, or the connection without a first one
         self._inbox: deque[Request] = deque()
         self._out: list[Buffer] = []
         self._out_bytes = 0
@@ -96,6 +99,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
             return
         self._transport.set_write_buffer_limits(high=self._options.connection_out_bytes_max)
+        self._waits_since_s = asyncio.get_running_loop().time()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -109,6 +113,8 @@ class Connection(asyncio.Protocol):
             if not self._count_bytes(change):
                 self._transport.abort()
                 return
+        if requests or buffered == len(data):  # else it is more of the same frame
+            self._waits_since_s = asyncio.get_running_loop().time() if buffered else math.inf
         self._inbox.extend(requests)
         self._take_requests()
         self._settle()
@@ -171,6 +177,11 @@ class Connection(asyncio.Protocol):
         if self._inbox and not self._lost:
             self._take_requests()
 
+    def end_if_late(self, since_s: float) -> None:
+        """Cut the connection if a first request, or the rest of one, has not come since then though we listened."""
+        if self._reading and self._waits_since_s < since_s:
+            self.abort()
+
     def stop_taking(self) -> None:
         """Requests that were not taken yet are dropped; answers still go out."""
         self._inbox.clear()
@@ -211,6 +222,8 @@ class Connection(asyncio.Protocol):
         if bool(inbox) is self._reading and not self._lost and not self._closing:
             self._reading = not inbox
             if self._reading:
+                if self._buffered:
+                    self._waits_since_s = asyncio.get_running_loop().time()
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()

@@ -99,6 +99,7 @@ class BookieServer:
                     life.create_task(self._watch_space(), name="bookie space"),
                     life.create_task(self._checkpoint(), name="bookie checkpoints"),
                     life.create_task(self._watch_failure(), name="bookie failure"),
+                    life.create_task(self._watch_late(), name="bookie late frames"),
                 ]
                 if metadata is not None and info is not None:
                     await metadata.register_bookie(info, readonly=self.machine.read_only)
@@ -131,6 +132,15 @@ class BookieServer:
         while True:
             await asyncio.sleep(self._options.disk_check_s)
             self._disk.look_at_space()
+
+    async def _watch_late(self) -> None:
+        """Places are few: who holds one and does not finish what it began to ask loses it."""
+        patience_s = self._options.frame_s
+        while True:
+            await asyncio.sleep(patience_s / 4)
+            since_s = self._loop.time() - patience_s
+            for connection in tuple(self._connections):
+                connection.end_if_late(since_s)
 
     async def _checkpoint(self) -> None:
         """By time; the machine itself asks when its cache is full."""

@@ -44,6 +44,7 @@ class BookieOptions:
     ledgers_max: int = 1_000_000
     connections_max: int = 4096  # further ones are closed at once
     receive_bytes_max: int = 256 * MiB  # of frames that are not whole yet, all connections; who goes beyond is closed
+    frame_s: float = 30.0  # a first request, or the rest of one, that does not come by then ends its connection
     connection_out_bytes_max: int = 4 * MiB  # a connection's requests rest while so much waits to be sent to it
     connection_reads_max: int = 256  # ... or while so many of its requests have no answer because of a disk
 
@@ -58,7 +59,9 @@ class BookieOptions:
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
             raise ValueError("disk_free_reserve_bytes may not exceed disk_free_min_bytes")
         port_number(self, "port", "metrics_port")
-        at_least_one(self, "checkpoint_s", "disk_check_s", "connections_max", "ledgers_max", "reads_waiting_max")
+        at_least_one(
+            self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"
+        )
         at_least_one(self, "journal_group_bytes_max", "journal_waiting_bytes_max", "journal_files_max")
         at_least_one(self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max")
         at_least_one(self, "connection_out_bytes_max", "connection_reads_max", "read_ahead_bytes", "read_ahead_entries")

@@ -40,6 +40,7 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         sys.stderr.write("dlog does not run under python -O: its assertions guard acknowledged data\n")
         return 2
     keep_freed_memory()
+    raise_file_limit()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_watched(main))
@@ -111,6 +112,12 @@ def keep_freed_memory() -> None:
     mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
     mallopt(_M_TRIM_THRESHOLD, _KEEP_BYTES)
     mallopt(_M_ARENA_MAX, 1)
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the machine does: connections and files are bounded by options of ours."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class StallWatch:

@@ -1,0 +1,37 @@
+"""Places on a bookie's port are few: who holds one without asking anything, or half of something, loses it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.bookie.conftest import Make
+from tests.integration.bookie.raw import add_frame, packet
+
+pytestmark = pytest.mark.zookeeper
+
+
+def test_who_does_not_finish_a_request_is_cut_and_who_is_idle_after_one_is_not(make_bookie: Make) -> None:
+    bookie = make_bookie(frame_s=0.5).start()
+    with bookie.connect() as idle, bookie.connect() as silent, bookie.connect() as half, bookie.connect() as late:
+        assert idle.add(1, 0, b"x") == 0
+        half.send(add_frame(2, 0, b"never whole")[:-1])
+        assert late.add(3, 0, b"first") == 0
+        late.send(add_frame(3, 1, b"second")[:10])
+        for stranger in (silent, half, late):
+            assert stranger.is_closed()
+        assert idle.read(1, 0) == (0, packet(1, 0, b"x"))
+
+
+def test_a_frame_that_takes_its_time_piece_by_piece_is_one_frame(make_bookie: Make) -> None:
+    """Dripping does not buy time: the clock runs from the begin of the frame."""
+    bookie = make_bookie(frame_s=0.5).start()
+    with bookie.connect() as drip:
+        drip.socket.settimeout(0.05)
+        with pytest.raises(ConnectionError):
+            for byte in add_frame(1, 0, bytes(100_000)):
+                drip.send(bytes([byte]))
+                try:
+                    assert drip.socket.recv(1) == b"", "no answer to half a request"
+                    raise ConnectionError("closed")
+                except TimeoutError:
+                    continue
