@@ -8,83 +8,71 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
-from actors.bookie.server import BookieServer, DiskFailedError
-from dlog.bookie.events import BookieStarted
+from actors.bookie.connection import Connection
+from actors.bookie.life import Ground, live
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.events import Event
 from dlog.io import logs, metrics, process, settings
-from dlog.io.bookie_dirs import LockedDirs, check_cookies, lock_dirs, paths_of, stored_id
-from dlog.io.bookie_store import Opened, open_storage
 from dlog.io.disk import RealDisk
-from dlog.io.metadata import BookieInfo
+from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.threads import RealThreads
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.model.ids import BookieId, bookie_id
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     flags = vars(_parser().parse_args(arguments))
     config, log_format = flags.pop("config"), flags.pop("log_format")
 
-    async def live() -> int:
+    async def run() -> int:
         options = settings.load(BookieOptions, "bookie", config, flags)
         logs.setup(log_format, role="bookie", port=options.port)
         logs.tell(settings.configured("bookie", options, config))
         await serve(options)
         return 0
 
-    return process.run(live)
+    return process.run(run)
 
 
 async def serve(options: BookieOptions) -> None:
-    """Live until SIGTERM. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError before it serves;
-    DiskFailedError when it may not go on."""
+    """Live until SIGTERM. Raises what actors/bookie/life.py says, and ConfigError if the port cannot be bound."""
     stopping = process.stop_event(_tell)
     listener = _bind(options.host, options.port)
     address = options.advertise or f"{options.host}:{listener.getsockname()[1]}"
-    dirs = lock_dirs(paths_of(options))
+    loop = asyncio.get_running_loop()
+    endpoint: metrics.Endpoint | None = None
+
+    async def listen(connect: Callable[[], Connection]) -> asyncio.AbstractServer:
+        return await loop.create_server(connect, sock=listener, backlog=1024)
+
+    @contextlib.asynccontextmanager
+    async def metadata() -> AsyncIterator[Metadata]:
+        async with await ZooKeeperMetadata.connect(options.zookeeper, options.namespace) as connected:
+            yield connected
+
+    def on_ready(info: BookieInfo) -> None:
+        process.ready("bookie", info.bookie, address)
+
+    ground = Ground(
+        disk=RealDisk(),
+        threads=RealThreads(loop),
+        connect=metadata,
+        listen=listen,
+        address=address,
+    )
     try:
-        bookie = _id(options, dirs, address)
-        async with await ZooKeeperMetadata.connect(options.zookeeper, options.namespace) as metadata:
-            await check_cookies(dirs, bookie, metadata)
-            opened = await asyncio.to_thread(_open, options, dirs, bookie)
-            endpoint = metrics.serve(options.metrics_port or None, options.host)
-            server = BookieServer(options, RealDisk(), opened, dirs.all, tell=_tell)
-
-            def on_ready() -> None:
-                _tell(BookieStarted(bookie, address, server.machine.ledgers))
-                process.ready("bookie", bookie, address)
-
-            host, _, port = address.rpartition(":")
-            info = BookieInfo(bookie, host.strip("[]"), int(port))
-            try:
-                await server.run(listener, stopping, metadata=metadata, info=info, on_ready=on_ready)
-            finally:
-                if endpoint is not None:
-                    endpoint.close()
+        endpoint = metrics.serve(options.metrics_port or None, options.host)
+        await live(options, ground, stopping, tell=_tell, on_ready=on_ready)
     finally:
         listener.close()
-        dirs.close()
-
-
-def _open(options: BookieOptions, dirs: LockedDirs, bookie: BookieId) -> Opened:
-    try:
-        return open_storage(RealDisk(), options, dirs.paths, bookie, _tell)
-    except OSError as error:
-        raise DiskFailedError(f"storage cannot be opened: {error!r}") from error
-
-
-def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:
-    """As configured; else, with a port of the kernel's choice, the id the directories have; else the address."""
-    if options.bookie_id:
-        return bookie_id(options.bookie_id)
-    known = stored_id(dirs) if options.port == 0 else None
-    return known or bookie_id(address)
+        if endpoint is not None:
+            endpoint.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

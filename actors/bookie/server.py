@@ -1,4 +1,4 @@
-"""The bookie alive: one machine, its disk threads, its connections, all on one loop.
+"""The bookie alive: one machine, its disk's workers, its connections, all on one loop.
 
 The law of this file: facts reach the machine one at a time, effects are performed in order when `handle` has returned,
 and at the end of each turn the journal gets what it has to write and every connection one write. If anything fails that
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from actors.bookie.connection import Connection
@@ -25,10 +24,14 @@ from dlog.io.bookie_disk import BookieDisk
 from dlog.io.bookie_store import Opened
 from dlog.io.disk import Disk
 from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.threads import Threads
 from dlog.machine import Persist, Received, Send, Tell
 from dlog.wire.bookie import Request
 
 ABANDON_S = 2.0  # to wait for threads that may hang in a disk that failed
+
+#: makes a server of connections that the given factory builds, e.g. loop.create_server on a bound socket
+Listen = Callable[[Callable[[], Connection]], Awaitable[asyncio.AbstractServer]]
 
 
 class DiskFailedError(DLogError):
@@ -36,9 +39,9 @@ class DiskFailedError(DLogError):
 
 
 class BookieServer:
-    """Serves one opened storage on one listening socket.
+    """Serves one opened storage.
 
-    tell: hears every event. directories: whose free space is watched.
+    tell: hears every event. directories: whose free space is watched. threads: do what blocks.
     """
 
     def __init__(
@@ -47,20 +50,29 @@ class BookieServer:
         disk: Disk,
         opened: Opened,
         directories: tuple[str, ...],
+        threads: Threads,
         *,
         tell: Callable[[Event], None],
     ) -> None:
         self._options = options
         self._tell = tell
+        self._threads = threads
         self._loop = asyncio.get_running_loop()
         self.machine = Bookie(options, opened.rows, limbo=opened.limbo)
         opened.rows = []
         self._disk = BookieDisk(
-            disk, opened, options, directories, post=self._post, on_failed=self._fail, tell=self._tell_from_thread
+            disk,
+            opened,
+            options,
+            directories,
+            threads,
+            post=self._post,
+            on_failed=self._fail,
+            tell=self._tell_from_thread,
         )
         self._facts: deque[Any] = deque()
         self._dirty: list[Connection] = []
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # in the order they came, so that every run is the same
         self._received_bytes = 0  # of frames that are not whole yet
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
@@ -78,7 +90,7 @@ class BookieServer:
 
     async def run(
         self,
-        listener: socket.socket,
+        listen: Listen,
         stopping: asyncio.Event,
         *,
         metadata: Metadata | None = None,
@@ -91,8 +103,8 @@ class BookieServer:
         DiskFailedError; the storage is then whole up to what was acknowledged, and replayed by the next start.
         """
         self._disk.start()
-        self._perform_all([SpaceSeen(await asyncio.to_thread(self._disk.free_bytes))])
-        server = await self._loop.create_server(self._connect, sock=listener, backlog=1024)
+        self._perform_all([SpaceSeen(await self._threads.run(self._disk.free_bytes))])
+        server = await listen(self._connect)
         try:
             async with asyncio.TaskGroup() as life:
                 tasks = [
@@ -118,12 +130,12 @@ class BookieServer:
             self._abort(server)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(ABANDON_S):  # a disk that failed may also hang
-                    await asyncio.to_thread(self._disk.abandon)
+                    await self._disk.abandon()
             raise group.exceptions[0] from None
         finally:
             self._abort(server)
 
-    def _abort(self, server: asyncio.Server) -> None:
+    def _abort(self, server: asyncio.AbstractServer) -> None:
         server.close()
         for connection in list(self._connections):
             connection.abort()
@@ -174,9 +186,9 @@ class BookieServer:
 
     async def _drain_and_checkpoint(self) -> None:
         """Everything taken is answered, everything in memory goes to the index; the next start replays nothing."""
-        for connection in self._connections:
+        for connection in list(self._connections):
             connection.stop_taking()
-        await asyncio.to_thread(self._disk.stop_journal)
+        await self._disk.stop_journal()
         self._drain()
         while self._disk.has_unflushed and not self._failed.is_set():
             self._flushed.clear()
@@ -186,7 +198,7 @@ class BookieServer:
                 break  # no room: the journal keeps it
         for connection in list(self._connections):
             connection.close()
-        await asyncio.to_thread(self._disk.close)
+        await self._disk.close()
         if self._failure is not None:
             raise DiskFailedError(f"the last checkpoint failed: {self._failure!r}") from self._failure
 
@@ -197,12 +209,15 @@ class BookieServer:
             settle=self._settle,
             is_congested=lambda: self.machine.is_congested,
             out_dirty=self._dirty.append,
-            on_lost=self._connections.discard,
+            on_lost=self._lost,
             count_bytes=self._count_received,
             is_refused=len(self._connections) >= self._options.connections_max,
         )
-        self._connections.add(connection)
+        self._connections[connection] = None
         return connection
+
+    def _lost(self, connection: Connection) -> None:
+        self._connections.pop(connection, None)
 
     def _count_received(self, change: int) -> bool:
         self._received_bytes += change
@@ -217,8 +232,7 @@ class BookieServer:
         """From any thread."""
         if self._failure is None:
             self._facts.append(fact)
-            with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be told
-                self._loop.call_soon_threadsafe(self._drain)
+            self._threads.to_loop(self._drain)
 
     def _drain(self) -> None:
         facts = self._facts
@@ -246,8 +260,7 @@ class BookieServer:
         """From any thread: from here on nothing is acknowledged."""
         if self._failure is None:
             self._failure = error
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._wake_all)
+        self._threads.to_loop(self._wake_all)
 
     def _wake_all(self) -> None:
         self._failed.set()
@@ -266,7 +279,7 @@ class BookieServer:
         self._tell(effect.event)
 
     def _tell_from_thread(self, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._tell, event)
+        self._threads.to_loop(self._tell, event)
 
     def _settle(self) -> None:
         """The end of a turn."""

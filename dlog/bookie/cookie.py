@@ -17,11 +17,15 @@ from dlog.wire.bookie_info import Cookie, decode_cookie
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What lies in one directory: the text of its VERSION file, and whether it holds data of a bookie."""
+    """What lies in one directory: the text of its VERSION file, and whether it holds data of a bookie.
+
+    lacks_manifest: it is for ledgers, and the file that a first start lays there is missing.
+    """
 
     directory: str
     version: str | None
     has_data: bool
+    lacks_manifest: bool = False
 
 
 class Verdict(enum.Enum):
@@ -55,6 +59,12 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found]) -> V
                 f"let the other bookies re-replicate, delete the cookie of {expected.bookie} in ZooKeeper and start "
                 f"with all directories empty: dir={','.join(missing)}"
             )
+        for item in found:
+            if item.lacks_manifest:
+                raise CookieError(
+                    f"directory has lost its MANIFEST, which says what counts in it; put the file back, or treat all "
+                    f"directories of this bookie as lost: dir={item.directory}"
+                )
         return Verdict.SERVE
     if any(item.has_data for item in stamped):
         raise CookieError(

@@ -1,8 +1,9 @@
 """A bookie's directories before it serves: made, locked, and judged to be its own.
 
-The law of this file: nothing is written into a directory before its lock is held, and nothing but VERSION before the
-cookies agree. VERSION is written to the directories first and to ZooKeeper last, so an interrupted first start leaves
-directories without data, which the next start may take.
+The law of this file: nothing is written into a directory before its lock is held, and nothing but VERSION and an empty
+MANIFEST before the cookies agree. Those are written to the directories first, and the cookie to ZooKeeper last: so an
+interrupted first start leaves directories without data, which the next start may take, and a directory that lacks its
+MANIFEST later has lost it.
 """
 
 from __future__ import annotations
@@ -11,25 +12,28 @@ import os
 from dataclasses import dataclass
 
 from dlog.bookie.cookie import Found, Verdict, judge
+from dlog.bookie.manifest import Manifest, encode
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
 from dlog.io.bookie_store import StoragePaths
-from dlog.io.disk import DirectoryLock, Disk, RealDisk, make_dir, read_whole, write_whole
+from dlog.io.disk import DirectoryLock, Disk, read_whole, write_whole
+from dlog.io.ledger_dir import MANIFEST
 from dlog.io.metadata import Metadata
+from dlog.io.threads import Threads
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId
 from dlog.wire.bookie_info import Cookie, decode_cookie, encode_cookie
 
 VERSION = "VERSION"
-_DATA = ("journal-", "spare-", "index-", "entries-", "MANIFEST")
+_DATA = ("journal-", "spare-", "index-", "entries-")
 
 
-def paths_of(options: BookieOptions) -> StoragePaths:
+def paths_of(options: BookieOptions, disk: Disk) -> StoragePaths:
     """Absolute paths. Raises ConfigError if two directories are the same."""
     journal = options.journal_dir or os.path.join(options.dir, "journal")
     ledgers = [part.strip() for part in options.ledger_dirs.split(",") if part.strip()]
     ledgers = ledgers or [os.path.join(options.dir, "ledgers")]
-    paths = StoragePaths(os.path.realpath(journal), tuple(os.path.realpath(path) for path in ledgers))
+    paths = StoragePaths(disk.real_path(journal), tuple(disk.real_path(path) for path in ledgers))
     if len({paths.journal, *paths.ledgers}) != 1 + len(paths.ledgers):
         raise ConfigError(f"journal and ledger directories must all differ: dirs={paths.journal},{paths.ledgers}")
     if any("," in path or "\t" in path or "\n" in path for path in (paths.journal, *paths.ledgers)):
@@ -41,6 +45,7 @@ def paths_of(options: BookieOptions) -> StoragePaths:
 class LockedDirs:
     """Directories this process has to itself until `close`."""
 
+    disk: Disk
     paths: StoragePaths
     locks: list[DirectoryLock]
 
@@ -53,14 +58,14 @@ class LockedDirs:
         return (self.paths.journal, *self.paths.ledgers)
 
 
-def lock_dirs(paths: StoragePaths) -> LockedDirs:
+def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
     """Make what is missing and lock all. Raises CookieError if another bookie runs there, ConfigError if they cannot
     be made or written."""
     locks: list[DirectoryLock] = []
     try:
         for directory in (paths.journal, *paths.ledgers):
-            make_dir(directory)
-            locks.append(DirectoryLock(directory))
+            disk.make_dir(directory)
+            locks.append(disk.lock(directory))
     except OSError as error:
         for lock in locks:
             lock.close()
@@ -69,34 +74,49 @@ def lock_dirs(paths: StoragePaths) -> LockedDirs:
         for lock in locks:
             lock.close()
         raise
-    return LockedDirs(paths, locks)
+    return LockedDirs(disk, paths, locks)
 
 
 def stored_id(dirs: LockedDirs) -> BookieId | None:
     """The id these directories were stamped with, if any."""
     for directory in dirs.all:
-        version = read_whole(RealDisk(), directory, VERSION)
+        version = read_whole(dirs.disk, directory, VERSION)
         if version is not None:
-            return decode_cookie(version).bookie
+            return decode_cookie(version.decode(errors="replace")).bookie
     return None
 
 
-async def check_cookies(dirs: LockedDirs, bookie: BookieId, metadata: Metadata) -> None:
+async def check_cookies(dirs: LockedDirs, bookie: BookieId, metadata: Metadata, threads: Threads) -> None:
     """Serve only on our own disks. Raises CookieError, or MetadataUnavailableError."""
-    disk: Disk = RealDisk()
     paths = dirs.paths
     expected = Cookie(bookie, (paths.journal,), paths.ledgers, await metadata.instance_id())
     seen = await metadata.read_cookie(bookie)
     registered = str(seen.value) if isinstance(seen, Versioned) else None
-    found = [_look(disk, directory) for directory in dirs.all]
+    found = await threads.run(_look, dirs)
     if judge(expected, registered, found) is Verdict.STAMP:
         text = encode_cookie(expected)
-        for directory in dirs.all:
-            write_whole(disk, directory, VERSION, text.encode())
+        await threads.run(_stamp, dirs, text)
         await metadata.write_cookie(bookie, text, None)
 
 
-def _look(disk: Disk, directory: str) -> Found:
-    version = read_whole(disk, directory, VERSION)
-    has_data = any(name.startswith(_DATA) for name in disk.names(directory))
-    return Found(directory, None if version is None else version.decode(errors="replace"), has_data)
+def _look(dirs: LockedDirs) -> list[Found]:
+    found: list[Found] = []
+    for directory in dirs.all:
+        version = read_whole(dirs.disk, directory, VERSION)
+        names = dirs.disk.names(directory)
+        found.append(
+            Found(
+                directory,
+                None if version is None else version.decode(errors="replace"),
+                has_data=any(name.startswith(_DATA) for name in names),
+                lacks_manifest=directory in dirs.paths.ledgers and MANIFEST not in names,
+            )
+        )
+    return found
+
+
+def _stamp(dirs: LockedDirs, text: str) -> None:
+    for directory in dirs.all:
+        write_whole(dirs.disk, directory, VERSION, text.encode())
+    for directory in dirs.paths.ledgers:
+        write_whole(dirs.disk, directory, MANIFEST, encode(Manifest()))

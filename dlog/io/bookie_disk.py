@@ -1,17 +1,14 @@
-"""The bookie's threads: one that writes the journal, one that flushes, one that makes files ahead, a few that read.
+"""The bookie's workers: one that writes the journal, one that flushes, one that makes files ahead, a few that read.
 
-The law of this file: the journal thread takes everything that waits, writes it with one write and one datasync, and
-only then says so; a failed datasync is the last thing it says. Facts are handed to the loop's thread; nothing here
-touches the machine.
+The law of this file: the journal's worker takes everything that waits, writes it with one write and one datasync, and
+only then says so; a failed datasync is the last thing it says. Facts are handed to the loop; nothing here
+touches the machine. Who the workers are is dlog/io/threads.py's.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from dlog.bookie.journal import Mark, Record, record_bytes
@@ -22,6 +19,7 @@ from dlog.events import Event
 from dlog.io.bookie_store import LedgerDirs, Opened
 from dlog.io.disk import NO_SPACE, Disk
 from dlog.io.journal_files import JournalFiles
+from dlog.io.threads import Line, Pool, Threads
 from dlog.machine import Persisted
 
 _IDLE_S = 0.2  # after so long an empty group says that the last one was durable
@@ -29,11 +27,16 @@ _READERS = 4
 _AHEAD = 2
 
 Records = tuple[Record, ...]
+Submitted = tuple[int, Records, int]  # token, records, epoch
 Post = Callable[[Any], None]
 
 
-class JournalThread(threading.Thread):
-    """Group commit. `submit` from the loop; `on_durable(token, mark)` and the rest are called in this thread."""
+class JournalWriter:
+    """Group commit, as the work of a line: takes (token, records, epoch) in order of tokens.
+
+    on_durable(token, mark) and on_refused are called where the line works. After a refusal only a later epoch is
+    listened to.
+    """
 
     def __init__(
         self,
@@ -42,43 +45,22 @@ class JournalThread(threading.Thread):
         *,
         on_durable: Callable[[int, Mark], None],
         on_refused: Callable[[str], None],
-        on_failed: Callable[[BaseException], None],
     ) -> None:
-        super().__init__(name="journal", daemon=True)
         self._journal = journal
         self._group_bytes_max = group_bytes_max
         self._on_durable = on_durable
         self._on_refused = on_refused
-        self._on_failed = on_failed
-        self._queue: SimpleQueue[list[tuple[int, Records, int]] | None] = SimpleQueue()
-        self._taken: deque[tuple[int, Records, int]] = deque()
+        self._taken: deque[Submitted] = deque()
         self._refused_epoch = -1
         self._marked = True  # nothing was written since the last empty group
-        self.groups = 0
-        self.records = 0
 
-    def submit(self, tokens: list[tuple[int, Records, int]]) -> None:
-        """(token, records, epoch) in order of tokens. After a refusal only a later epoch is listened to."""
-        self._queue.put(tokens)
-
-    def stop(self) -> None:
-        """Write what was submitted, then end."""
-        self._queue.put(None)
-
-    def run(self) -> None:
-        try:
-            while self._step():
-                pass
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the bookie must hear that nothing is durable
-            self._on_failed(error)
-
-    def _step(self) -> bool:
-        """One group. False: stopped and nothing left."""
-        open_ended = self._take()
+    def work(self, submitted: list[Submitted]) -> float | None:
+        """One group of what waits; an empty one if nothing has come for a while."""
+        taken = self._taken
+        taken += submitted
         records: list[Record] = []
         size = 0
-        upto = -1
-        taken = self._taken
+        upto = epoch = -1
         while taken and (not records or size < self._group_bytes_max):
             token, more, epoch = taken.popleft()
             if epoch <= self._refused_epoch:
@@ -89,22 +71,11 @@ class JournalThread(threading.Thread):
                 size += record_bytes(record)
         if records:
             self._write(records, upto, epoch)
-        elif not taken and open_ended and not self._marked:
+        elif not taken and not self._marked:
             self._write([], upto, -1)
-        return open_ended or bool(taken)
-
-    def _take(self) -> bool:
-        """Move everything that waits to `_taken`, waiting for something if there is nothing. False: to be stopped."""
-        queue, taken = self._queue, self._taken
-        try:
-            item = queue.get(block=not taken, timeout=None if self._marked else _IDLE_S)
-            while item is not None:
-                taken.extend(item)
-                item = queue.get_nowait()
-        except Empty:
-            return True
-        queue.put(None)  # for the next round, should anything be left
-        return False
+        if taken:
+            return 0.0
+        return None if self._marked else _IDLE_S
 
     def _write(self, records: list[Record], upto: int, epoch: int) -> None:
         try:
@@ -117,8 +88,6 @@ class JournalThread(threading.Thread):
                 self._on_refused(f"the journal cannot grow: {error.strerror}")
             self._marked = True
             return
-        self.groups += 1
-        self.records += len(records)
         self._marked = not records
         self._on_durable(upto, mark)
 
@@ -132,6 +101,7 @@ class BookieDisk:
         opened: Opened,
         options: BookieOptions,
         directories: tuple[str, ...],
+        threads: Threads,
         *,
         post: Post,
         on_failed: Callable[[BaseException], None],
@@ -147,24 +117,30 @@ class BookieDisk:
         self._on_failed = on_failed
         self._tell = tell
         self._epoch = 0
-        self._submitted: list[tuple[int, Records, int]] = []
+        self._submitted: list[Submitted] = []
         self._durable = opened.journal.mark  # behind the last token the machine has heard of; the loop's
         self._flush_number = 0
         self._flush_mark = self._durable
         self._checkpointed = opened.dirs.mark
-        self._thread = JournalThread(
+        self._threads = threads
+        self._on_failed = on_failed
+        self._writer = JournalWriter(
             opened.journal,
             options.journal_group_bytes_max,
             on_durable=lambda upto, mark: post(_Durable(upto, mark)),
             on_refused=lambda reason: post(PersistRefused(reason)),
-            on_failed=on_failed,
         )
-        self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
-        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
-        self._preparer = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._line: Line[Submitted]
+        self._readers: Pool
+        self._flusher: Pool
+        self._preparer: Pool
 
     def start(self) -> None:
-        self._thread.start()
+        threads, on_failed = self._threads, self._on_failed
+        self._line = threads.line("journal", self._writer.work, on_failed)
+        self._readers = threads.pool("read", _READERS, on_failed)
+        self._flusher = threads.pool("flush", 1, on_failed)
+        self._preparer = threads.pool("prepare", 1, on_failed)
         self._prepare()
 
     # ---- from the loop -----------------------------------------------------------------------------------------------
@@ -174,9 +150,9 @@ class BookieDisk:
         self._submitted.append((token, records, self._epoch))
 
     def submit(self) -> None:
-        """Everything since the last call goes to the journal thread."""
+        """Everything since the last call goes to the journal."""
         if self._submitted:
-            self._thread.submit(self._submitted)
+            self._line.put(self._submitted)
             self._submitted = []
 
     def heard(self, fact: Any) -> Any:
@@ -192,7 +168,7 @@ class BookieDisk:
         return fact
 
     def fetch(self, fetch: Fetch) -> None:
-        self._readers.submit(self._fetch, fetch).add_done_callback(self._check)
+        self._readers.submit(self._fetch, fetch)
 
     def flush(self, flush: Flush) -> None:
         """The mark is that of the last token the machine had heard of when this flush was first asked for.
@@ -201,14 +177,14 @@ class BookieDisk:
         """
         if flush.number != self._flush_number:
             self._flush_number, self._flush_mark = flush.number, self._durable
-        self._flusher.submit(self._flush, flush, self._flush_mark).add_done_callback(self._check)
+        self._flusher.submit(self._flush, flush, self._flush_mark)
 
     def free_bytes(self) -> int:
         """Of the fullest directory; blocks."""
         return min(self._disk.free_bytes(directory) for directory in self._directories)
 
     def look_at_space(self) -> None:
-        self._preparer.submit(self._look_at_space).add_done_callback(self._check)
+        self._preparer.submit(self._look_at_space)
 
     @property
     def is_checkpoint_due(self) -> bool:
@@ -220,27 +196,27 @@ class BookieDisk:
         """Whether the journal holds anything behind the mark."""
         return self._durable.group != self._checkpointed.group
 
-    def stop_journal(self) -> None:
-        """Blocks until everything submitted is durable and told."""
+    async def stop_journal(self) -> None:
+        """Returns when everything submitted is durable and told."""
         self.submit()
-        self._thread.stop()
-        self._thread.join()
+        self._line.stop()
+        await self._line.ended()
 
-    def abandon(self) -> None:
-        """After a failure: begin nothing more; blocks until what runs has ended, so that the files are nobody's."""
-        self._thread.stop()
-        for pool in (self._readers, self._preparer, self._flusher):
-            pool.shutdown(wait=True, cancel_futures=True)
-        self._thread.join()
+    async def abandon(self) -> None:
+        """After a failure: begin nothing more; returns when what runs has ended, so that the files are nobody's."""
+        workers = (self._line, self._readers, self._preparer, self._flusher)
+        for worker in workers:
+            worker.stop()
+        for worker in workers:
+            await worker.ended()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """After the journal has stopped and the last flush was heard of."""
-        for pool in (self._readers, self._preparer, self._flusher):
-            pool.shutdown(wait=True, cancel_futures=True)
+        await self.abandon()
         self._journal.close()
         self._dirs.close()
 
-    # ---- in the threads ----------------------------------------------------------------------------------------------
+    # ---- in the workers ----------------------------------------------------------------------------------------------
 
     def _fetch(self, fetch: Fetch) -> None:
         try:
@@ -273,7 +249,7 @@ class BookieDisk:
                 raise
 
     def _prepare(self) -> None:
-        self._preparer.submit(self._prepare_files).add_done_callback(self._check)
+        self._preparer.submit(self._prepare_files)
 
     def _prepare_files(self) -> None:
         try:
@@ -284,10 +260,6 @@ class BookieDisk:
 
     def _look_at_space(self) -> None:
         self._post(SpaceSeen(self.free_bytes()))
-
-    def _check(self, future: Future[None]) -> None:
-        if not future.cancelled() and (error := future.exception()) is not None:
-            self._on_failed(error)
 
 
 class _Durable:

@@ -6,6 +6,7 @@ nothing to the journal before a checkpoint has moved all marks to the new, empty
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -96,13 +97,20 @@ class Opened:
     limbo: bool
 
 
-def open_storage(disk: Disk, options: BookieOptions, paths: StoragePaths, bookie: str, tell: Tell) -> Opened:
-    """Load, replay, checkpoint. Blocks; call it before serving.
+def open_storage(
+    disk: Disk,
+    options: BookieOptions,
+    paths: StoragePaths,
+    bookie: str,
+    tell: Tell,
+    random_bits: Callable[[int], int] = secrets.randbits,
+) -> Opened:
+    """Load, replay, checkpoint. Blocks; call it before serving. random_bits: see JournalFiles.
 
     Raises DamagedError (JournalDamaged with the place, unless options.salvage), UnavailableError when the disk is too
     full to start, OSError.
     """
-    journal = JournalFiles(disk, paths.journal, crc32c(bookie.encode()), options.journal_file_bytes)
+    journal = JournalFiles(disk, paths.journal, crc32c(bookie.encode()), options.journal_file_bytes, random_bits)
     dirs = LedgerDirs(disk, paths.ledgers, options.entry_log_bytes)
     restored = Restored(dirs.load(tell))
     limbo = dirs.limbo

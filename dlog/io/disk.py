@@ -62,9 +62,31 @@ class Disk(Protocol):
         """Sorted names in the directory; FileNotFoundError if there is none."""
         ...
 
-    def sync_dir(self, directory: str) -> None: ...
+    def sync_dir(self, directory: str) -> None:
+        """Never raises a NO_SPACE number, like `datasync`."""
+        ...
 
     def free_bytes(self, directory: str) -> int: ...
+
+    def real_path(self, path: str) -> str:
+        """Absolute, and the same for all ways to write it."""
+        ...
+
+    def make_dir(self, path: str) -> None:
+        """Make the directory and its parents, each durable in the one above; nothing if it is there."""
+        ...
+
+    def lock(self, directory: str) -> DirectoryLock:
+        """Raises CookieError at once if another process holds it."""
+        ...
+
+
+class DirectoryLock(Protocol):
+    """A directory of our own, until closed or the process ends, however it ends."""
+
+    def close(self) -> None:
+        """Idempotent."""
+        ...
 
 
 class RealFile:
@@ -153,6 +175,8 @@ class RealDisk:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
+        except OSError as error:  # as in datasync: a name may be gone
+            raise OSError(errno.EIO, f"fsync of a directory failed: {error.strerror}", directory) from error
         finally:
             os.close(fd)
 
@@ -160,8 +184,39 @@ class RealDisk:
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
 
+    def real_path(self, path: str) -> str:
+        return os.path.realpath(path)
 
-# ---- small whole files, and directories of our own -------------------------------------------------------------------
+    def make_dir(self, path: str) -> None:
+        target = Path(path).absolute()
+        missing = [p for p in (target, *target.parents) if not p.exists()]
+        for directory in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                directory.mkdir()
+            self.sync_dir(str(directory.parent))
+
+    def lock(self, directory: str) -> DirectoryLock:
+        return _FileLock(directory)
+
+
+class _FileLock:
+    """flock on a file in the directory."""
+
+    def __init__(self, directory: str) -> None:
+        self._fd = os.open(f"{directory}/LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._fd)
+            raise CookieError(f"another bookie runs on this directory; stop it first: dir={directory}") from error
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+# ---- small whole files -----------------------------------------------------------------------------------------------
 
 
 def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
@@ -189,31 +244,3 @@ def read_whole(disk: Disk, directory: str, name: str) -> bytes | None:
         return file.pread(file.size(), 0)
     finally:
         file.close()
-
-
-def make_dir(path: str) -> None:
-    """Make the directory and its parents, each durable in the one above."""
-    target = Path(path).absolute()
-    missing = [p for p in (target, *target.parents) if not p.exists()]
-    for directory in reversed(missing):
-        with contextlib.suppress(FileExistsError):
-            directory.mkdir()
-        RealDisk().sync_dir(str(directory.parent))
-
-
-class DirectoryLock:
-    """flock on a file in a directory; held until closed or the process ends, however it ends."""
-
-    def __init__(self, directory: str) -> None:
-        """Raises CookieError at once if another process holds it."""
-        self._fd = os.open(f"{directory}/LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._fd)
-            raise CookieError(f"another bookie runs on this directory; stop it first: dir={directory}") from error
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1

@@ -37,14 +37,22 @@ class JournalFiles:
     """The files of one journal directory.
 
     owner: a number of the bookie, kept in every header. `write` is called by one thread, `prepare` and `release` by
-    another; before `start` only `replay` may be called.
+    another; before `start` only `replay` may be called. random_bits: draws the nonces of files' headers.
     """
 
-    def __init__(self, disk: Disk, directory: str, owner: int, file_bytes: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        owner: int,
+        file_bytes: int,
+        random_bits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
         self._disk = disk
         self._directory = directory
         self._owner = owner
         self._file_bytes = max(file_bytes + -file_bytes % BLOCK, 2 * BLOCK)
+        self._random_bits = random_bits
         self._lock = threading.Lock()  # around making files: by the preparer, or by a writer it could not keep up with
         self._ready: deque[tuple[int, int, File]] = deque()  # id, seed, file
         self._ids: set[int] = set()
@@ -171,7 +179,7 @@ class JournalFiles:
         file = self._disk.open(path)
         try:
             file_id = self._next_id
-            header = file_header(file_id, self._owner, secrets.randbits(64))
+            header = file_header(file_id, self._owner, self._random_bits(64))
             file.pwritev([header], 0)
             file.datasync()
             self._disk.rename(path, self._path(file_id))

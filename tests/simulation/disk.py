@@ -1,4 +1,4 @@
-"""A disk that remembers every operation, and what a power cut may leave of them.
+"""A disk that remembers every operation, and what a power cut may leave of them; and that fails in the ways disks do.
 
 What was synced survives. Of what was not: each 512-byte sector of a write may be kept or lost on its own; of the names
 changed in a directory any first part may be kept. Sizes grow only as far as a kept sector reaches.
@@ -7,18 +7,25 @@ changed in a directory any first part may be kept. Sizes grow only as far as a k
 from __future__ import annotations
 
 import errno
+import posixpath
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from dlog.errors import CookieError
+from dlog.io.disk import DirectoryLock
 
 SECTOR = 512
 
 
 @dataclass(slots=True)
 class Write:
+    """`lands_at`: where the medium gets it, if it gets it (None: never); the page cache shows it at `offset`."""
+
     inode: int
     offset: int
     data: bytes
+    lands_at: int | None
 
 
 @dataclass(slots=True)
@@ -40,7 +47,19 @@ class SyncDir:
     directory: str
 
 
-Operation = Write | Sync | Name | SyncDir
+@dataclass(slots=True)
+class FailedSync:
+    """The pages that were to be written are dropped: the page cache still shows them, no later sync will write them."""
+
+    inode: int
+
+
+Operation = Write | Sync | FailedSync | Name | SyncDir
+Keep = Callable[[], bool]
+
+
+class Died(BaseException):
+    """The process that asked is dead. No error a program may handle, so it is not an Exception."""
 
 
 @dataclass(slots=True)
@@ -56,93 +75,195 @@ class Image:
     def flip_bit(self, path: str, bit: int) -> None:
         self.contents[self.names[path]][bit // 8] ^= 1 << bit % 8
 
-
-class SimulatedFile:
-    def __init__(self, disk: SimulatedDisk, inode: int) -> None:
-        self._disk = disk
-        self.inode = inode
-
-    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
-        self._disk.write(self.inode, offset, b"".join(buffers))
-
-    def pread(self, length: int, offset: int) -> bytes:
-        return bytes(self._disk.image.contents[self.inode][offset : offset + length])
-
-    def datasync(self) -> None:
-        if self._disk.sync_fails:
-            raise OSError(errno.EIO, "sync failed")
-        self._disk.operations.append(Sync(self.inode))
-
-    def size(self) -> int:
-        return len(self._disk.image.contents[self.inode])
-
-    def close(self) -> None:
-        """Nothing is held."""
+    def size(self, path: str) -> int:
+        return len(self.contents[self.names[path]])
 
 
 class SimulatedDisk:
-    """The live view is `image`; `operations` is how it came to be from the image it started with."""
+    """What the processes of one machine see is `image`; what a power cut leaves is decided by `operations`.
 
-    def __init__(self, start: Image | None = None, *, bytes_max: int = 1 << 40) -> None:
+    `operations` is how `image` came to be from `start`. settling: what was synced moves to `start` at once and is
+    forgotten as an operation, so that a long run stays small; without it every point in the past can be cut at.
+
+    A disk is a `Disk` itself, for a process that never dies; `mount` makes one for a process that may.
+    """
+
+    def __init__(self, start: Image | None = None, *, bytes_max: int = 1 << 40, settling: bool = False) -> None:
         self.start = start or Image()
         self.image = self.start.copy()
         self.operations: list[Operation] = []
+        self.settling = settling
         self.bytes_max = bytes_max
-        self.sync_fails = False
+        self.sync_fails = False  # every sync from now on
+        self.syncs_to_fail = 0  # so many of the next ones
+        self.copy_on_write = False  # writing over what is there needs room, too
+        self.unreadable: set[tuple[int, int]] = set()  # (inode, sector); heals when it is written
+        self.syncs_failed = 0
+        self._astray: dict[int, int | None] = {}  # inode -> by how many bytes its next write misses; None: is lost
         self._inodes = max(self.image.contents, default=0)
+        self._open: dict[int, int] = {}  # handles by inode
+        self._mounts: list[Mount] = []
+        self._locks: dict[str, Mount | None] = {}
+        self._named: set[int] = set()
+        self.used = 0
+        self._count()
 
-    def create(self, path: str) -> SimulatedFile:
+    # ---- the port ----------------------------------------------------------------------------------------------------
+
+    def create(self, path: str, mount: Mount | None = None) -> SimulatedFile:
         if path in self.image.names:
-            raise FileExistsError(path)
-        self._check_space(1)
+            raise FileExistsError(errno.EEXIST, "file exists", path)
+        if self.used >= self.bytes_max:
+            raise OSError(errno.ENOSPC, "no space", path)
         self._inodes += 1
         self.image.contents[self._inodes] = bytearray()
         self._name(Name(path, self._inodes))
-        return SimulatedFile(self, self._inodes)
+        return SimulatedFile(self, self._inodes, mount)
 
-    def open(self, path: str) -> SimulatedFile:
+    def open(self, path: str, mount: Mount | None = None) -> SimulatedFile:
         if path not in self.image.names:
-            raise FileNotFoundError(path)
-        return SimulatedFile(self, self.image.names[path])
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return SimulatedFile(self, self.image.names[path], mount)
 
     def rename(self, old: str, new: str) -> None:
+        if old not in self.image.names:
+            raise FileNotFoundError(errno.ENOENT, "no such file", old)
         self._name(Name(new, self.image.names[old], gone=old))
 
     def unlink(self, path: str) -> None:
         if path not in self.image.names:
-            raise FileNotFoundError(path)
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
         self._name(Name(path, None))
 
     def names(self, directory: str) -> list[str]:
         return sorted(path.rpartition("/")[2] for path in self.image.names if path.rpartition("/")[0] == directory)
 
     def sync_dir(self, directory: str) -> None:
-        self.operations.append(SyncDir(directory))
+        self._may_fail_sync()
+        self._did(SyncDir(directory))
 
     def free_bytes(self, directory: str) -> int:
-        return self.bytes_max - self._used()
+        return max(0, self.bytes_max - self.used)
+
+    def real_path(self, path: str) -> str:
+        return posixpath.normpath(posixpath.join("/", path))
+
+    def make_dir(self, path: str) -> None:
+        """A directory is there when something is in it: none is lost, none found empty."""
+
+    def lock(self, directory: str, mount: Mount | None = None) -> DirectoryLock:
+        if directory in self._locks:
+            raise CookieError(f"another bookie runs on this directory; stop it first: dir={directory}")
+        self._locks[directory] = mount
+        return _Lock(self._locks, directory, mount)
+
+    # ---- what files do -----------------------------------------------------------------------------------------------
 
     def write(self, inode: int, offset: int, data: bytes) -> None:
         content = self.image.contents[inode]
-        self._check_space(max(0, offset + len(data) - len(content)))
-        self.operations.append(Write(inode, offset, data))
-        _put(content, offset, data)
-
-    def _check_space(self, more: int) -> None:
-        if more and self._used() + more > self.bytes_max:
+        more = len(data) if self.copy_on_write else max(0, offset + len(data) - len(content))
+        room = max(0, self.bytes_max - self.used)
+        short = more > room
+        if short:
+            data = data[: len(data) - more + room]
+        if data:
+            lands_at: int | None = offset
+            if inode in self._astray:
+                miss = self._astray.pop(inode)
+                lands_at = None if miss is None else max(0, offset + miss)
+            before = len(content)
+            _put(content, offset, data)
+            if inode in self._named:
+                self.used += len(content) - before
+            for sector in range(offset // SECTOR, (offset + len(data) - 1) // SECTOR + 1):
+                self.unreadable.discard((inode, sector))
+            self._did(Write(inode, offset, data, lands_at))
+        if short:
             raise OSError(errno.ENOSPC, "no space")
 
-    def _used(self) -> int:
-        named = set(self.image.names.values())
-        return sum(len(data) for inode, data in self.image.contents.items() if inode in named)
+    def read(self, inode: int, length: int, offset: int) -> bytes:
+        if self.unreadable and any(
+            (inode, sector) in self.unreadable for sector in range(offset // SECTOR, (offset + length) // SECTOR + 1)
+        ):
+            raise OSError(errno.EIO, "unreadable sector")
+        return bytes(self.image.contents[inode][offset : offset + length])
 
-    def _name(self, operation: Name) -> None:
-        self.operations.append(operation)
-        _apply_name(self.image.names, operation)
+    def sync(self, inode: int) -> None:
+        try:
+            self._may_fail_sync()
+        except OSError:
+            self._did(FailedSync(inode))
+            raise
+        self._did(Sync(inode))
 
-    # ---- power cuts --------------------------------------------------------------------------------------------------
+    def opened(self, inode: int) -> None:
+        self._open[inode] = self._open.get(inode, 0) + 1
 
-    def cut(self, after: int, keep: Callable[[], bool]) -> Image:
+    def closed(self, inode: int) -> None:
+        count = self._open.pop(inode, 1) - 1
+        if count:
+            self._open[inode] = count
+        else:
+            self._forget(inode)
+
+    # ---- faults ------------------------------------------------------------------------------------------------------
+
+    def flip_bit(self, path: str, bit: int) -> None:
+        """At rest: in what a reader gets now and in what is left after a power cut."""
+        inode = self.image.names[path]
+        for image in (self.image, self.start):
+            content = image.contents.get(inode, bytearray())
+            if bit // 8 < len(content):
+                content[bit // 8] ^= 1 << bit % 8
+
+    def make_unreadable(self, path: str, offset: int, length: int = 1) -> None:
+        """The sectors that hold these bytes give EIO until they are written again."""
+        inode = self.image.names[path]
+        self.unreadable |= {(inode, n) for n in range(offset // SECTOR, (offset + length - 1) // SECTOR + 1)}
+
+    def misdirect(self, path: str, by: int | None) -> None:
+        """The next write to the file lands so many bytes away, or nowhere (None); shown when the cache is dropped."""
+        self._astray[self.image.names[path]] = by
+
+    def drop_caches(self) -> None:
+        """From here on the medium is read: dropped pages and misdirected writes show. Handles stay."""
+        named = self.image.names
+        image = self.cut(len(self.operations), all_kept)
+        for inode, content in self.image.contents.items():
+            content[:] = image.contents.get(inode, b"")
+        assert named == image.names
+        self._count()
+
+    # ---- deaths ------------------------------------------------------------------------------------------------------
+
+    def mount(self) -> Mount:
+        """This disk for a process that may die."""
+        made = Mount(self)
+        self._mounts.append(made)
+        return made
+
+    def kill(self) -> None:
+        """The processes die; what they wrote stays in the page cache, and is as safe as it was."""
+        for mount in self._mounts:
+            mount.dead = True
+        self._mounts.clear()
+        self._open.clear()
+        self._locks = {directory: mount for directory, mount in self._locks.items() if mount and not mount.dead}
+
+    def power_cut(self, keep: Keep) -> None:
+        """The machine dies; `keep` decides for each sector and name that was not synced."""
+        self.kill()
+        self.start = self.cut(len(self.operations), keep)
+        self.image = self.start.copy()
+        self.operations.clear()
+        self._open.clear()
+        self._astray.clear()
+        kept = set(self.image.names.values())
+        for image in (self.start, self.image):
+            image.contents = {inode: data for inode, data in image.contents.items() if inode in kept}
+        self._count()
+
+    def cut(self, after: int, keep: Keep) -> Image:
         """What is left when the power goes after `after` operations; `keep` decides for all that was not synced."""
         image = self.start.copy()
         done = self.operations[:after]
@@ -151,16 +272,16 @@ class SimulatedDisk:
             if isinstance(operation, Write):
                 content = image.contents.setdefault(operation.inode, bytearray())
                 if number in safe_writes:
-                    _put(content, operation.offset, operation.data)
+                    _land(content, operation)
                 else:
                     _tear(content, operation, keep)
-        for directory in {op.path.rpartition("/")[0] for op in done if isinstance(op, Name)}:
+        for directory in sorted({op.path.rpartition("/")[0] for op in done if isinstance(op, Name)}):
             self._cut_names(image, directory, done, keep)
         for inode in image.names.values():
             image.contents.setdefault(inode, bytearray())
         return image
 
-    def _cut_names(self, image: Image, directory: str, done: list[Operation], keep: Callable[[], bool]) -> None:
+    def _cut_names(self, image: Image, directory: str, done: list[Operation], keep: Keep) -> None:
         last_sync = max(
             (i for i, op in enumerate(done) if isinstance(op, SyncDir) and op.directory == directory), default=-1
         )
@@ -169,6 +290,64 @@ class SimulatedDisk:
                 if number > last_sync and not keep():
                     return
                 _apply_name(image.names, operation)
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _count(self) -> None:
+        self._named = set(self.image.names.values())
+        self.used = sum(map(self.image.size, self.image.names))
+
+    def _may_fail_sync(self) -> None:
+        if self.sync_fails or self.syncs_to_fail:
+            self.syncs_to_fail = max(0, self.syncs_to_fail - 1)
+            self.syncs_failed += 1
+            raise OSError(errno.EIO, "sync failed")
+
+    def _name(self, operation: Name) -> None:
+        for path in (operation.path, operation.gone):
+            if path in self.image.names:
+                self.used -= self.image.size(path)
+        replaced = self.image.names.get(operation.path)
+        _apply_name(self.image.names, operation)
+        if replaced is not None:
+            self._named.discard(replaced)
+        if operation.inode is not None:
+            self._named.add(operation.inode)
+            self.used += len(self.image.contents[operation.inode])
+        self._did(operation)
+        if replaced is not None:
+            self._forget(replaced)
+
+    def _did(self, operation: Operation) -> None:
+        self.operations.append(operation)
+        if not self.settling or isinstance(operation, Write | Name):
+            return
+        before, self.operations = self.operations[:-1], []
+        for old in before:
+            if isinstance(operation, SyncDir):
+                if isinstance(old, Name) and old.path.rpartition("/")[0] == operation.directory:
+                    _apply_name(self.start.names, old)
+                    continue
+            elif isinstance(old, Write) and old.inode == operation.inode:
+                if isinstance(operation, Sync):
+                    _land(self.start.contents.setdefault(old.inode, bytearray()), old)
+                continue
+            self.operations.append(old)
+        if isinstance(operation, SyncDir):
+            for inode in self.start.names.values():
+                self.start.contents.setdefault(inode, bytearray())
+            for inode in [inode for inode in self.image.contents if inode not in self._open]:
+                self._forget(inode)
+
+    def _forget(self, inode: int) -> None:
+        """Drop what no name, handle or pending name leads to any more; only a settling disk may."""
+        if not self.settling or inode in self._open or inode in self._named:
+            return
+        if inode in self.start.names.values() or any(isinstance(o, Name) and o.inode == inode for o in self.operations):
+            return
+        self.image.contents.pop(inode, None)
+        self.start.contents.pop(inode, None)
+        self.operations = [op for op in self.operations if not (isinstance(op, Write) and op.inode == inode)]
 
 
 def all_kept() -> bool:
@@ -180,17 +359,27 @@ def all_lost() -> bool:
     return False
 
 
-def coin(rng: random.Random, share: float) -> Callable[[], bool]:
+def coin(rng: random.Random, share: float) -> Keep:
     return lambda: rng.random() < share
 
 
 def _synced(done: list[Operation]) -> set[int]:
-    """Numbers of the writes that a later sync covers."""
-    last: dict[int, int] = {}
+    """Numbers of the writes that the next sync of their file covered."""
+    safe: set[int] = set()
+    waiting: dict[int, list[int]] = {}
     for number, operation in enumerate(done):
-        if isinstance(operation, Sync):
-            last[operation.inode] = number
-    return {i for i, op in enumerate(done) if isinstance(op, Write) and i < last.get(op.inode, -1)}
+        if isinstance(operation, Write):
+            waiting.setdefault(operation.inode, []).append(number)
+        elif isinstance(operation, Sync):
+            safe.update(waiting.pop(operation.inode, ()))
+        elif isinstance(operation, FailedSync):
+            waiting.pop(operation.inode, None)
+    return safe
+
+
+def _land(content: bytearray, write: Write) -> None:
+    if write.lands_at is not None:
+        _put(content, write.lands_at, write.data)
 
 
 def _put(content: bytearray, offset: int, data: bytes) -> None:
@@ -199,12 +388,14 @@ def _put(content: bytearray, offset: int, data: bytes) -> None:
     content[offset : offset + len(data)] = data
 
 
-def _tear(content: bytearray, write: Write, keep: Callable[[], bool]) -> None:
+def _tear(content: bytearray, write: Write, keep: Keep) -> None:
+    if write.lands_at is None:
+        return
     at = 0
     while at < len(write.data):
-        length = min(SECTOR - (write.offset + at) % SECTOR, len(write.data) - at)
+        length = min(SECTOR - (write.lands_at + at) % SECTOR, len(write.data) - at)
         if keep():
-            _put(content, write.offset + at, write.data[at : at + length])
+            _put(content, write.lands_at + at, write.data[at : at + length])
         at += length
 
 
@@ -215,3 +406,118 @@ def _apply_name(names: dict[str, int], operation: Name) -> None:
         names.pop(operation.path, None)
     else:
         names[operation.path] = operation.inode
+
+
+# ---- a process's view ------------------------------------------------------------------------------------------------
+
+
+class SimulatedFile:
+    """An open file of a disk, of one process or (mount None) of nobody who could die."""
+
+    def __init__(self, disk: SimulatedDisk, inode: int, mount: Mount | None) -> None:
+        self._disk = disk
+        self._mount = mount
+        self._held = True
+        self.inode = inode
+        disk.opened(inode)
+
+    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+        self._step()
+        self._disk.write(self.inode, offset, b"".join(buffers))
+
+    def pread(self, length: int, offset: int) -> bytes:
+        if self._mount is not None:
+            self._mount.look()
+        return self._disk.read(self.inode, length, offset)
+
+    def datasync(self) -> None:
+        self._step()
+        self._disk.sync(self.inode)
+
+    def size(self) -> int:
+        return len(self._disk.image.contents[self.inode])
+
+    def close(self) -> None:
+        if self._held:
+            self._held = False
+            if self._mount is None or not self._mount.dead:
+                self._disk.closed(self.inode)
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _step(self) -> None:
+        if self._mount is not None:
+            self._mount.step()
+
+
+class Mount:
+    """A disk as one process sees it; every call of a dead process raises Died."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.disk = disk
+        self.dead = False
+        self.left: int | None = None  # so many more operations, then it dies
+
+    def look(self) -> None:
+        if self.dead:
+            raise Died
+
+    def step(self) -> None:
+        """Before each operation that changes anything."""
+        self.look()
+        if self.left is not None:
+            if self.left == 0:
+                raise Died
+            self.left -= 1
+
+    def create(self, path: str) -> SimulatedFile:
+        self.step()
+        return self.disk.create(path, self)
+
+    def open(self, path: str) -> SimulatedFile:
+        self.look()
+        return self.disk.open(path, self)
+
+    def rename(self, old: str, new: str) -> None:
+        self.step()
+        self.disk.rename(old, new)
+
+    def unlink(self, path: str) -> None:
+        self.step()
+        self.disk.unlink(path)
+
+    def names(self, directory: str) -> list[str]:
+        self.look()
+        return self.disk.names(directory)
+
+    def sync_dir(self, directory: str) -> None:
+        self.step()
+        self.disk.sync_dir(directory)
+
+    def free_bytes(self, directory: str) -> int:
+        self.look()
+        return self.disk.free_bytes(directory)
+
+    def real_path(self, path: str) -> str:
+        return self.disk.real_path(path)
+
+    def make_dir(self, path: str) -> None:
+        self.look()
+
+    def lock(self, directory: str) -> DirectoryLock:
+        self.look()
+        return self.disk.lock(directory, self)
+
+
+class _Lock:
+    def __init__(self, locks: dict[str, Mount | None], directory: str, holder: Mount | None) -> None:
+        self._locks = locks
+        self._directory = directory
+        self._holder = holder
+        self._held = True
+
+    def close(self) -> None:
+        if self._held and self._locks.get(self._directory, self) is self._holder:
+            del self._locks[self._directory]
+        self._held = False

@@ -6,18 +6,20 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from actors.bookie.connection import Connection
 from actors.bookie.server import BookieServer, DiskFailedError
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
 from dlog.io.bookie_store import StoragePaths, open_storage
-from dlog.io.disk import File, RealDisk, make_dir
+from dlog.io.disk import File, RealDisk
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import BookieInfo
+from dlog.io.threads import RealThreads
 from dlog.model.ids import BookieId
 from tests.integration.bookie.raw import add_frame, read_frame
 
@@ -85,14 +87,21 @@ class House:
     async def run(self, ready: asyncio.Event) -> None:
         paths = StoragePaths(str(self.path / "journal"), (str(self.path / "ledgers"),))
         for directory in (paths.journal, *paths.ledgers):
-            make_dir(directory)
+            self.disk.make_dir(directory)
         opened = open_storage(self.disk, self.options, paths, "b:1", self.events.append)
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        server = BookieServer(self.options, self.disk, opened, (str(self.path),), tell=self.events.append)
+        loop = asyncio.get_running_loop()
+        server = BookieServer(
+            self.options, self.disk, opened, (str(self.path),), RealThreads(loop), tell=self.events.append
+        )
+
+        async def listen(connect: Callable[[], Connection]) -> asyncio.AbstractServer:
+            return await loop.create_server(connect, sock=listener)
+
         info = BookieInfo(BookieId("b:1"), "127.0.0.1", self.port)
         try:
-            await server.run(listener, self.stopping, metadata=self.metadata, info=info, on_ready=ready.set)
+            await server.run(listen, self.stopping, metadata=self.metadata, info=info, on_ready=ready.set)
         except DiskFailedError as error:
             self.failure = error
         finally:

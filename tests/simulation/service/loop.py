@@ -319,9 +319,7 @@ class SimulatedLoop(Refusing):
         found = list(self.failures)
         self._disposing = True
         self._closed = True
-        for task in asyncio.all_tasks(self):
-            task._log_destroy_pending = False  # type: ignore[attr-defined]  # both Task classes have it
-            self._graveyard.append(task)
+        self._bury_all()
         hook = sys.unraisablehook
         sys.unraisablehook = lambda _: None  # a `finally` with an await, closed by the collector
         try:
@@ -333,10 +331,18 @@ class SimulatedLoop(Refusing):
                     process.ready.clear()
                     process.held.clear()
                 self.network = None
-                gc.collect()
+                for _ in range(10):  # one closed while it waits for its children comes back, to wait for nobody
+                    if not gc.collect():
+                        break
         finally:
             sys.unraisablehook = hook
         return found
+
+    def _bury_all(self) -> None:
+        """A method of its own, so that no variable of `dispose` keeps the last one alive."""
+        for task in asyncio.all_tasks(self):
+            task._log_destroy_pending = False  # type: ignore[attr-defined]  # both Task classes have it
+            self._graveyard.append(task)
 
     # ---- asyncio's side: callbacks -----------------------------------------------------------------------------------
 

@@ -1,0 +1,89 @@
+"""One life of a bookie on a given disk: its directories locked and judged, its storage opened, its server run.
+
+The law of this file: lock the directories, ask the metadata whose they are, replay the journal, listen, register, say
+ready; nothing is kept after it. What a process has beside that (flags, signals, logs) is __main__.py's, so that the
+same life can be lived in a simulation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from actors.bookie.server import BookieServer, DiskFailedError, Listen
+from dlog.bookie.events import BookieStarted
+from dlog.bookie.options import BookieOptions
+from dlog.events import Event
+from dlog.io.bookie_dirs import LockedDirs, check_cookies, lock_dirs, paths_of, stored_id
+from dlog.io.bookie_store import Opened, open_storage
+from dlog.io.disk import Disk
+from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.threads import Threads
+from dlog.model.ids import BookieId, bookie_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ground:
+    """What a bookie stands on.
+
+    connect: the metadata store, entered once the directories are locked. listen: see server.py; address: host:port of
+    that, as others are told.
+    """
+
+    disk: Disk
+    threads: Threads
+    connect: Callable[[], AbstractAsyncContextManager[Metadata]]
+    listen: Listen
+    address: str
+    random_bits: Callable[[int], int] = secrets.randbits
+
+
+async def live(
+    options: BookieOptions,
+    ground: Ground,
+    stopping: asyncio.Event,
+    *,
+    tell: Callable[[Event], None],
+    on_ready: Callable[[BookieInfo], None],
+) -> None:
+    """Live until `stopping` is set. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError,
+    UnavailableError before it serves; DiskFailedError when it may not go on. Cancelling ends it without a checkpoint.
+    """
+    paths = paths_of(options, ground.disk)
+    dirs = await ground.threads.run(lock_dirs, paths, ground.disk)
+    try:
+        bookie = await ground.threads.run(_id, options, dirs, ground.address)
+        async with ground.connect() as metadata:
+            await check_cookies(dirs, bookie, metadata, ground.threads)
+            opened = await ground.threads.run(_open, options, ground, dirs, bookie, tell)
+            server = BookieServer(options, ground.disk, opened, dirs.all, ground.threads, tell=tell)
+            host, _, port = ground.address.rpartition(":")
+            info = BookieInfo(bookie, host.strip("[]"), int(port))
+
+            def ready() -> None:
+                tell(BookieStarted(bookie, ground.address, server.machine.ledgers))
+                on_ready(info)
+
+            await server.run(ground.listen, stopping, metadata=metadata, info=info, on_ready=ready)
+    finally:
+        dirs.close()
+
+
+def _open(
+    options: BookieOptions, ground: Ground, dirs: LockedDirs, bookie: BookieId, tell: Callable[[Event], None]
+) -> Opened:
+    try:
+        return open_storage(ground.disk, options, dirs.paths, bookie, tell, ground.random_bits)
+    except OSError as error:
+        raise DiskFailedError(f"storage cannot be opened: {error!r}") from error
+
+
+def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:
+    """As configured; else, with a port of the kernel's choice, the id the directories have; else the address."""
+    if options.bookie_id:
+        return bookie_id(options.bookie_id)
+    known = stored_id(dirs) if options.port == 0 else None
+    return known or bookie_id(address)
