@@ -166,6 +166,8 @@ class Ensemble:
         if session_id not in self.sessions:
             return Written(self.zxid, _SESSION_EXPIRED, b"")
         if isinstance(request, wire.Multi):
+            if not all(wire.is_creation(op.flags) for op in request.ops if isinstance(op, wire.CreateNode)):
+                return Written(self._commit((), now), wire.MARSHALLING_ERROR, b"")
             changes, body = self._multi(request, session_id, identities, now)
             return Written(self._commit(changes, now), wire.OK, body)
         try:
@@ -345,14 +347,13 @@ class Member:
             zxid = ensemble.zxid
         else:
             session = ensemble.sessions.get(asked.session_id)
+            if session is not None and session.member is self:
+                self._displace(session)  # whatever the password; the real server does so too
         if session is None or (asked.session_id and asked.password != session.password):
             client.link.send(wire.connected(0, 0, bytes(16), tell_read_only=asked.knows_read_only))
             self._refuse(client)
             return
-        if session.member is not None and session.client is not None:
-            before, link = session.client, session.client.link
-            session.member.drop(before)
-            link.end()
+        self._displace(session)
         session.timeout_s = ensemble.agree(asked.timeout_ms / 1000)
         session.member, session.client = self, client
         client.session_id = session.session_id
@@ -362,6 +363,13 @@ class Member:
         lost = self.handshakes_to_lose > 0
         self.handshakes_to_lose -= lost
         self._answer(client, _Answer(zxid, reply, lost, False))
+
+    def _displace(self, session: Session) -> None:
+        """A session has one connection, the newest."""
+        member, client = session.member, session.client
+        if member is not None and client is not None:
+            member.drop(client)
+            client.link.end()
 
     def _refuse(self, client: Client) -> None:
         self.drop(client)
@@ -431,6 +439,11 @@ class Member:
         tree = self.tree
         match request:
             case wire.Exists(path, watch):
+                if "\0" in path:
+                    raise RefusedError(wire.BAD_ARGUMENTS)
+                found = tree.nodes.get(path)
+                if found is not None:
+                    check_acl(found.acl, wire.READ, client.identities)
                 if watch:
                     self._watches.add_data(path, client)
                 return wire.stat(tree.node(path).stat())

@@ -178,8 +178,8 @@ class Tree:
                 return None
 
     def _plan_create(self, request: wire.CreateNode, session_id: int, identities: tuple[Identity, ...]) -> NodeCreated:
-        if not 0 <= request.flags <= (wire.EPHEMERAL | wire.SEQUENTIAL):
-            raise RefusedError(wire.UNIMPLEMENTED if request.flags in (4, 5, 6) else wire.BAD_ARGUMENTS)
+        if not wire.is_served(request.flags):
+            raise RefusedError(wire.UNIMPLEMENTED if wire.is_creation(request.flags) else wire.BAD_ARGUMENTS)
         path = request.path
         if "/" not in path or "\0" in path:
             raise RefusedError(wire.BAD_ARGUMENTS)

@@ -33,6 +33,7 @@ CREATED, DELETED, DATA_CHANGED, CHILDREN_CHANGED = 1, 2, 3, 4
 _STATE_CONNECTED = 3
 
 EPHEMERAL, SEQUENTIAL = 1, 2  # bits of the flags of a create
+_FLAGS_MAX = 6  # 4 to 6: containers, and with a time to live
 
 _INT = struct.Struct("!i")
 _LONG = struct.Struct("!q")
@@ -367,6 +368,16 @@ def _multi(reader: _Reader) -> Multi:
         if done:
             return Multi(tuple(ops))
         ops.append(_op(opcode, reader))
+
+
+def is_creation(flags: int) -> bool:
+    """Whether a server knows such a kind of znode."""
+    return 0 <= flags <= _FLAGS_MAX
+
+
+def is_served(flags: int) -> bool:
+    """Whether this one makes them: no containers, no znodes with a time to live."""
+    return 0 <= flags <= (EPHEMERAL | SEQUENTIAL)
 
 
 # ---- replies ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,248 @@
+"""The ZooKeeper server of the simulation against the real one: the same seeded script, the same answers and events.
+
+Three clients drive both: a raw one (every byte of every reply, zxids and versions included), ours, and kazoo. What two
+servers cannot share is taken out: times, session ids, the order of children and of what one session's end deletes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
+from tests.integration.zookeeper import raw
+from tests.integration.zookeeper.raw import RawSession, SessionIds
+from tests.simulation.service import zookeeper_wire as wire
+from tests.simulation.service.zookeeper import ZooKeeperServer
+
+pytestmark = pytest.mark.zookeeper
+
+SESSIONS = 3
+NAMES = ("a", "b", "c")
+ALICE, BOB = b"alice:one", b"bob:two"
+ONLY_AUTHENTICATED: wire.Acl = (wire.Ace(31, "auth", ""),)
+READ_ONLY: wire.Acl = (wire.Ace(wire.READ, "world", "anyone"), wire.Ace(31, "auth", ""))
+ACLS: tuple[wire.Acl, ...] = (
+    wire.OPEN_ACL,
+    wire.OPEN_ACL,
+    wire.OPEN_ACL,
+    ONLY_AUTHENTICATED,
+    READ_ONLY,
+    (),
+    (wire.Ace(31, "nosuch", "x"),),
+    (wire.Ace(31, "digest", "nocolon"),),
+    (wire.Ace(wire.ADMIN | wire.READ, "world", "anyone"), wire.Ace(3, "digest", "x:y")),
+)
+BAD_PATHS = ("/", "a", "", "/a/", "/a//b", "/a/../b", "/a/.", "/zookeeper", "/zookeeper/quota", "/x\x01", "/a\0b")
+
+
+@asynccontextmanager
+async def model_server() -> AsyncIterator[str]:
+    server = ZooKeeperServer()
+    await server.start()
+    try:
+        yield server.hosts
+    finally:
+        await server.close()
+
+
+class RawScript:
+    """A seeded script over raw sessions. It chooses from what it was answered, so equal answers make equal scripts."""
+
+    def __init__(self, hosts: str, seed: int) -> None:
+        self._hosts = hosts
+        self._rng = random.Random(seed)
+        self._ids = SessionIds()
+        self._sessions = [RawSession(self._ids) for _ in range(SESSIONS)]
+        self._numbered: list[str] = []  # sequential znodes made
+        self._zxid = 0
+        self.told: list[Any] = []
+
+    async def run(self, count: int) -> list[Any]:
+        """What happened at each step: what was asked, answered, and heard by each session."""
+        for session in self._sessions:
+            self.told.append(await session.attach(self._hosts))
+        steps = self._steps()
+        for _ in range(count):
+            name = self._rng.choices(list(steps), [weight for _, weight in steps.values()])[0]
+            number = self._rng.randrange(SESSIONS)
+            asked, answer = await steps[name][0](self._sessions[number])
+            heard = [await self._hear(other) for other in self._sessions]
+            if name in ("close", "expire"):
+                heard = [sorted(events) for events in heard]
+            self.told.append((number, name, asked, answer, heard, self._zxid))
+        for session in self._sessions:
+            self.told.append(await session.ask("close"))
+            session.abort()
+        return self.told
+
+    async def _hear(self, session: RawSession) -> list[tuple[int, str]]:
+        answer = await session.ask("exists", raw.watched("/", False))
+        if answer != "closed":
+            self._zxid = answer[1]
+        else:
+            await session.attach(self._hosts)
+        return session.heard()
+
+    # ---- steps -------------------------------------------------------------------------------------------------------
+
+    def _steps(self) -> dict[str, tuple[Callable[[RawSession], Awaitable[tuple[Any, Any]]], int]]:
+        return {
+            "create": (self._create, 30),
+            "delete": (self._delete, 16),
+            "set": (self._set, 12),
+            "read": (self._read, 24),
+            "multi": (self._multi, 12),
+            "acl": (self._acl, 6),
+            "watch": (self._watch, 10),
+            "set_watches": (self._set_watches, 5),
+            "other": (self._other, 6),
+            "close": (self._close, 2),
+            "expire": (self._expire, 2),
+            "reattach": (self._reattach, 3),
+            "refused": (self._refused, 1),
+        }
+
+    def _path(self) -> str:
+        roll = self._rng.random()
+        if roll < 0.04:
+            return self._rng.choice(BAD_PATHS)
+        if roll < 0.2 and self._numbered:
+            return self._rng.choice(self._numbered)
+        return "".join("/" + self._rng.choice(NAMES) for _ in range(self._rng.choice((1, 1, 2, 2, 3))))
+
+    def _version(self) -> int:
+        return self._rng.choice((-1, -1, -1, 0, 0, 1, 2))
+
+    def _creation(self, *, acl: wire.Acl = wire.OPEN_ACL) -> tuple[str, bytes]:
+        flags = self._rng.choice((0, 0, 0, 0, 1, 2, 3, 3, 7 if self._rng.random() < 0.1 else 0))
+        path = self._path() + ("/n-" if flags & 2 and self._rng.random() < 0.5 else "")
+        data = self._rng.choice((b"", b"x", b"data", None))
+        return self._rng.choice(("create", "create2")), raw.create(path, data, flags, acl)
+
+    async def _create(self, session: RawSession) -> tuple[Any, Any]:
+        op, body = self._creation(acl=self._rng.choice(ACLS) if self._rng.random() < 0.3 else wire.OPEN_ACL)
+        answer = await session.ask(op, body)
+        if answer != "closed" and answer[0] == 0:
+            path = (answer[2] if op == "create" else answer[2][0])[4:].decode()
+            if path[-10:].isdigit():
+                self._numbered = [*self._numbered[-5:], path]
+        return (op, body), answer
+
+    async def _delete(self, session: RawSession) -> tuple[Any, Any]:
+        body = raw.versioned(self._path(), self._version())
+        return body, await session.ask("delete", body)
+
+    async def _set(self, session: RawSession) -> tuple[Any, Any]:
+        body = raw.set_data(self._path(), self._rng.choice((b"", b"y", b"other", None)), self._version())
+        return body, await session.ask("set", body)
+
+    async def _read(self, session: RawSession) -> tuple[Any, Any]:
+        op = self._rng.choice(("exists", "get", "children", "children2"))
+        body = raw.watched(self._path(), self._rng.random() < 0.6)
+        return (op, body), await session.ask(op, body)
+
+    async def _multi(self, session: RawSession) -> tuple[Any, Any]:
+        ops: list[tuple[str, bytes]] = []
+        for _ in range(self._rng.choice((0, 1, 2, 2, 3, 4))):
+            match self._rng.randrange(4):
+                case 0:
+                    ops.append(self._creation())
+                case 1:
+                    ops.append(("delete", raw.versioned(self._path(), self._version())))
+                case 2:
+                    ops.append(("set", raw.set_data(self._path(), b"m", self._version())))
+                case _:
+                    ops.append(("check", raw.versioned(self._path(), self._version())))
+        return ops, await session.ask("multi", raw.multi(ops))
+
+    async def _acl(self, session: RawSession) -> tuple[Any, Any]:
+        match self._rng.randrange(3):
+            case 0:
+                op, body = "get_acl", wire.text(self._path())
+            case 1:
+                acl = self._rng.choice(ACLS)
+                op, body = "set_acl", wire.text(self._path()) + wire.acl(acl) + wire.number(self._version())
+            case _:
+                op, body = "auth", raw.auth("digest", self._rng.choice((ALICE, BOB)))
+        return (op, body), await session.ask(op, body)
+
+    async def _watch(self, session: RawSession) -> tuple[Any, Any]:
+        path = self._rng.choice(("/", "/a", "/b", "/a/b", "/c/a"))
+        if self._rng.random() < 0.7:
+            body = raw.versioned(path, self._rng.randrange(2))
+            return ("add", body), await session.ask("add_watch", body)
+        body = raw.versioned(path, 3)
+        return ("remove", body), await session.ask("remove_watches", body)
+
+    async def _set_watches(self, session: RawSession) -> tuple[Any, Any]:
+        since = self._zxid - self._rng.choice((0, 3, 30))
+        kinds = [[self._path() for _ in range(self._rng.randrange(4))] for _ in range(3)]
+        body = raw.set_watches(since, *kinds)
+        return body, await session.ask("set_watches", body)
+
+    async def _other(self, session: RawSession) -> tuple[Any, Any]:
+        match self._rng.randrange(4):
+            case 0:
+                op, body = "sync", wire.text(self._path())
+            case 1:
+                op, body = "ephemerals", wire.text(self._rng.choice(("/", "/a", "")))
+            case 2:
+                op, body = "count", wire.text(self._path())
+            case _:
+                kinds = [[f"/{name}"] if self._rng.random() < 0.5 else [] for name in ("a", "b", "c", "a", "b")]
+                op, body = "set_watches2", raw.set_watches(self._zxid, *kinds)
+        return (op, body), await session.ask(op, body)
+
+    async def _close(self, session: RawSession) -> tuple[Any, Any]:
+        answer = await session.ask("close")
+        assert await session.closed()
+        return None, (answer, await session.attach(self._hosts))
+
+    async def _expire(self, session: RawSession) -> tuple[Any, Any]:
+        """Its end comes from elsewhere: the server closes its connection and forgets it."""
+        other = RawSession(self._ids)
+        other.session_id, other.password = session.session_id, session.password
+        answers = [await other.attach(self._hosts, fresh=False)]
+        assert await session.closed()
+        answers += [await other.ask("close"), await session.attach(self._hosts, fresh=False)]
+        other.abort()
+        return None, (answers, await session.attach(self._hosts))
+
+    async def _reattach(self, session: RawSession) -> tuple[Any, Any]:
+        session.abort()
+        return None, await session.attach(self._hosts, fresh=False, last_zxid=self._zxid)
+
+    async def _refused(self, session: RawSession) -> tuple[Any, Any]:
+        """A wrong password, a client that has seen the future, a scheme that nobody knows, an unknown operation."""
+        wrong, future, stranger = RawSession(self._ids), RawSession(self._ids), RawSession(self._ids)
+        wrong.session_id, wrong.password = session.session_id, b"x" * 16
+        answers = [
+            await wrong.attach(self._hosts, fresh=False),
+            await future.attach(self._hosts, last_zxid=2**40),
+            await stranger.attach(self._hosts),
+            await stranger.ask("auth", raw.auth("nosuch", b"x")),
+        ]
+        for each in (wrong, future, stranger):
+            each.abort()
+        await stranger.attach(self._hosts, fresh=False)
+        await stranger.ask("close")
+        stranger.abort()
+        return None, answers
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_raw_requests_are_answered_as_the_real_server_answers_them(
+    seed: int, own_zookeeper: EmbeddedZooKeeper
+) -> None:
+    await own_zookeeper.start()
+    real = await RawScript(own_zookeeper.hosts, seed).run(600)
+    async with model_server() as hosts:
+        modelled = await RawScript(hosts, seed).run(600)
+    for index, (theirs, ours) in enumerate(zip(real, modelled, strict=True)):
+        assert ours == theirs, f"step {index}"
