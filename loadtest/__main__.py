@@ -7,23 +7,35 @@ import asyncio
 import json
 import sys
 import uuid
+from functools import partial
 from typing import Any
 
 import dlog
+from dlog.cli.discovery import find_running
 from dlog.errors import DLogError, InvalidRequestError
+from loadtest import faults
 from loadtest.workload import Run, Workload, load
 
 
 def main() -> int:
     """Exit 0: green; 1: the checker found something, or the cluster failed; 2: misused."""
     parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
-    parser.add_argument("workload", help="a name in loadtest/workloads, or a TOML file")
+    parser.add_argument(
+        "workload",
+        help="a name in loadtest/workloads, a TOML file, or what befalls the owner of a stream: failover (kill -9), "
+        "freeze (SIGSTOP, SIGCONT), handover; these need the `dlog up` of this directory (or --dir)",
+    )
     parser.add_argument("--stream", help="the stream to use; default: a new one, deleted at the end")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change an option of the workload"
     )
+    parser.add_argument("--rounds", "--kills", type=int, help="of failover, freeze, handover")
+    parser.add_argument("--dir", help="directory of the `dlog up` that failover, freeze and handover hurt")
+    parser.add_argument("--strict", action="store_true", help="exit 1 also when a goal is missed")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args()
+    if given.workload in faults.KINDS:
+        return hurt(given)
     try:
         changes = dict(change.split("=", 1) for change in given.set)
         workload = load(given.workload, changes)
@@ -39,6 +51,28 @@ def main() -> int:
         return 1
     print(json.dumps(result) if given.json else as_text(result))
     return 0 if result["green"] else 1
+
+
+def hurt(given: argparse.Namespace) -> int:
+    """Run failover, freeze or handover."""
+    running = find_running(given.dir)
+    if running is None or (given.rounds is not None and given.rounds < 1):
+        why = "it needs a `dlog up` on this machine, found by --dir" if running is None else "--rounds is at least 1"
+        print(f"loadtest: {given.workload}: {why}", file=sys.stderr)
+        return 2
+    kind = faults.KINDS[given.workload]
+    tell = partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
+    ordeal = faults.Ordeal(kind=kind, running=running, rounds=given.rounds or kind.rounds, tell=tell)
+    result: dict[str, Any] = {}
+    try:
+        result = asyncio.run(ordeal.go(given.stream or f"loadtest-{uuid.uuid4().hex[:8]}")).as_json(kind)
+    except* (DLogError, TimeoutError) as errors:
+        print(f"loadtest: {first_of(errors)!r}", file=sys.stderr)
+    if not result:
+        return 1
+    print(json.dumps(result) if given.json else faults.as_text(result))
+    met = result["green"] and all(goal["met"] for goal in result["goals"].values())
+    return 0 if met or (result["green"] and not given.strict) else 1
 
 
 async def go(workload: Workload, stream: str | None) -> dict[str, Any]:
@@ -64,7 +98,7 @@ async def go(workload: Workload, stream: str | None) -> dict[str, Any]:
     return result
 
 
-def first_of(errors: BaseExceptionGroup[DLogError]) -> BaseException:
+def first_of(errors: BaseExceptionGroup[Any]) -> BaseException:
     """The first error of a group, however deep."""
     error: BaseException = errors
     while isinstance(error, BaseExceptionGroup):
