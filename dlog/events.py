@@ -233,6 +233,29 @@ class ProxyTrusted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ConnectionOpened(Event):
+    """Somebody said hello to a proxy. via: who connected, if a balancer said that it does so for `peer`."""
+
+    name: ClassVar[str] = "connection.opened"
+    level: ClassVar[str] = "debug"
+    peer: str
+    via: str
+    role: str
+    who: str
+    hops: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionRefused(Event):
+    """A connection was not let in because of how it began."""
+
+    name: ClassVar[str] = "connection.refused"
+    peer: str
+    via: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class ProxyDraining(Event):
     name: ClassVar[str] = "proxy.draining"
     streams: int

@@ -1,6 +1,7 @@
 """One accepted connection: frames in, frames out, once per turn of the loop.
 
 The law of this room:
+- a header of the PROXY protocol comes before all else or not at all, and only from who may send one;
 - nothing here waits, and nothing a stranger sends reaches further than this connection: bytes that are no frames, a
   first frame that is no hello, a hello that does not come, all end in a closed connection and nothing else;
 - what is said during one turn of the loop leaves in one write at its end;
@@ -20,11 +21,14 @@ from dlog.errors import (
     ProtocolError,
     SequenceGapError,
     TruncatedError,
+    UnauthorizedError,
 )
 from dlog.errors import UnsupportedVersionError as VersionError
 from dlog.model import dlsn
+from dlog.wire import proxy_protocol
 from dlog.wire.proxy import PROTOCOL_VERSION, Failed, Hello, Message, Welcome
 from dlog.wire.proxy_codec import FrameDecoder, encode
+from proxies.preamble import Expect
 
 HELLO_BYTES_MAX = 4096  # before a hello, nobody may make us keep more
 JOINED_BYTES_MAX = 64 * 1024  # up to here one copy is cheaper than a long vector of buffers
@@ -63,6 +67,18 @@ class Reception(Protocol):
         """Count the connection in; False when there are too many."""
         ...
 
+    def expects(self, host: str) -> Expect:
+        """Whether a connection from this host begins with a header of the PROXY protocol."""
+        ...
+
+    def identify(self, connection: Connection) -> bool:
+        """`peer` is known now; False when too many connections are of that host."""
+        ...
+
+    def refused(self, connection: Connection, error: DLogError) -> None:
+        """A connection ends because of how it began."""
+        ...
+
     def open(self, connection: Connection, hello: Hello) -> Session:
         """The hello was said and answered: begin."""
         ...
@@ -82,20 +98,28 @@ class Pause(enum.Flag):
     NOT = 0
     OUTPUT = enum.auto()  # the peer does not take our answers
     ADMISSION = enum.auto()  # enough of its work is in flight
+    FORWARD = enum.auto()  # the proxy that it is handed on to does not take more
 
 
 class Connection(asyncio.Protocol):
-    """Server side of one connection of the proxy protocol."""
+    """Server side of one connection of the proxy protocol.
+
+    peer: whose it is, host:port; as a balancer says, if one stands between. via: who connected to us.
+    """
 
     def __init__(self, reception: Reception) -> None:
         self.peer = ""
+        self.via = ""
         self._reception = reception
         self._loop = asyncio.get_running_loop()
         self._decoder = FrameDecoder(HELLO_BYTES_MAX)
         self._session: Session | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
-        self._kept = 0  # bytes of a frame that is not whole
+        self._expect: Expect | None = Expect.NONE  # of the header; None once it was dealt with
+        self._is_identified = False
+        self._preamble = b""  # of a header that is not whole
+        self._kept = 0  # bytes of a header or frame that is not whole
         self._out: list[bytes | bytearray | memoryview] = []
         self._out_bytes = 0
         self._planned = False
@@ -106,7 +130,9 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
         address = self._transport.get_extra_info("peername")
-        self.peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+        host = str(address[0]) if isinstance(address, tuple) else ""
+        self.peer = self.via = f"{host}:{address[1]}" if host else str(address)
+        self._expect = self._reception.expects(host)
         self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         if not self._reception.admit(self):
             self.end(OverCapacityError("too many connections to this proxy"))
@@ -114,6 +140,8 @@ class Connection(asyncio.Protocol):
         self._hello_timer = self._loop.call_later(self._reception.hello_s, self._no_hello)
 
     def data_received(self, data: bytes) -> None:
+        if self._expect is not None:
+            data = self._take_preamble(self._expect, self._preamble + data)
         try:
             for message in self._decoder.feed(data):
                 if self._session is not None:
@@ -122,7 +150,8 @@ class Connection(asyncio.Protocol):
                     self._greet(message)
         except ProtocolError:
             self.end()
-        change, self._kept = self._decoder.buffered - self._kept, self._decoder.buffered
+        kept = self._decoder.buffered + len(self._preamble)
+        change, self._kept = kept - self._kept, kept
         if change and not self._reception.keeps(change):
             self.end(OverCapacityError("too many frames are half sent to this proxy"))
 
@@ -156,6 +185,11 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
+    def is_identified(self) -> bool:
+        """Whether `peer` was told to the reception."""
+        return self._is_identified
+
+    @property
     def is_paused(self) -> bool:
         """Whether the peer is not listened to now."""
         return bool(self._paused)
@@ -187,12 +221,12 @@ class Connection(asyncio.Protocol):
             self._planned = True
             self._loop.call_soon(self._flush)
 
-    def hold(self, yes: bool) -> None:
-        """Stop (or go on) reading questions from this peer: enough of its work is in flight."""
+    def hold(self, yes: bool, why: Pause = Pause.ADMISSION) -> None:
+        """Stop (or go on) reading questions from this peer; it is read when no reason is left."""
         if yes:
-            self._pause(Pause.ADMISSION)
+            self._pause(why)
         else:
-            self._resume(Pause.ADMISSION)
+            self._resume(why)
 
     def end(self, error: DLogError | None = None) -> None:
         """Close after what was said has left. error: told to the peer first, as an answer to no question. Who does not
@@ -210,6 +244,39 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _take_preamble(self, expect: Expect, data: bytes) -> bytes:
+        """Deal with what comes before the first frame; returns what comes behind it, nothing while it is not whole."""
+        self._preamble = b""
+        if not proxy_protocol.begins(data):
+            if expect is Expect.ALWAYS:
+                return self._refuse(UnauthorizedError("a PROXY protocol header is demanded here: use the balancer"))
+            return self._identified(data)
+        if expect is Expect.NONE:
+            return self._refuse(UnauthorizedError("a PROXY protocol header is not taken from this source"))
+        try:
+            found = proxy_protocol.parse(data)
+        except ProtocolError as error:
+            return self._refuse(error)
+        if found is None:
+            self._preamble = data
+            return b""
+        self.peer = found.source or self.peer
+        return self._identified(data[found.size :])
+
+    def _identified(self, data: bytes) -> bytes:
+        self._expect = None
+        self._is_identified = True
+        if self._reception.identify(self):
+            return data
+        return self._refuse(OverCapacityError("too many connections to this proxy from this host"))
+
+    def _refuse(self, error: DLogError) -> bytes:
+        """Who may not come in hears why."""
+        self._expect = None
+        self._reception.refused(self, error)
+        self.end(error)
+        return b""
 
     def _hear(self, session: Session, message: Message) -> None:
         try:

@@ -16,6 +16,7 @@ from dlog.events import Event, ProxySuspected, ProxyTrusted
 from dlog.io.metadata import Metadata
 from dlog.model.ids import ProxyId
 from dlog.options import option
+from proxies.dialling import Dialler
 from proxies.link import Link
 
 
@@ -39,6 +40,7 @@ class Detector:
         address: str,
         metadata: Metadata,
         options: DetectorOptions,
+        dialler: Dialler,
         *,
         on_suspect: Callable[[str], None],
         tell: Callable[[Event], None],
@@ -47,6 +49,7 @@ class Detector:
         self._address = address
         self._metadata = metadata
         self._options = options
+        self._dialler = dialler
         self._on_suspect = on_suspect
         self._tell = tell
         self._suspected: set[str] = set()
@@ -131,9 +134,7 @@ class Detector:
             link.close()
 
     async def _open(self, address: str) -> Link:
-        timeout_s = self._options.ping_timeout_s
-        peer = self._metadata.known_members().peer_of(address)
-        return await Link.open(peer, role="write-proxy", name=self._me, timeout_s=timeout_s)
+        return await self._dialler.open(address, self._options.ping_timeout_s, Link)
 
     def _suspect(self, address: str, reason: str) -> None:
         if address not in self._suspected:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, Self, cast
 
-from dlog.errors import ConnectionLostError, DLogError, ProtocolError, UnavailableError, from_wire
+from dlog.client.connection import failure
+from dlog.errors import ConnectionLostError, DLogError, ProtocolError, UnavailableError
 from dlog.wire.proxy import PROTOCOL_VERSION, Cancel, Done, Failed, Hello, Message, Ping, Question, Welcome
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
@@ -20,9 +21,11 @@ FRAME_BYTES_MAX = 256 * 1024  # what one proxy says to another is small
 class Link(asyncio.Protocol):
     """Open with `Link.open`."""
 
+    frame_bytes_max = FRAME_BYTES_MAX
+
     def __init__(self, address: str) -> None:
         self.address = address
-        self._decoder = FrameDecoder(FRAME_BYTES_MAX)
+        self._decoder = FrameDecoder(self.frame_bytes_max)
         self._transport: asyncio.Transport | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._pushed: dict[int, tuple[Callable[[Message], None], Callable[[], None]]] = {}
@@ -30,8 +33,8 @@ class Link(asyncio.Protocol):
         self._ended = False
 
     @classmethod
-    async def open(cls, address: str, *, role: str, name: str, timeout_s: float) -> Link:
-        """Connect and shake hands within timeout_s. role, name: of us (docs/protocol.md 1.2).
+    async def open(cls, address: str, *, role: str, name: str, timeout_s: float, preamble: bytes = b"") -> Self:
+        """Connect and shake hands within timeout_s. role, name: of us (docs/protocol.md 1.2). preamble: sent first.
 
         Raises UnavailableError. A cancelled open leaves nothing open.
         """
@@ -40,6 +43,7 @@ class Link(asyncio.Protocol):
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.get_running_loop().create_connection(lambda: link, host.strip("[]"), int(port))
+                link._say_first(preamble)
                 welcome = await link.ask(lambda n: Hello(n, PROTOCOL_VERSION, PROTOCOL_VERSION, role, name))
         except TimeoutError as error:
             link.close()
@@ -134,6 +138,10 @@ class Link(asyncio.Protocol):
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
+    def _say_first(self, preamble: bytes) -> None:
+        if preamble and self._transport is not None:
+            self._transport.write(preamble)
+
     def _send(self, question: Question) -> None:
         if self._transport is not None:
             self._transport.write(b"".join(encode(question)))
@@ -149,8 +157,7 @@ class Link(asyncio.Protocol):
             return
         match message:
             case Failed():
-                error = from_wire(message.code, message.message, message.location, message.outcome_unknown)
-                future.set_exception(error)
+                future.set_exception(failure(message))
             case Done():
                 future.set_result(message.result)
             case _:

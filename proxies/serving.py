@@ -17,8 +17,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dlog.errors import ConfigError
-from dlog.events import Event
+from dlog.errors import ConfigError, DLogError
+from dlog.events import ConnectionOpened, ConnectionRefused, Event
 from dlog.io import logs, metrics
 from dlog.io.settings import configured, load
 from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
@@ -26,6 +26,7 @@ from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Connection, Session
 from proxies.meters import Meters
+from proxies.preamble import Expect, Preambles
 
 _ID = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,199}\Z")
 
@@ -36,7 +37,10 @@ class ServingOptions:
 
     id: name in the cluster, by default the address. advertise: address that clients are sent to, by default the one
     listened on. peer_address: where other proxies reach this one, if that is not the advertised address (clients
-    outside a container network see other addresses than the proxies do).
+    outside a container network see other addresses than the proxies do). proxy_protocol: off, optional or required;
+    proxy_protocol_from: the balancers' networks, separated by commas, see proxies/preamble.py. health_port: see
+    proxies/health.py. notice_s: on SIGTERM, how long it says that it is not ready before it hands over, so that a
+    balancer which retries nothing has noticed.
     """
 
     zookeeper: str = "127.0.0.1:2181"
@@ -49,10 +53,16 @@ class ServingOptions:
     log_format: str = ""
     log_level: str = "info"
     metrics_port: int = 0  # 0: off
+    health_port: int = 0  # 0: off
+    proxy_protocol: str = "off"
+    proxy_protocol_from: str = ""
     connections_max: int = option(2000, sim=(1, 4))
+    connections_per_host_max: int = 0  # of one client host, as a balancer names it; 0: no bound of its own
     receive_bytes_max: int = option(128 * MiB, sim=(MiB, 8 * MiB))  # of frames that are not whole yet, all connections
     hello_s: float = 5.0  # a connection that has not said hello by then is closed
     batch_bytes_max: int = option(RECORD_BYTES_MAX, sim=(KiB, RECORD_BYTES_MAX))
+    unready_after_s: float = 120.0  # without metadata; owners go on without it, so it is no reason for haste
+    notice_s: float = 0.0
     drain_s: float = 10.0  # all of the hand-over on SIGTERM
 
     def __post_init__(self) -> None:
@@ -60,18 +70,24 @@ class ServingOptions:
             raise ValueError(f"log_format is json, text or nothing: {self.log_format}")
         if self.log_level not in logs.LEVELS:
             raise ValueError(f"log_level is one of {', '.join(logs.LEVELS)}: {self.log_level!r}")
-        port_number(self, "port", "metrics_port")
+        port_number(self, "port", "metrics_port", "health_port")
         at_least_one(self, "connections_max", "receive_bytes_max", "hello_s")
         if self.id and not _ID.match(self.id):
             raise ValueError(f"an id holds letters, digits, '.', '_', ':' and '-': {self.id!r}")
         check_address(self.advertise)
         check_address(self.peer_address)
+        self.preambles()
         if not 0 < self.batch_bytes_max <= RECORD_BYTES_MAX:
             raise ValueError(f"batch_bytes_max is at most {RECORD_BYTES_MAX}: {self.batch_bytes_max}")
+
+    def preambles(self) -> Preambles:
+        """What is expected before the first frame of a connection. Raises ValueError."""
+        return Preambles(self.proxy_protocol, self.proxy_protocol_from)
 
 
 Options = TypeVar("Options", bound=ServingOptions)
 
+HOPS_MAX = 1  # a question is handed on once at most
 FRAME_OVERHEAD_BYTES = 64 * KiB + 6  # a frame is never longer than its body and this
 
 
@@ -84,7 +100,9 @@ class Listener:
         name: str,
         limits: dict[str, int],
         options: ServingOptions,
-        open_session: Callable[[Connection], Session],
+        open_session: Callable[[Connection, Hello], Session],
+        *,
+        tell: Callable[[Event], None],
     ) -> None:
         self.role = role
         self.name = name
@@ -92,10 +110,13 @@ class Listener:
         self.hello_s = options.hello_s
         self.connections: set[Connection] = set()
         self.accepted = 0
-        self.refused = 0
+        self.refused_count = 0
         self.half_bytes = 0  # of frames that are not whole
         self._options = options
         self._open_session = open_session
+        self._tell = tell
+        self._preambles = options.preambles()
+        self._hosts: dict[str, int] = {}  # connections of each, while they are bounded
         self._server: asyncio.Server | None = None
         self._empty = asyncio.Event()
 
@@ -125,7 +146,7 @@ class Listener:
         meters.gauge("proxy_connections", "Connections open", lambda: len(self.connections))
         meters.gauge("proxy_half_frames_bytes", "Bytes kept of frames that are not whole", lambda: self.half_bytes)
         meters.counter("proxy_connections_accepted", "Connections accepted", lambda: self.accepted)
-        meters.counter("proxy_connections_refused", "Connections beyond the cap", lambda: self.refused)
+        meters.counter("proxy_connections_refused", "Connections not let in", lambda: self.refused_count)
         return meters
 
     def close(self) -> None:
@@ -156,12 +177,28 @@ class Listener:
         self.connections.add(connection)
         self.accepted += 1
         if len(self.connections) > self._options.connections_max:
-            self.refused += 1
+            self.refused_count += 1
             return False
         return True
 
+    def expects(self, host: str) -> Expect:
+        return self._preambles.of(host)
+
+    def identify(self, connection: Connection) -> bool:
+        bound = self._options.connections_per_host_max
+        if not bound:
+            return True
+        host = _host_of(connection.peer)
+        self._hosts[host] = self._hosts.get(host, 0) + 1
+        return self._hosts[host] <= bound
+
+    def refused(self, connection: Connection, error: DLogError) -> None:
+        self.refused_count += 1
+        self._tell(ConnectionRefused(connection.peer, connection.via, error.message))
+
     def open(self, connection: Connection, hello: Hello) -> Session:
-        return self._open_session(connection)
+        self._tell(ConnectionOpened(connection.peer, connection.via, hello.role, hello.name, hello.hops))
+        return self._open_session(connection, hello)
 
     def keeps(self, change: int) -> bool:
         self.half_bytes += change
@@ -169,8 +206,17 @@ class Listener:
 
     def leave(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        if self._hosts and connection.is_identified:
+            host = _host_of(connection.peer)
+            self._hosts[host] -= 1
+            if not self._hosts[host]:
+                del self._hosts[host]
         if not self.connections:
             self._empty.set()
+
+
+def _host_of(peer: str) -> str:
+    return peer.rpartition(":")[0]
 
 
 def limits(options: ServingOptions) -> dict[str, int]:
@@ -178,6 +224,7 @@ def limits(options: ServingOptions) -> dict[str, int]:
     return {
         "frame_bytes_max": options.batch_bytes_max + FRAME_OVERHEAD_BYTES,
         "batch_bytes_max": options.batch_bytes_max,
+        "hops_max": HOPS_MAX,
     }
 
 

@@ -69,13 +69,18 @@ class ReaderEventKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First frame of a connection. role: "client", "read-proxy", "tool"."""
+    """First frame of a connection. role: "client", "read-proxy", "write-proxy", "tool".
+
+    hops: how often what is asked here may be handed on to the proxy that can answer it. 0: never, the answer says where
+    to go (302); 1: once. A proxy that hands on says 0 itself, so nothing is handed on twice.
+    """
 
     request: int
     version_min: int
     version_max: int
     role: str
     name: str
+    hops: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,7 +144,14 @@ EVENT = Kind("event", ReaderEventKind)
 SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     Op.HELLO: (
         proxy.Hello,
-        (("request", U63), ("version_min", U16), ("version_max", U16), ("role", TEXT), ("name", TEXT)),
+        (
+            ("request", U63),
+            ("version_min", U16),
+            ("version_max", U16),
+            ("role", TEXT),
+            ("name", TEXT),
+            ("hops", U16),
+        ),
     ),
     Op.WRITE: (
         proxy.Write,

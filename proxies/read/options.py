@@ -12,8 +12,8 @@ from proxies.serving import ServingOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(ServingOptions):
-    """Memory is bounded by cache_bytes_max, fetches_max times fetch_bytes, and for each connection what is unsent
-    (512 KiB) and one frame a reader."""
+    """Memory is bounded by cache_bytes_max, fetches_max times fetch_bytes, for each connection what is unsent
+    (512 KiB) and one frame a reader, and process_bytes_max of batches handed on to their owners and not answered."""
 
     cache_bytes_max: int = option(64 * MiB, sim=(0, 64 * KiB))
     fetch_bytes: int = option(MiB, sim=(256, 64 * KiB))  # asked of a store at once
@@ -22,6 +22,9 @@ class ReadOptions(ServingOptions):
     readers_max: int = option(10_000, sim=(1, 8))  # of the process
     readers_per_connection_max: int = option(1000, sim=(1, 4))
     streams_max: int = option(10_000, sim=(1, 4))  # followed at once
+    connection_bytes_max: int = option(4 * MiB, sim=(KiB, MiB))
+    stream_bytes_max: int = option(16 * MiB, sim=(KiB, MiB))
+    process_bytes_max: int = option(64 * MiB, sim=(4 * KiB, 4 * MiB))
     idle_s: float = option(30.0, sim=(0.1, 1.0))  # after which a stream nobody reads is followed no more
     connect_timeout_s: float = option(1.0, sim=(0.05, 1.0))
     ping_every_s: float = option(0.5, sim=(0.05, 1.0))
@@ -30,6 +33,7 @@ class ReadOptions(ServingOptions):
     def __post_init__(self) -> None:
         ServingOptions.__post_init__(self)
         at_least_one(self, "fetch_bytes", "chunk_bytes", "fetches_max", "readers_max", "readers_per_connection_max")
+        at_least_one(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max")
         at_least_one(self, "streams_max", "idle_s", "connect_timeout_s", "ping_every_s", "ping_timeout_s")
 
     @property

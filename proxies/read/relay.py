@@ -17,6 +17,7 @@ from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Metadata
 from dlog.lease.ring import Ring
 from dlog.wire.proxy import Create, Delete, GetOwner, Release, Seal, Truncate
+from proxies.dialling import Dialler
 from proxies.link import Link
 
 Handed = Create | Delete | GetOwner | Release | Seal | Truncate
@@ -29,8 +30,8 @@ REST_S = 2.0  # how long one that did not answer is tried last
 class Relay:
     """Links of this process to write proxies for questions of others; opened on demand, kept while they last."""
 
-    def __init__(self, name: str, metadata: Metadata, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._name = name
+    def __init__(self, dialler: Dialler, metadata: Metadata, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._dialler = dialler
         self._metadata = metadata
         self._clock = clock
         self._links: dict[str, Link] = {}
@@ -77,8 +78,7 @@ class Relay:
         if link is not None and not link.ended:
             return link
         try:
-            peer = self._metadata.known_members().peer_of(address)
-            link = await Link.open(peer, role="read-proxy", name=self._name, timeout_s=CONNECT_S)
+            link = await self._dialler.open(address, CONNECT_S, Link)
         except UnavailableError:
             self._fail(address)
             raise

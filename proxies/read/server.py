@@ -22,9 +22,13 @@ from dlog.events import Event
 from dlog.io.metadata import Metadata, ProxyInfo
 from dlog.model.ids import ProxyId, StreamName, stream_name
 from dlog.stores.contract import SegmentStore
-from dlog.wire.proxy import Read
+from dlog.wire.proxy import Hello, Read
 from proxies import catalog, serving
+from proxies.admission import Admission
 from proxies.connection import Connection, Session
+from proxies.dialling import Dialler
+from proxies.forwarding import Carriage
+from proxies.health import Health
 from proxies.meters import Meters
 from proxies.preference import Preference
 from proxies.read.options import ReadOptions
@@ -51,6 +55,7 @@ class ReadProxy:
         rng: random.Random | None = None,
     ) -> None:
         self.options = options
+        self.role = "read"
         self.address = ""
         self.id = ProxyId(options.id)
         self.cache = EntryCache(options.cache_bytes_max)
@@ -58,6 +63,13 @@ class ReadProxy:
         self.readers = 0
         self.tasks: Lifetime
         self.relay: Relay
+        self.carriage: Carriage
+        self.admission = Admission(
+            process_bytes_max=options.process_bytes_max, stream_bytes_max=options.stream_bytes_max
+        )
+        self.connection_bytes_max = options.connection_bytes_max
+        self.batch_bytes_max = options.batch_bytes_max
+        self.health = Health(metadata, patience_s=options.unready_after_s)
         self.listener: serving.Listener
         self._metadata = metadata
         self._stores = stores
@@ -74,7 +86,9 @@ class ReadProxy:
         Raises ConfigError (port taken), MetadataUnavailableError (cannot register).
         """
         options = self.options
-        self.listener = serving.Listener("read", options.id, serving.limits(options), options, self._open_session)
+        self.listener = serving.Listener(
+            "read", options.id, serving.limits(options), options, self._open_session, tell=self._tell
+        )
         bound = await self.listener.bind()
         self.address = options.advertise or bound
         self.id = ProxyId(options.id or self.address)
@@ -82,21 +96,26 @@ class ReadProxy:
         supervisor = Supervisor("tailers", rng=self._rng, on_event=self._tell, drain_s=TAILERS_END_S)
         try:
             async with supervisor, Lifetime(drain_s=0.0) as self.tasks:
-                self.relay = Relay(self.id, self._metadata)
-                self._upstream = OwnerLinks(
-                    self.id, options.upstream, self.tasks, peer_of=lambda a: self._metadata.known_members().peer_of(a)
-                )
+                dialler = Dialler("read-proxy", self.id, self._metadata, says_preamble=options.preambles().of_everybody)
+                self.carriage = Carriage(dialler, self.tasks)
+                self.relay = Relay(dialler, self._metadata)
+                self._upstream = OwnerLinks(dialler, options.upstream, self.tasks)
                 self._tailers = Registry(
                     supervisor, self._build_tailer, idle_s=options.idle_s, count_max=options.streams_max
                 )
                 self.tasks.start(self._tailers.run(), name="retire idle tailers")
                 await self.listener.serve()
+                await self.health.listen(options.host, options.health_port)
                 await self._metadata.register_proxy(ProxyInfo(self.id, "read", self.address, options.peer_address))
+                self.health.readiness.serving()
                 on_ready(self.id, self.address)
                 await stop.wait()
+                self.health.readiness.draining()
+                await asyncio.sleep(options.notice_s)
                 await self._leave()
                 self.relay.close()
         finally:
+            self.health.close()
             self.listener.close()
             for connection in tuple(self.listener.connections):
                 connection.abort()
@@ -148,13 +167,14 @@ class ReadProxy:
         meters.gauge("read_upstreams", "Connections to owners", lambda: len(self._upstream))
         meters.gauge("read_cache_bytes", "Bytes of entries cached", lambda: cache.bytes)
         meters.counter("read_cache_hits", "Entries found in the cache", lambda: cache.hits)
+        self.carriage.add_to(meters)
         meters.counter("read_cache_misses", "Questions whose first entry was not in the cache", lambda: cache.misses)
         return meters
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _open_session(self, connection: Connection) -> Session:
-        return ReadSession(self, connection)
+    def _open_session(self, connection: Connection, hello: Hello) -> Session:
+        return ReadSession(self, connection, hello)
 
     def _build_tailer(self, stream: str) -> StreamTailer:
         return StreamTailer(

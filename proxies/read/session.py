@@ -2,20 +2,25 @@
 
 The law of this room: a reader is a machine with a life of its own (proxies/read/reader.py); here its messages are
 sorted to it. When the client does not take what we send, none of its readers is fed until it does. Questions that
-belong to a write proxy are handed on to one; batches are sent there by their client.
+belong to a write proxy are handed on to one; batches are sent there by their client, unless it asked to have them
+handed on: then they go to the stream's owner, in the order they came.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
-from actors.runtime import Lifetime
 from dlog.errors import (
+    DLogError,
     InvalidRequestError,
     OverCapacityError,
     OwnedElsewhereError,
     StreamUnavailableError,
+    UnavailableError,
 )
 from dlog.model.ids import stream_name
 from dlog.wire.proxy import (
@@ -26,9 +31,7 @@ from dlog.wire.proxy import (
     Done,
     GetOwner,
     GetOwners,
-    List,
-    Message,
-    Ping,
+    Hello,
     Read,
     ReaderEvent,
     ReaderEventKind,
@@ -39,16 +42,17 @@ from dlog.wire.proxy import (
     Truncate,
     Write,
 )
+from proxies import catalog, dispatch
 from proxies.connection import Connection
-from proxies.questions import Questions
+from proxies.dispatch import Dispatch, kept
+from proxies.forwarding import Forwarding
 from proxies.read.reader import StreamReader
 from proxies.read.relay import Handed, Relay
 
 
-class House(Protocol):
+class House(dispatch.House, Protocol):
     """What the sessions of one process share."""
 
-    tasks: Lifetime
     readers_per_connection_max: int
     relay: Relay
 
@@ -60,49 +64,35 @@ class House(Protocol):
         """A reader, begun. Raises OverCapacityError."""
         ...
 
-    async def stat(self, stream: str) -> dict[str, Any]: ...
 
-    async def names(self, after: str, limit: int) -> dict[str, Any]: ...
-
-
-class ReadSession:
+class ReadSession(Dispatch):
     """One connection's dealings."""
 
-    def __init__(self, house: House, connection: Connection) -> None:
+    def __init__(self, house: House, connection: Connection, hello: Hello) -> None:
+        super().__init__(house, connection, hello)
         self._house = house
-        self._connection = connection
         self._readers: dict[int, StreamReader] = {}
-        self._questions = Questions(house.tasks, connection)
-        self._writable = True
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self._seeking: dict[str, deque[tuple[Write, int]]] = {}  # stream whose owner is asked for -> batches, costs
+        self._handlers |= {
             Read: self._read,
             Credit: self._credit,
             Cancel: self._cancel,
-            Ping: self._ping,
             Stat: self._stat,
-            List: self._list,
             GetOwners: self._get_owners,
+            Write: self._write,
+            Tail: self._wrong_door,
             **dict.fromkeys((Create, Delete, Truncate, Seal, GetOwner, Release), self._hand_on),
-            **dict.fromkeys((Write, Tail), self._wrong_door),
         }
 
     # ---- what the connection tells ----------------------------------------------------------------------------------
 
-    def received(self, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise InvalidRequestError(f"not a question for a read proxy: {type(message).__name__}")
-        handler(message)
-
-    def flush(self) -> None:
-        """Nothing is gathered here."""
-
     def writable(self, yes: bool) -> None:
-        self._writable = yes
+        super().writable(yes)
         for reader in tuple(self._readers.values()):
             reader.hold(not yes)
 
     def closed(self) -> None:
+        super().closed()
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.stop()
@@ -126,7 +116,7 @@ class ReadSession:
 
         reader = self._house.open_reader(self._connection, m, end)
         self._readers[m.request] = reader
-        if not self._writable:
+        if not self._is_writable:
             reader.hold(True)
 
     def _credit(self, m: Credit) -> None:
@@ -141,23 +131,77 @@ class ReadSession:
 
     # ---- questions with one answer ----------------------------------------------------------------------------------
 
-    def _ping(self, m: Ping) -> None:
-        self._connection.send(Done(m.request))
+    def _stat(self, m: Stat) -> None:
+        self._answer(m, self._house.stat(m.stream))
 
     def _get_owners(self, m: GetOwners) -> None:
-        self._connection.send(Done(m.request, {"owned": [], "more": False}))
+        if self._forwarding is None:
+            self._connection.send(Done(m.request, {"owned": [], "more": False}))
+        else:
+            self._questions.answer(m.request, self._all_owners(self._forwarding, m))
 
-    def _stat(self, m: Stat) -> None:
-        self._questions.answer(m.request, self._house.stat(m.stream))
-
-    def _list(self, m: List) -> None:
-        self._questions.answer(m.request, self._house.names(m.after, m.limit))
+    async def _all_owners(self, forwarding: Forwarding, m: GetOwners) -> dict[str, Any]:
+        """What each write proxy that answers owns, with its address."""
+        owned: list[list[Any]] = []
+        for address in self._house.relay.addresses(""):
+            try:
+                told = await forwarding.ask(m, address)
+            except DLogError:
+                continue  # what it owned is somebody else's soon
+            owned += [[*one[:3], address] for one in told.get("owned", ())]
+        return {"owned": owned[: catalog.NAMES_MAX], "more": len(owned) > catalog.NAMES_MAX}
 
     def _hand_on(self, m: Handed) -> None:
-        self._questions.answer(m.request, self._house.relay.ask(m))
+        self._answer(m, self._house.relay.ask(m))
 
     def _wrong_door(self, m: Write | Tail) -> None:
         location = next(iter(self._house.relay.addresses(m.stream)), None)
         if location is None:
             raise StreamUnavailableError("this is a read proxy, and no write proxy is registered")
         raise OwnedElsewhereError("this is a read proxy; ask a write proxy", location=location)
+
+    # ---- batches ----------------------------------------------------------------------------------------------------
+
+    def _write(self, m: Write) -> None:
+        forwarding = self._forwarding
+        if forwarding is None:
+            self._wrong_door(m)
+            return
+        stream_name(m.stream)
+        cost = self._count_in(m)
+        kept_body = kept(m.body)
+        if kept_body is not m.body:
+            m = replace(m, body=kept_body)
+        address = forwarding.routes.of(m.stream)
+        if address is not None:
+            forwarding.write(m, address, partial(self._written, m.request, m.stream, cost))
+            return
+        waiting = self._seeking.get(m.stream)
+        if waiting is not None:
+            waiting.append((m, cost))
+            return
+        self._seeking[m.stream] = deque([(m, cost)])
+        self._house.tasks.start(self._seek(forwarding, m.stream), name=f"owner of {m.stream}")
+
+    async def _seek(self, forwarding: Forwarding, stream: str) -> None:
+        """Find the owner of a stream, then hand on what waits for it, in order."""
+        failure: DLogError | None = None
+        address = ""
+        try:
+            told = await self._house.relay.ask(GetOwner(0, stream, forwarding.routes.doubted(stream)))
+            address = str(told.get("location") or "")
+        except OwnedElsewhereError as error:
+            address, failure = error.location or "", error
+        except UnavailableError as error:  # asking changed nothing, whatever became of the question
+            failure = UnavailableError(error.message)
+        except DLogError as error:
+            failure = error
+        for m, cost in self._seeking.pop(stream):
+            written = partial(self._written, m.request, m.stream, cost)
+            if address:
+                forwarding.write(m, address, written)
+            else:
+                assert failure is not None
+                written(
+                    UnavailableError(failure.message, outcome_unknown=False) if failure.outcome_unknown else failure
+                )

@@ -15,6 +15,7 @@ from dlog.errors import ConnectionLostError, DLogError, StreamUnavailableError, 
 from dlog.model.ids import StreamName
 from dlog.options import option
 from dlog.wire.proxy import Failed, GoAway, Lac, Message, Ping, Tail
+from proxies.dialling import Dialler
 from proxies.link import Link
 
 
@@ -40,9 +41,8 @@ class _Shared:
 class OwnerLinks:
     """All links of this process to owners. An Upstream (actors/stream_tailer.py)."""
 
-    def __init__(self, name: str, options: UpstreamOptions, tasks: Lifetime, *, peer_of: Callable[[str], str]) -> None:
-        self._name = name
-        self._peer_of = peer_of
+    def __init__(self, dialler: Dialler, options: UpstreamOptions, tasks: Lifetime) -> None:
+        self._dialler = dialler
         self._options = options
         self._tasks = tasks
         self._shared: dict[str, _Shared] = {}
@@ -78,8 +78,7 @@ class OwnerLinks:
         await shared.link.ask(Ping)
 
     async def _open(self, address: str, shared: _Shared) -> None:
-        timeout_s = self._options.connect_timeout_s
-        link = await Link.open(self._peer_of(address), role="read-proxy", name=self._name, timeout_s=timeout_s)
+        link = await self._dialler.open(address, self._options.connect_timeout_s, Link)
         shared.link = link
         shared.pinging = self._tasks.start(self._ping(link), name=f"ping owner {address}")
 

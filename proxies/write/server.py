@@ -16,7 +16,7 @@ from typing import Any
 from actors.runtime import Lifetime
 from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
-from dlog.errors import DLogError, InvalidRequestError
+from dlog.errors import DLogError, InvalidRequestError, OwnedElsewhereError
 from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady
 from dlog.io.metadata import Metadata, ProxyInfo
 from dlog.lease.lease import Claimant
@@ -24,16 +24,20 @@ from dlog.machine import Versioned
 from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentStore
+from dlog.wire.proxy import Hello
 from proxies import serving
+from proxies.admission import Admission
 from proxies.connection import Connection, Session
 from proxies.detector import Detector
+from proxies.dialling import Dialler
+from proxies.forwarding import Carriage
+from proxies.health import Health
 from proxies.meters import Meters
 from proxies.preference import Preference
 from proxies.write.admin import Admin
-from proxies.write.admission import Admission
 from proxies.write.holdings import Holdings
 from proxies.write.options import WriteOptions
-from proxies.write.placing import Placing
+from proxies.write.placing import Placing, Theirs
 from proxies.write.session import WriteSession
 from proxies.write.tails import Tails
 
@@ -56,6 +60,7 @@ class WriteProxy:
         rng: random.Random | None = None,
     ) -> None:
         self.options = options
+        self.role = "write"
         self.address = ""
         self.id = ProxyId(options.id)
         self.tails = Tails()
@@ -68,6 +73,8 @@ class WriteProxy:
         self.holdings: Holdings
         self.placing: Placing
         self.admin: Admin
+        self.carriage: Carriage
+        self.health = Health(metadata, patience_s=options.unready_after_s)
         self.listener: serving.Listener
         self._metadata = metadata
         self._stores = stores
@@ -83,7 +90,7 @@ class WriteProxy:
         """
         options = self.options
         limits = {**serving.limits(options), "inflight_bytes_max": options.connection_bytes_max}
-        self.listener = serving.Listener("write", options.id, limits, options, self._open_session)
+        self.listener = serving.Listener("write", options.id, limits, options, self._open_session, tell=self._tell)
         bound = await self.listener.bind()
         self.address = options.advertise or bound
         self.id = ProxyId(options.id or self.address)
@@ -94,11 +101,16 @@ class WriteProxy:
                 self._compose(supervisor)
                 self.tasks.start(self._detector.run(), name="detector")
                 await self.listener.serve()
+                await self.health.listen(options.host, options.health_port)
                 await self._metadata.register_proxy(ProxyInfo(self.id, "write", self.address, options.peer_address))
+                self.health.readiness.serving()
                 on_ready(self.id, self.address)
                 await stop.wait()
+                self.health.readiness.draining()
+                await asyncio.sleep(options.notice_s)
                 await self._drain()
         finally:
+            self.health.close()
             self.listener.close()
             for connection in tuple(self.listener.connections):
                 connection.abort()
@@ -117,12 +129,28 @@ class WriteProxy:
         every = [*members.write_proxies.values(), *members.read_proxies.values()]
         return sorted(p.address for p in every if not self._detector.suspects(p.address))[:1000]
 
+    def other_writers(self) -> list[str]:
+        """Addresses of the other write proxies that are not suspected."""
+        members = self._metadata.known_members().write_proxies.values()
+        return sorted(p.address for p in members if p.proxy != self.id and not self._detector.suspects(p.address))
+
     async def release(self, stream: str) -> dict[str, Any]:
-        """Hand a stream over. Raises OwnedElsewhereError when it is not ours."""
+        """Hand a stream over. Raises OwnedElsewhereError when another proxy owns it, InvalidRequestError when none."""
         name = stream_name(stream)
         if not await self.holdings.release(name):
+            advice = await self.placing.judge(name)
+            if isinstance(advice, Theirs) and advice.is_owner:
+                raise OwnedElsewhereError(f"owned elsewhere: stream={name}", location=advice.address)
             raise InvalidRequestError(f"not owned by this proxy: stream={name}")
         return {}
+
+    async def stat(self, stream: str) -> dict[str, Any]:
+        """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
+        return await self.admin.stat(stream)
+
+    async def names(self, after: str, limit: int) -> dict[str, Any]:
+        """Names of streams in order. Raises MetadataUnavailableError."""
+        return await self.admin.names(after, limit)
 
     def meters(self) -> Meters:
         """What a scrape is told; asked for once the proxy is ready."""
@@ -133,14 +161,25 @@ class WriteProxy:
         meters.counter("write_refused", "Batches refused for want of room", lambda: admission.refused)
         meters.gauge("write_in_flight_bytes", "Bytes taken and not answered", lambda: admission.process.bytes)
         meters.gauge("write_streams", "Streams being taken, owned or handed over", lambda: len(self.holdings))
+        self.carriage.add_to(meters)
         meters.gauge("write_tails", "Listeners to the LAC of a stream", lambda: len(self.tails))
         return meters
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _compose(self, supervisor: Supervisor) -> None:
+        options = self.options
+        says_preamble = options.preambles().of_everybody
+        dialler = Dialler("write-proxy", self.id, self._metadata, says_preamble=says_preamble)
+        self.carriage = Carriage(dialler, self.tasks)
         self._detector = Detector(
-            self.id, self.address, self._metadata, self.options.detector, on_suspect=self._suspected, tell=self._tell
+            self.id,
+            self.address,
+            self._metadata,
+            options.detector,
+            dialler,
+            on_suspect=self._suspected,
+            tell=self._tell,
         )
         self.placing = Placing(
             self.id, self.address, self._metadata, self._detector, drains=lambda: self.holdings.draining
@@ -156,8 +195,8 @@ class WriteProxy:
         )
         self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, tell=self._tell)
 
-    def _open_session(self, connection: Connection) -> Session:
-        return WriteSession(self, connection)
+    def _open_session(self, connection: Connection, hello: Hello) -> Session:
+        return WriteSession(self, connection, hello)
 
     def _build(self, stream: StreamName, on_end: Callable[[], None]) -> StreamOwner:
         owner = StreamOwner(

@@ -1,25 +1,24 @@
 """What a client, a tool or a read proxy says to a write proxy on one connection, and what it is told.
 
 The law of this room: a batch costs one count in, one sink, one count out, and no task; its bytes are never
-opened. Questions about whole streams are tasks of the process, few at a time for each connection.
+opened. It goes to the stream's owner here, or, if the owner is elsewhere and the connection asked for that, is handed
+on behind all that was handed on before it. Questions about whole streams are tasks of the process, few at a time for
+each connection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from actors.runtime import Lifetime
 from dlog.errors import (
-    ClosedError,
     DamagedError,
     DLogError,
     InvalidRequestError,
     OwnedElsewhereError,
     RecordTooLargeError,
     StreamUnavailableError,
-    UnavailableError,
 )
 from dlog.io.clock import unix_ms
 from dlog.log.messages import BatchWritten, SealStream, TruncateBefore, WriteBatch
@@ -35,9 +34,7 @@ from dlog.wire.proxy import (
     Done,
     GetOwner,
     GetOwners,
-    List,
-    Message,
-    Ping,
+    Hello,
     Read,
     ReaderEvent,
     ReaderEventKind,
@@ -48,32 +45,25 @@ from dlog.wire.proxy import (
     Truncate,
     Write,
 )
-from proxies import catalog
+from proxies import catalog, dispatch
 from proxies.connection import Connection
-from proxies.questions import Questions
+from proxies.dispatch import Dispatch, kept
+from proxies.forwarding import Forwarding
 from proxies.write import tails as lac
-from proxies.write.acks import AckRuns
 from proxies.write.admin import Admin
-from proxies.write.admission import Admission
 from proxies.write.holdings import Holding, Holdings
 from proxies.write.placing import Ours, Placing
 
-VIEWED_BYTES_MIN = 16 * 1024  # a view keeps all that was received with it; a smaller body is copied
 TAILS_MAX = 10_000  # on one connection
 
 
-class House(Protocol):
+class House(dispatch.House, Protocol):
     """What the sessions of one process share."""
 
-    address: str
-    tasks: Lifetime
-    admission: Admission
     admin: Admin
     holdings: Holdings
     placing: Placing
     tails: lac.Tails
-    connection_bytes_max: int
-    batch_bytes_max: int
 
     def read_proxy(self, stream: str) -> str | None:
         """Address of the read proxy that the ring prefers for a stream."""
@@ -83,27 +73,25 @@ class House(Protocol):
         """Addresses of all write proxies that live."""
         ...
 
+    def other_writers(self) -> list[str]:
+        """Addresses of the other write proxies that live."""
+        ...
+
     async def release(self, stream: str) -> dict[str, Any]:
         """Hand a stream over."""
         ...
 
 
-class WriteSession:
+class WriteSession(Dispatch):
     """One connection's dealings."""
 
-    def __init__(self, house: House, connection: Connection) -> None:
+    def __init__(self, house: House, connection: Connection, hello: Hello) -> None:
+        super().__init__(house, connection, hello)
         self._house = house
-        self._connection = connection
-        self._acks = AckRuns()
-        self._bytes = 0  # of this connection's batches in flight
-        self._questions = Questions(house.tasks, connection)
-        self._writable = True
         self._tails: dict[int, lac.Tail] = {}
         self._moved: set[lac.Tail] = set()
-        self._is_closed = False
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self._handlers |= {
             Write: self._write,
-            Ping: self._ping,
             Tail: self._tail,
             Cancel: self._cancel,
             GetOwner: self._get_owner,
@@ -111,38 +99,30 @@ class WriteSession:
             Create: self._create,
             Delete: self._delete,
             Stat: self._stat,
-            List: self._list,
             Truncate: self._truncate,
             Seal: self._seal,
             Release: self._release,
             Read: self._read,
-            Credit: self._ignore,
+            Credit: self._credit,
         }
 
     # ---- what the connection tells ----------------------------------------------------------------------------------
 
-    def received(self, message: Message) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is None:
-            raise InvalidRequestError(f"not a question for a write proxy: {type(message).__name__}")
-        handler(message)
-
     def flush(self) -> None:
-        for written in self._acks.take():
-            self._connection.send(written)
-        if self._moved and self._writable:
+        super().flush()
+        if self._moved and self._is_writable:
             moved, self._moved = self._moved, set()
             for tail in moved:
                 for told in tail.take():
                     self._connection.send(told)
 
     def writable(self, yes: bool) -> None:
-        self._writable = yes
+        super().writable(yes)
         if yes and self._moved:
             self._connection.plan_flush()
 
     def closed(self) -> None:
-        self._is_closed = True
+        super().closed()
         for tail in self._tails.values():
             self._house.tails.remove(tail)
         self._tails.clear()
@@ -151,40 +131,38 @@ class WriteSession:
     # ---- batches ----------------------------------------------------------------------------------------------------
 
     def _write(self, m: Write) -> None:
-        house = self._house
-        size = len(m.body)
-        if size > house.batch_bytes_max:
-            raise RecordTooLargeError(f"a batch has at most {house.batch_bytes_max} bytes: bytes={size}")
+        forwarding = self._forwarding
+        handed_to = None if forwarding is None else forwarding.routes.of(m.stream)
+        if forwarding is not None and handed_to is not None:
+            cost = self._count_in(m)
+            forwarding.write(_kept(m), handed_to, partial(self._written, m.request, m.stream, cost))
+            return
         _check(m)
-        cost = house.admission.take(m.stream, size)
+        cost = self._count_in(m)
         txid = None if m.txid is None else Txid(m.txid)
         since = None if m.since is None else m.since[:2]
-        body = m.body if size >= VIEWED_BYTES_MIN else bytes(m.body)
-        batch = WriteBatch(body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms(), since)
+        m = _kept(m)
+        batch = WriteBatch(m.body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms(), since)
+        sink = partial(self._written, m.request, m.stream, cost)
+        doubted = None
+        if forwarding is not None:
+            sink = partial(self._judged, forwarding, m, cost)
+            doubted = forwarding.routes.doubted(m.stream)
         try:
-            house.holdings.submit(m.stream, batch, partial(self._written, m.request, m.stream, cost))
+            self._house.holdings.submit(m.stream, batch, sink, doubted)
+        except OwnedElsewhereError as error:
+            sink(error)
         except DLogError:
-            house.admission.give_back(m.stream, cost)
+            self._count_out(m.stream, cost)
             raise
-        self._bytes += cost
-        if self._bytes > house.connection_bytes_max:
-            self._connection.hold(True)
 
-    def _written(self, request: int, stream: str, cost: int, result: BatchWritten | DLogError) -> None:
-        self._house.admission.give_back(stream, cost)
-        was_held = self._bytes > self._house.connection_bytes_max
-        self._bytes -= cost
-        if was_held and self._bytes <= self._house.connection_bytes_max:
-            self._connection.hold(False)
-        if self._is_closed:
-            return
-        if isinstance(result, BatchWritten):
-            self._acks.add(request, result)
-            self._connection.plan_flush()
-        elif isinstance(result, ClosedError):  # its owner ended here; the stream goes on elsewhere
-            self._connection.fail(request, UnavailableError(result.message, outcome_unknown=result.outcome_unknown))
+    def _judged(self, forwarding: Forwarding, m: Write, cost: int, result: BatchWritten | DLogError) -> None:
+        """The owner here answered, or is not here: then the batch goes on to it."""
+        written = partial(self._written, m.request, m.stream, cost)
+        if isinstance(result, OwnedElsewhereError) and result.location is not None and not self._is_closed:
+            forwarding.write(m, result.location, written)
         else:
-            self._connection.fail(request, result)
+            written(result)
 
     # ---- tails ------------------------------------------------------------------------------------------------------
 
@@ -201,6 +179,8 @@ class WriteSession:
         self._house.tails.add(tail)
 
     def _cancel(self, m: Cancel) -> None:
+        if self._forwarding is not None:
+            self._forwarding.cancel(m.request)
         tail = self._tails.pop(m.request, None)
         if tail is not None:
             self._moved.discard(tail)
@@ -219,16 +199,23 @@ class WriteSession:
 
     # ---- questions with one answer ----------------------------------------------------------------------------------
 
-    def _ping(self, m: Ping) -> None:
-        """Answered behind everything that was to be said before: who asks knows then that it has heard all."""
-        self.flush()
-        self._connection.send(Done(m.request))
-
     def _get_owners(self, m: GetOwners) -> None:
-        owned = [[h.stream, h.epoch, h.state] for h in self._house.holdings.all]
-        self._connection.send(
-            Done(m.request, {"owned": owned[: catalog.NAMES_MAX], "more": len(owned) > catalog.NAMES_MAX})
-        )
+        owned: list[list[Any]] = [[h.stream, h.epoch, h.state] for h in self._house.holdings.all]
+        if self._forwarding is not None:
+            self._questions.answer(m.request, self._all_owners(self._forwarding, m, owned))
+        else:
+            self._connection.send(Done(m.request, _owned(owned)))
+
+    async def _all_owners(self, forwarding: Forwarding, m: GetOwners, own: list[list[Any]]) -> dict[str, Any]:
+        """Ours and those of every other write proxy that answers, each with its address."""
+        owned = [[*one, self._house.address] for one in own]
+        for address in self._house.other_writers():
+            try:
+                told = await forwarding.ask(m, address)
+            except DLogError:
+                continue  # what it owned is somebody else's soon
+            owned += [[*one[:3], address] for one in told.get("owned", ())]
+        return _owned(owned)
 
     def _get_owner(self, m: GetOwner) -> None:
         self._questions.answer(m.request, self._find_owner(stream_name(m.stream), m.suspect))
@@ -256,37 +243,52 @@ class WriteSession:
         return {"location": address, "epoch": epoch, "proxies": self._house.proxies()}
 
     def _create(self, m: Create) -> None:
-        self._questions.answer(m.request, self._house.admin.create(m.stream, m.settings))
+        self._answer(m, self._house.admin.create(m.stream, m.settings))
 
     def _delete(self, m: Delete) -> None:
-        self._questions.answer(m.request, self._house.admin.delete(m.stream))
+        self._answer(m, self._house.admin.delete(m.stream))
 
     def _stat(self, m: Stat) -> None:
-        self._questions.answer(m.request, self._house.admin.stat(m.stream))
-
-    def _list(self, m: List) -> None:
-        self._questions.answer(m.request, self._house.admin.names(m.after, m.limit))
+        self._answer(m, self._stat_of(m))
 
     def _truncate(self, m: Truncate) -> None:
-        self._questions.answer(m.request, self._truncate_before(m.stream, of(*m.dlsn)))
+        self._answer(m, self._truncate_before(m.stream, of(*m.dlsn)))
 
     def _seal(self, m: Seal) -> None:
-        self._questions.answer(m.request, self._seal_stream(m.stream))
+        self._answer(m, self._seal_stream(m.stream))
 
     def _release(self, m: Release) -> None:
-        self._questions.answer(m.request, self._house.release(m.stream))
+        self._answer(m, self._house.release(m.stream))
 
     def _read(self, m: Read) -> None:
-        """Somebody came to the wrong door: we know the right one."""
+        """Somebody came to the wrong door: we know the right one, or serve the read through it."""
         location = self._house.read_proxy(m.stream)
         if location is None:
             raise StreamUnavailableError("this is a write proxy, and no read proxy is registered")
-        self._connection.send(ReaderEvent(m.request, ReaderEventKind.MOVED, {"location": location}))
+        if self._forwarding is None or not m.forwarded:
+            self._connection.send(ReaderEvent(m.request, ReaderEventKind.MOVED, {"location": location}))
+        elif m.request in self._tails or self._forwarding.carries(m.request):
+            raise InvalidRequestError(f"a reader of this number is open: request={m.request}")
+        else:
+            self._forwarding.read(m, location)
 
-    def _ignore(self, m: Credit) -> None:
-        """For a reader that was sent elsewhere in the meantime."""
+    def _credit(self, m: Credit) -> None:
+        """Also for a reader that was sent elsewhere in the meantime."""
+        if self._forwarding is not None:
+            self._forwarding.credit(m)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    async def _stat_of(self, m: Stat) -> dict[str, Any]:
+        """As we know it, or as its owner does, if that answers."""
+        told = await self._house.stat(m.stream)
+        owner = told["owner"]
+        if self._forwarding is None or "state" in told or owner["released"] or not owner["location"]:
+            return told
+        try:
+            return await self._forwarding.ask(m, owner["location"])
+        except DLogError:
+            return told
 
     async def _truncate_before(self, stream: str, dlsn: DLSN) -> dict[str, Any]:
         first = await self._house.holdings.ask(stream_name(stream), TruncateBefore(dlsn))
@@ -295,6 +297,15 @@ class WriteSession:
     async def _seal_stream(self, stream: str) -> dict[str, Any]:
         await self._house.holdings.ask(stream_name(stream), SealStream())
         return {}
+
+
+def _kept(m: Write) -> Write:
+    body = kept(m.body)
+    return m if body is m.body else replace(m, body=body)
+
+
+def _owned(owned: list[list[Any]]) -> dict[str, Any]:
+    return {"owned": owned[: catalog.NAMES_MAX], "more": len(owned) > catalog.NAMES_MAX}
 
 
 def _check(m: Write) -> None:

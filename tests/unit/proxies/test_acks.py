@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dlog.log.messages import BatchWritten
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import Txid
-from proxies.write.acks import AckRuns
+from proxies.acks import AckRuns
 
 
 def written(segment: int, entry: int, slot: int, count: int, txid: int = 7, duplicate: bool = False) -> BatchWritten:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlog.errors import OverCapacityError
-from proxies.write.admission import BATCH_OVERHEAD_BYTES, Admission
+from proxies.admission import BATCH_OVERHEAD_BYTES, Admission
 
 COST = 1000 + BATCH_OVERHEAD_BYTES
 

@@ -1,0 +1,27 @@
+"""How this process connects to other proxies: by the name everybody knows them by, at the address that proxies use."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from dlog.io.metadata import Metadata
+from dlog.wire.proxy_protocol import LOCAL
+from proxies.link import Link
+
+AnyLink = TypeVar("AnyLink", bound=Link)
+
+
+class Dialler:
+    """role, name: of us (docs/protocol.md 1.2). says_preamble: others demand a header of the PROXY protocol of
+    everybody, so one that says "for myself" goes first."""
+
+    def __init__(self, role: str, name: str, metadata: Metadata, *, says_preamble: bool = False) -> None:
+        self._role = role
+        self._name = name
+        self._metadata = metadata
+        self._preamble = LOCAL if says_preamble else b""
+
+    async def open(self, address: str, timeout_s: float, kind: type[AnyLink]) -> AnyLink:
+        """Connect to the proxy that is registered under `address`, within timeout_s. Raises UnavailableError."""
+        peer = self._metadata.known_members().peer_of(address)
+        return await kind.open(peer, role=self._role, name=self._name, timeout_s=timeout_s, preamble=self._preamble)
