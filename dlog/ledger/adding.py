@@ -6,8 +6,8 @@ The law of this file:
   is confirmed; what is heard meanwhile is recorded and counts afterwards;
 - a failed member is replaced from entry LAC + 1 on, by compare-and-set from a value that is OPEN and still names it;
   what metadata says after a conflict is adopted, not argued with;
-- an unknown outcome is settled by a later write that succeeds or by finding our value, never by one reading alone:
-  the write may still be under way;
+- an unknown outcome is settled by a later write that succeeds or by finding our value at another version than we wrote
+  it from, never by one reading alone: the write may still be under way, and what we wrote last may be what was there;
 - as long as Qa members can be reached the ledger goes on with holes; metadata changes only when there is a replacement;
 - one FENCED ends the handle: whether pending entries are in the ledger is then unknown, and recovery decides.
 
@@ -263,7 +263,7 @@ class LedgerAdder:
             self._effects.append(Tell(LedgerFenced(self.ledger, METADATA_PEER)))
             state = value.state.name.lower()
             self._die(LedgerFencedError(f"another client took the ledger over: ledger={self.ledger} state={state}"))
-        elif self._proposed is None or value == self._proposed:
+        elif value == self._proposed and version != self._version:
             self._take_in(value, version)
         else:
             # not in place, but perhaps under way: only a write from this version settles it

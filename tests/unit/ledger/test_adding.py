@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 from dlog.ledger.adding import AddingOptions, Close, LedgerAdder
 from dlog.ledger.placement import RandomPlacement
 from dlog.machine import MetadataSeen, TimerFired, Versioned
+from dlog.model.ids import BookieId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
@@ -231,6 +233,22 @@ def test_an_unknown_outcome_that_does_not_show_our_value_may_still_come_and_is_s
     lines = story.reads(ledger("0 a b d"), 2)
     assert lines == ["store 0 on d lac=-1 length=1", "store 1 on d lac=-1 length=2", "tell ensemble.changed"]
     assert story.stored(0, "d") == ["answer 1 0"]
+
+
+def test_a_settling_write_of_the_old_value_is_not_in_place_because_the_old_value_is_read() -> None:
+    """The value that settles may equal what was there before: only another version says that it was written."""
+    writable = [BookieId("d")]
+    story = writer(placement=RandomPlacement(lambda exclude: [b for b in writable if b not in exclude], Random(1)))
+    story.add()
+    story.stored(0, "a")
+    story.lost("c")
+    story.unknown()
+    writable.clear()  # so that the settling write names c again
+    assert story.reads(ledger(), 1) == ["write v1 open: 0 a b c"]
+    assert story.unknown() == ["read metadata"]
+    assert story.reads(ledger(), 1) == ["write v1 open: 0 a b c"], "d may still come to stand in c's place"
+    assert story.stored(0, "b") == []
+    assert story.written(2) == ["answer 1 0"]
 
 
 def test_metadata_out_of_reach_is_read_again_and_given_up_at_last() -> None:
