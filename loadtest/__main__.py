@@ -37,7 +37,7 @@ def main() -> int:
     if given.workload in faults.KINDS:
         return hurt(given)
     try:
-        changes = dict(change.split("=", 1) for change in given.set)
+        changes = dict(_pair(change) for change in given.set)
         workload = load(given.workload, changes)
     except (ValueError, InvalidRequestError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
@@ -73,6 +73,13 @@ def hurt(given: argparse.Namespace) -> int:
     print(json.dumps(result) if given.json else faults.as_text(result))
     met = result["green"] and all(goal["met"] for goal in result["goals"].values())
     return 0 if met or (result["green"] and not given.strict) else 1
+
+
+def _pair(change: str) -> tuple[str, str]:
+    key, equals, value = change.partition("=")
+    if not equals:
+        raise InvalidRequestError(f"a change is written KEY=VALUE, as in records=1000: --set {change[:60]}")
+    return key, value
 
 
 async def go(workload: Workload, stream: str | None) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def read_run_file(directory: Path) -> Running | None:
     try:
         told = json.loads((directory / RUN_FILE).read_text())
         parts = [RunningPart(**part) for part in told["parts"]]
+        if not all(type(text) is str for part in parts for text in (part.role, part.address)):
+            return None
         running = Running(
             directory=str(directory.absolute()),
             pid=int(told["pid"]),
@@ -73,7 +75,7 @@ def read_run_file(directory: Path) -> Running | None:
             namespace=told["namespace"],
             parts=parts,
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return running if is_locked(directory) else None
 

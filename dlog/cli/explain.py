@@ -15,7 +15,7 @@ from dlog.errors import DLogError
 from dlog.log.note import decode_note, is_note
 from dlog.model import dlsn as places
 from dlog.model.dlsn import DLSN
-from dlog.model.ids import EntryId, LedgerId
+from dlog.model.ids import EntryId, LedgerId, stream_name
 from dlog.wire.entry import decode_entry, record_set_count
 
 
@@ -35,6 +35,7 @@ def explain(
     as_json: bool,
 ) -> None:
     """Tell where the record of STREAM at DLSN lies: segment, ledger, entry, bookies, and what stands around it."""
+    stream_name(stream)
     place = places.parse(dlsn)
     told = asyncio.run(_explain(stream, place, hosts, namespace, target(connect, directory), directory))
     if as_json:

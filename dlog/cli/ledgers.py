@@ -72,7 +72,7 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
 
 
 @ledger.command()
-@click.argument("number", metavar="LEDGER", type=click.IntRange(0))
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @zookeeper_options
 def show(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
     """Tell what metadata says of LEDGER."""
@@ -96,7 +96,7 @@ def show(number: int, hosts: str | None, namespace: str | None, directory: str |
 
 
 @ledger.command()
-@click.argument("number", metavar="LEDGER", type=click.IntRange(0))
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @click.option("--first", type=click.IntRange(0), default=0, help="First entry. Default 0.")
 @click.option("--last", type=click.IntRange(0), help="Last entry. Default: the last confirmed.")
 @click.option(
@@ -139,7 +139,7 @@ def read(
 
 
 @ledger.command()
-@click.argument("number", metavar="LEDGER", type=click.IntRange(0))
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @zookeeper_options
 def verify(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
     """Read every entry of LEDGER from every replica and check it. Mends nothing; exit 1 if something is wrong."""
@@ -162,7 +162,7 @@ def verify(number: int, hosts: str | None, namespace: str | None, directory: str
 
 
 @ledger.command()
-@click.argument("number", metavar="LEDGER", type=click.IntRange(0))
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @zookeeper_options
 def recover(

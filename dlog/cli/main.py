@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from dlog.cli.telling import EXIT_FAILED, EXIT_MISUSED, tell_error
+from dlog.cli.telling import EXIT_FAILED, EXIT_MISUSED, EXIT_OK, CommandError, tell_error
 from dlog.errors import DLogError
 
 _COMMANDS = {
@@ -61,6 +63,32 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code. Every error a person can cause leaves as a message, never a traceback."""
     given = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in given
+    if sys.stderr is None:  # closed by who called us: there is nobody to tell
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+    if sys.stdout is None:
+        return tell_error(CommandError("there is no standard output here", "redirect it, to a file or /dev/null"))
+    return _flushed(_run(given, as_json), as_json)
+
+
+def _flushed(code: int, as_json: bool) -> int:
+    """What was said has left, or the command has failed; a reader that has enough is no failure."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        _drop_output()
+        why = (error.strerror or str(error)).lower()
+        return tell_error(CommandError(f"cannot write the output: {why}", "make room", misused=False), as_json=as_json)
+    return code
+
+
+def _drop_output() -> None:
+    """Let nothing be flushed at exit into what does not take it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(given: list[str], as_json: bool) -> int:
     try:
         result = dlog.main(args=given, prog_name="dlog", standalone_mode=False)
     except click.exceptions.Abort:
@@ -77,6 +105,12 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_MISUSED
     except DLogError as error:
         return tell_error(error, as_json=as_json)
+    except BrokenPipeError:
+        return EXIT_OK  # whoever reads us has enough; click hears of it too
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return tell_error(CommandError("cannot write the output: no room", "make room", misused=False), as_json=as_json)
     except BaseExceptionGroup as group:
         leaves = list(_leaves(group))
         told = [error for error in leaves if isinstance(error, DLogError)]

@@ -95,15 +95,25 @@ def read_plan(directory: Path) -> Plan | None:
     """The plan kept in this directory, None if there is none. Raises CommandError for one that cannot be read."""
     path = directory / PLAN_FILE
     try:
-        told = json.loads(path.read_text())
-        return Plan(**told)
+        plan = Plan(**json.loads(path.read_text()))
+        _check_types(plan)
+        return plan
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CommandError(
             f"the plan of this cluster cannot be read: {error}: file={path}",
             "restore the file; the ports of the bookies stand in it, and ledgers name bookies by them",
         ) from None
+
+
+def _check_types(plan: Plan) -> None:
+    """Raises ValueError: the file is JSON, and not of ours."""
+    if not all(type(text) is str for text in (plan.host, plan.namespace, plan.zookeeper)):
+        raise ValueError("host, namespace and zookeeper are texts")
+    for ports in (plan.bookies, plan.write, plan.read, [plan.zookeeper_port]):
+        if type(ports) is not list or not all(type(port) is int and 0 <= port < 65536 for port in ports):
+            raise ValueError("ports are numbers below 65536")
 
 
 def write_plan(directory: Path, plan: Plan) -> None:

@@ -81,11 +81,11 @@ def split_hosts(text: str) -> tuple[list[tuple[str, int]], str]:
     for part in filter(None, re.split(r"[,;\s]+", listed)):
         bracketed = _IPV6.match(part)
         host, port = (bracketed[1], bracketed[2] or "") if bracketed else part.partition(":")[::2]
-        if not host or not (port or str(_PORT)).isdigit():
-            raise ConfigError(f"not a ZooKeeper address, write host:port[,host:port][/chroot]: value={text}")
+        if not host or not host.isprintable() or not re.fullmatch("[0-9]{0,5}", port) or int(port or _PORT) > 65535:
+            raise ConfigError(f"not a ZooKeeper address, write host:port[,host:port][/chroot]: value={text[:80]!r}")
         hosts.append((host, int(port or _PORT)))
     if not hosts:
-        raise ConfigError(f"no ZooKeeper address, write host:port[,host:port][/chroot]: value={text}")
+        raise ConfigError(f"no ZooKeeper address, write host:port[,host:port][/chroot]: value={text[:80]!r}")
     return hosts, "/" + chroot.strip("/") if slash and chroot.strip("/") else ""
 
 
