@@ -17,9 +17,10 @@ from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver, Sink
 from dlog.io.metadata import Metadata
 from dlog.lease.lease import Claimant
-from dlog.log.messages import ReleaseStream, StreamTaken, TakeStream
+from dlog.log.messages import HINTS, ReleaseStream, StreamChanged, StreamTaken, TakeStream
 from dlog.log.options import OwnerOptions
 from dlog.log.owner import StreamOwner as OwnerMachine
+from dlog.machine import Received
 from dlog.model.ids import Epoch, StreamName
 from dlog.model.segment import StreamKey
 from dlog.stores.contract import SegmentStore
@@ -52,6 +53,8 @@ class StreamOwner:
         self._on_end = on_end
         self._clock = clock
         self._lived = False
+        self._metadata = metadata
+        self._unwatch: Callable[[], None] = _nothing
         self._desk = SegmentDesk(stream, stores, self._post)
         self._driver = Driver(
             OwnerMachine(
@@ -77,6 +80,8 @@ class StreamOwner:
         """Claim, recover and serve; see TakeStream. Cancelling forgets the waiter only."""
         taken = await self._driver.ask(TakeStream(if_epoch, self._clock.unix_ms()))
         assert isinstance(taken, StreamTaken)
+        if not self.ended:
+            self._unwatch = self._metadata.watch(StreamKey(self.stream), self._look)
         return taken
 
     def submit(self, request: Any, sink: Sink) -> None:
@@ -108,8 +113,14 @@ class StreamOwner:
                 await self._driver.run()
                 await self._desk.close()
         finally:
+            self._unwatch()
+            self._unwatch = _nothing
             await self._desk.close()
             self._on_end()
+
+    def _look(self) -> None:
+        """Somebody changed the stream, ourselves it may be: a hint, so that an idle owner hears of its successor."""
+        self._driver.post(Received(HINTS, StreamChanged()))
 
     def _post(self, fact: Any) -> None:
         self._driver.post(fact)
@@ -119,3 +130,7 @@ class StreamOwner:
             self._on_lac(event)
         else:
             self._tell(event)
+
+
+def _nothing() -> None:
+    """Nobody watches."""

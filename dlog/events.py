@@ -106,6 +106,16 @@ class StreamReady(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class StreamStalled(Event):
+    """The owner cannot open a segment: its store has too few members. It tries on; writes are refused meanwhile."""
+
+    name: ClassVar[str] = "stream.stalled"
+    level: ClassVar[str] = "error"
+    stream: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class LeaseLost(Event):
     name: ClassVar[str] = "lease.lost"
     level: ClassVar[str] = "warning"

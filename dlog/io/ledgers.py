@@ -20,8 +20,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import TracebackType
 
@@ -119,22 +119,25 @@ class Ledgers:
         self,
         quorum: Quorum,
         *,
+        ensemble_min: int | None = None,
         digest: DigestType | None = None,
         password: bytes | None = None,
         custom: tuple[tuple[str, bytes], ...] = (),
     ) -> LedgerWriter:
         """Create a ledger nobody else knows and return its writer.
 
-        custom: kept in its metadata. Raises NotEnoughBookiesError, MetadataUnavailableError (a ledger that nobody
-        writes may remain). Cancelling may leave an empty ledger too.
+        ensemble_min: with fewer writable bookies than the quorum's ensemble take as many as there are, but not fewer
+        than this; None: all or none. custom: kept in its metadata. Raises NotEnoughBookiesError,
+        MetadataUnavailableError (a ledger that nobody writes may remain). Cancelling may leave an empty ledger too.
         """
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
         for _ in range(CREATE_ATTEMPTS):
             ledger = await self._metadata.new_ledger_id()
+            ensemble = await self._choose(quorum, quorum.ensemble if ensemble_min is None else ensemble_min)
             value = LedgerMetadata(
-                quorum=quorum,
-                fragments=(Fragment(EntryId(0), await self._choose(quorum)),),
+                quorum=replace(quorum, ensemble=len(ensemble)),
+                fragments=(Fragment(EntryId(0), ensemble),),
                 digest=digest,
                 password=password,
                 ctime_ms=self._clock.unix_ms(),
@@ -146,12 +149,15 @@ class Ledgers:
                 return self._writer(ledger, written, Digest(ledger, digest, password))
         raise MetadataUnavailableError("no ledger id was free, ids are given out twice")
 
-    async def _choose(self, quorum: Quorum) -> tuple[BookieId, ...]:
+    async def _choose(self, quorum: Quorum, least: int) -> tuple[BookieId, ...]:
         try:
             return self._placement.choose(quorum)
         except NotEnoughBookiesError:
             await self._metadata.members()  # what we heard last may be old
-            return self._placement.choose(quorum)
+        for size in range(quorum.ensemble, least, -1):
+            with suppress(NotEnoughBookiesError):
+                return self._placement.choose(replace(quorum, ensemble=size))
+        return self._placement.choose(replace(quorum, ensemble=least))
 
     async def _write_new(self, ledger: LedgerId, value: LedgerMetadata) -> Versioned | None:
         """The metadata in place, or None if the id is taken. A lost reply is resolved by the token we wrote."""

@@ -29,15 +29,19 @@ NOTHING_FORGOTTEN: Place = (0, -1)  # below every place
 
 
 class Batch:
-    """An accepted batch on its way into the log. segment, entry, slot: its place, once cut into an entry (else -1)."""
+    """An accepted batch on its way into the log. segment, entry, slot: its place, once cut into an entry (else -1).
 
-    __slots__ = ("entry", "producer", "request", "segment", "slot", "tickets", "txid")
+    txid_before: the last one given out before its own.
+    """
 
-    def __init__(self, ticket: Ticket, request: WriteBatch, producer: Producer, txid: int) -> None:
+    __slots__ = ("entry", "producer", "request", "segment", "slot", "tickets", "txid", "txid_before")
+
+    def __init__(self, ticket: Ticket, request: WriteBatch, producer: Producer, txid: int, txid_before: int) -> None:
         self.tickets = [ticket]  # the first is the original's, the others repeated it meanwhile
         self.request = request
         self.producer = producer
         self.txid = txid
+        self.txid_before = txid_before
         self.segment = -1
         self.entry = -1
         self.slot = -1
@@ -114,6 +118,13 @@ class ProducerTable:
         producer.pending.append(batch)
         del self._producers[producer.id]
         self._producers[producer.id] = producer  # most recently used
+
+    def withdraw(self, batch: Batch) -> None:
+        """It is not written, and goes back to who sent it. Call in reverse order of accepting."""
+        producer = batch.producer
+        last = producer.pending.pop()
+        assert last is batch, "nothing of its producer stands behind it"
+        producer.next = batch.request.sequence
 
     def _repeated(self, producer: Producer, request: WriteBatch) -> Batch | BatchWritten | DLogError:
         sequence, after = request.sequence, request.sequence + request.count

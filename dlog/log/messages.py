@@ -207,6 +207,16 @@ class StoreFailed:
     error: DLogError
 
 
+# ---- hints (peer HINTS) ----------------------------------------------------------------------------------------------
+
+HINTS = "hints"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamChanged:
+    """The stream's metadata may have changed: worth a look at whose it is."""
+
+
 StoreQuestion = CreateSegment | RecoverSegment | ReadEntries | AppendEntry | SealSegment | DeleteSegment
 StoreReply = (
     SegmentCreated | SegmentRecovered | EntriesRead | EntryAppended | SegmentSealed | SegmentDeleted | StoreFailed

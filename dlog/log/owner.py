@@ -11,8 +11,8 @@ After the claim is lost nothing is answered as written any more.
 
 The segment store is the peer STORE (dlog/log/messages.py). For one claim there is one StreamOwner: a new claim is a new
 machine with a new nonce. Facts it hears: Asked with TakeStream first, then WriteBatch, TruncateBefore, SealStream,
-ReleaseStream, StatStream; Received(STORE, ...); PeerLost(STORE); MetadataSeen; TimerFired. `has_ended` says that it may
-be put away: everything asked is answered and nothing will happen any more.
+ReleaseStream, StatStream; Received(STORE, ...); Received(HINTS, StreamChanged()); PeerLost(STORE); MetadataSeen;
+TimerFired. `has_ended` says that it may be put away: everything asked is answered and nothing will happen any more.
 
 Source: DistributedLog's write handler (docs/decisions say where we differ), architecture notes 3.2.
 """
@@ -63,6 +63,7 @@ from dlog.log.messages import (
     SegmentSealed,
     StatStream,
     StoreFailed,
+    StreamChanged,
     StreamStat,
     StreamTaken,
     TakeStream,
@@ -91,6 +92,7 @@ from dlog.machine import (
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.stores.contract import StoreTooSmallError
 
 
 class StreamOwner:
@@ -163,6 +165,8 @@ class StreamOwner:
         match fact:
             case Received(_, EntryAppended(number, entry)):
                 self._appended(number, entry)
+            case Received(_, StreamChanged()):
+                self._check_claim()
             case Received(_, message):
                 self._hear_store(message)
             case Asked(ticket, request, now_s):
@@ -238,8 +242,10 @@ class StreamOwner:
         t = self._tenure
         match message:
             case SegmentRecovered() | EntriesRead():
+                self._taking.obstacle = None
                 self._taking.hear(message)
             case SegmentCreated(number, place):
+                self._taking.obstacle = None
                 unwanted = t.allocation.created(number, place)
                 if unwanted is not None:
                     t.disposal.add(unwanted)
@@ -363,7 +369,7 @@ class StreamOwner:
                 assert t.lease.error is not None
                 return t.lease.error
         if not t.is_draining:
-            return None
+            return self._taking.obstacle
         if self._sealers:
             return EndOfStreamError("the stream is being sealed")
         return StreamUnavailableError("the stream is handed over, ask again who owns it")
@@ -399,6 +405,8 @@ class StreamOwner:
 
     def _store_failed(self, failed: StoreFailed) -> None:
         t, question, error = self._tenure, failed.question, failed.error
+        if isinstance(error, StoreTooSmallError):
+            self._taking.stall(error)
         match question:
             case AppendEntry(number) | SealSegment(number):
                 segment = t.writing.current

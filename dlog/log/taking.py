@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dlog.errors import DLogError
-from dlog.events import LacMoved, StreamReady
+from dlog.errors import DLogError, NotEnoughBookiesError
+from dlog.events import LacMoved, StreamReady, StreamStalled
 from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
 from dlog.log.recovery import Recovery
 from dlog.log.tenure import Phase, Tenure
-from dlog.machine import SetTimer, Tell, Ticket
+from dlog.machine import Answer, SetTimer, Tell, Ticket
 from dlog.model.ids import TXID_END_OF_STREAM, SegmentNumber
 from dlog.model.segment import Segment
 
@@ -32,6 +32,7 @@ class Taking:
         self.table_known = False
         self.early: deque[tuple[Ticket, WriteBatch]] = deque()  # asked before the table was known
         self.early_bytes = 0
+        self.obstacle: NotEnoughBookiesError | None = None  # why there is no segment, as far as somebody must see to it
         self._tenure = tenure
         self._on_serving = on_serving
         self._refusal = refusal
@@ -57,6 +58,19 @@ class Taking:
         """The recovery's timer fired."""
         if self._recovery is not None:
             self._tenure.out += self._recovery.retry()
+
+    def stall(self, error: DLogError) -> None:
+        """The store has too few members to recover from, or for a segment. We try on; whoever waits hears so now, and
+        may come again. While a segment is appended to this is nobody's concern: it grows beyond its size."""
+        t = self._tenure
+        if t.phase is not Phase.RECOVERING:
+            return
+        t.out.append(Tell(StreamStalled(t.stream, error.message)))
+        self.obstacle = NotEnoughBookiesError(f"not written, no segment to write to: {error.message}")
+        t.writing.turn_away(self.obstacle, t.out)
+        t.out.extend(Answer(ticket, self.obstacle) for ticket, _ in self.early)
+        self.early.clear()
+        self.early_bytes = 0
 
     def progress(self) -> None:
         """Fenced, ended and read back? Then complete what was open and start the next, in one change."""
@@ -99,6 +113,7 @@ class Taking:
 
     def stop(self) -> None:
         self._recovery = self._starting = None
+        self.obstacle = None
 
     def _have_next_created(self, recovery: Recovery) -> None:
         """Ask for the next segment as early as its number is known, while the log is still being read back."""

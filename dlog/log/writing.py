@@ -82,9 +82,9 @@ class Writing:
             if error is not None:
                 out.append(Answer(ticket, error))
                 return True
-            given = request.txid
-            self.txid = txid = given if given is not None else max(self.txid, min(request.now_unix_ms, TXID_MAX))
-            batch = Batch(ticket, request, verdict, txid)
+            given, before = request.txid, self.txid
+            self.txid = txid = given if given is not None else max(before, min(request.now_unix_ms, TXID_MAX))
+            batch = Batch(ticket, request, verdict, txid, before)
             self.table.accept(batch)
             self.packer.saw_time(request.now_unix_ms)
             size = len(request.body)
@@ -226,6 +226,17 @@ class Writing:
                 self.table.uncut(batch)
                 self._waiting.appendleft(batch)
                 self._waiting_bytes += len(batch.request.body)
+
+    def turn_away(self, error: DLogError, out: list[Effect]) -> None:
+        """Give back what waits and is not on its way to the store: it is not written, and may be sent again."""
+        for batch in reversed(self._waiting):
+            self.table.withdraw(batch)
+            self.txid = batch.txid_before
+        for batch in self._waiting:
+            self.pending_bytes -= len(batch.request.body)
+            out.extend(Answer(ticket, error) for ticket in batch.tickets)
+        self._waiting.clear()
+        self._waiting_bytes = 0
 
     def fail_all(self, error: DLogError, unknown: DLogError, out: list[Effect]) -> None:
         """Nothing will be answered as written any more. unknown: said to those whose entry is on its way."""

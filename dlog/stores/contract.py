@@ -80,6 +80,10 @@ class StoreUnavailableError(StoreError):
     retry_after_s = 0.1
 
 
+class StoreTooSmallError(StoreUnavailableError):
+    """Fewer members of the store are there than a segment needs: nothing goes on until there are more."""
+
+
 class AmbiguousError(StoreError):
     """Outcome unknown. Internal to a store: resolved before a call returns, never seen by the core."""
 

@@ -21,6 +21,7 @@ from dlog.errors import (
     FencedError,
     InvalidRequestError,
     LedgerNotFoundError,
+    NotEnoughBookiesError,
     RecordTooLargeError,
     UnauthorizedError,
 )
@@ -38,6 +39,7 @@ from dlog.stores.contract import (
     SegmentRef,
     SegmentSealedError,
     StoreError,
+    StoreTooSmallError,
     StoreUnavailableError,
     Verification,
 )
@@ -105,7 +107,11 @@ class LedgerVerification(Protocol):
 class Ledgers(Protocol):
     """What this store asks of a ledger client; raises errors of dlog/errors.py."""
 
-    async def create(self, quorum: Quorum, *, custom: tuple[tuple[str, bytes], ...] = ()) -> LedgerWriting: ...
+    async def create(
+        self, quorum: Quorum, *, ensemble_min: int | None = None, custom: tuple[tuple[str, bytes], ...] = ()
+    ) -> LedgerWriting:
+        """On `quorum.ensemble` bookies, or fewer, not below ensemble_min, if that is all there are."""
+        ...
 
     async def open(self, ledger: LedgerId, *, last_entry: EntryId | None = None) -> LedgerReading:
         """Without recovery. last_entry: the end of a closed ledger, where it is known."""
@@ -139,7 +145,7 @@ class LedgerStore:
     ) -> LedgerSegmentWriter:
         custom = ((_STREAM, stream.encode()), (_NUMBER, b"%d" % number), (_EPOCH, b"%d" % epoch))
         with _store_errors():
-            ledger = await self._ledgers.create(quorum, custom=custom)
+            ledger = await self._ledgers.create(quorum, ensemble_min=quorum.write, custom=custom)
         writer = LedgerSegmentWriter(ledger, self.capabilities.entry_bytes_max, self._writers.discard)
         self._writers.add(writer)
         return writer
@@ -282,6 +288,8 @@ def store_error(error: DLogError) -> StoreError:
             cls = SegmentSealedError
         case DamagedError():
             cls = SegmentCorruptError
+        case NotEnoughBookiesError():
+            cls = StoreTooSmallError
         case RecordTooLargeError():
             cls = EntryTooLargeError
         case UnauthorizedError() | InvalidRequestError():

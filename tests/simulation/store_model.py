@@ -31,7 +31,7 @@ from dlog.log.messages import (
 )
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, SegmentNumber
-from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreUnavailableError
+from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreTooSmallError, StoreUnavailableError
 
 
 class StoreTransport:
@@ -94,7 +94,9 @@ class StoreModel:
         self.deleted: set[str] = set()
         self.on_append: Callable[[StoredSegment], None] | None = None  # an append was accepted
         self.on_end: Callable[[StoredSegment], None] | None = None  # an end was decided
+        self.too_small = 0.0  # how often there are too few members for a segment
         self._rng = rng
+        self._seed = len(durable)
         self._visible_is_final = visible_is_final
         self._token = 0
         self._waiting: dict[int, list[Callable[[], list[Effect]]]] = {}
@@ -156,6 +158,8 @@ class StoreModel:
 
     def _create(self, peer: str, message: CreateSegment) -> list[Effect]:
         self._created += 1
+        if self.too_small and random.Random(f"{self._seed}/{self._created}").random() < self.too_small:
+            return [Send(peer, StoreFailed(message, StoreTooSmallError("too few members")))]
         place = f"{message.number}.{self._created}"
 
         def created() -> list[Effect]:

@@ -19,7 +19,7 @@ from dlog.errors import (
     StreamUnavailableError,
     TxidOutOfOrderError,
 )
-from dlog.events import LeaseLost, SegmentDeleted, SegmentStarted, StreamOwned, StreamReady
+from dlog.events import LeaseLost, SegmentDeleted, SegmentStarted, StreamOwned, StreamReady, StreamStalled
 from dlog.lease.evidence import Advice, Probe, judge
 from dlog.lease.lease import Claimant
 from dlog.log.messages import BatchWritten, StreamTaken, TakeStream, WriteBatch
@@ -157,6 +157,8 @@ class Proxy:
                 sim.reach("lease_lost")
             case SegmentDeleted():
                 sim.reach("segment_deleted")
+            case StreamStalled():
+                sim.reach("stalled")
             case _:
                 world.on_lac(event)
 

@@ -63,6 +63,7 @@ MUST_REACH = (
     "sealed",
     "truncated",
     "producer_unknown",
+    "stalled",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -117,6 +118,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
             messages=("AppendEntry", "EntryAppended", "RecoverSegment", "SegmentSealed", "SegmentCreated"),
         )
     )
+    config["too_small"] = 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.4))
     return Plan(seed=seed, config=config, faults=faults)
 
 
@@ -181,6 +183,7 @@ class StreamWorld:
         rng = random.Random(self.sim.rng.random())
         made = self.parts.get("store", StoreModel)
         self.store: StoreModel = made(rng, self.sim.disk("store").durable, visible_is_final=self.config["final"])
+        self.store.too_small = self.config.get("too_small", 0.0)
         self.store.on_append = self._appended
         self.sim.place("store", "store", self.store, listens=True)
 
@@ -310,7 +313,8 @@ class StreamWorld:
         self.begin()
         sim.run(until_s=self.config["duration_s"] * 1.2)
         sim.heal()
-        self.config = {**self.config, "steal": 0.0, "client_loss": 0.0}
+        self.config = {**self.config, "steal": 0.0, "client_loss": 0.0, "too_small": 0.0}
+        self.store.too_small = 0.0
         if self.config["seal"]:
             self._seal()
         self._care()

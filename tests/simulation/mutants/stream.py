@@ -228,6 +228,12 @@ WRITING = (
         ),
     ),
     Mutant(
+        name="what is turned away keeps its place in its producer's order",
+        invariants=("S2", "T5"),
+        seeds=1000,
+        parts=planted(ProducerTable, ("withdraw", "producer.next = batch.request.sequence", "pass")),
+    ),
+    Mutant(
         name="the LAC is left where it is when nothing follows",
         invariants=("T5",),
         parts=planted(Writing, ("_watch_lac", "not self._control_timer", "False")),

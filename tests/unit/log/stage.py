@@ -51,7 +51,7 @@ from dlog.machine import (
 )
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
-from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError
+from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreTooSmallError
 from dlog.wire.entry import build_record_set
 
 KEY = StreamKey(StreamName("s"))
@@ -90,6 +90,7 @@ class Stage:
         self.places: dict[str, Place] = {}
         self.created = 0
         self.deleted: list[str] = []
+        self.too_small = False  # the store has too few members for a segment
         self.holding: tuple[type, ...] = ()
         self.held: deque[Callable[[], None]] = deque()
         self.actors: list[Actor] = []
@@ -140,6 +141,8 @@ class Stage:
 
     def store(self, actor: Actor, question: Any) -> Any:
         match question:
+            case CreateSegment() if self.too_small:
+                return StoreFailed(question, StoreTooSmallError("two bookies of three"))
             case CreateSegment(number):
                 self.created += 1
                 name = f"{number}{chr(ord('a') + self.created - 1)}"

@@ -21,7 +21,7 @@ def accepted(known: ProducerTable, request: WriteBatch, *, entry: int | None = N
     """Take a new batch; with `entry`, cut it into that entry of segment 1 and confirm it."""
     producer = known.judge(request)
     assert isinstance(producer, Producer), producer
-    taken = Batch(1, request, producer, 5)
+    taken = Batch(1, request, producer, 5, 5)
     known.accept(taken)
     if entry is not None:
         known.cut(taken, 1, entry, 0)

@@ -11,11 +11,14 @@ from typing import Any
 from dlog.errors import (
     EntryMissingError,
     LeaseLostError,
+    NotEnoughBookiesError,
     OwnedElsewhereError,
     ProducerUnknownError,
     Remedy,
 )
+from dlog.events import StreamStalled
 from dlog.log.messages import (
+    HINTS,
     STORE,
     AppendEntry,
     BatchWritten,
@@ -26,6 +29,7 @@ from dlog.log.messages import (
     SealSegment,
     SealStream,
     StoreFailed,
+    StreamChanged,
 )
 from dlog.log.options import OwnerOptions
 from dlog.log.tenure import Phase
@@ -342,6 +346,70 @@ def test_an_answer_of_a_segment_that_is_gone_changes_nothing() -> None:
     owner.ask(batch(0))
     owner.post(Received(STORE, EntryAppended(SegmentNumber(9), EntryId(0))))
     assert 2 not in owner.answers
+
+
+def test_while_the_store_is_too_small_for_a_segment_who_waits_hears_so_and_may_come_again() -> None:
+    stage = Stage()
+    stage.taken("p1").ask(batch(0, txid=10))
+    stage.too_small = True
+    owner = stage.owner("p2")
+    stage.hold(RecoverSegment)
+    assert owner.take() is None
+    assert owner.ask(batch(1, txid=20)) is None, "it waits for the recovery"
+    stage.release()
+    refused = owner.answers[2]
+    assert isinstance(refused, NotEnoughBookiesError)
+    assert (refused.code, refused.remedy, refused.outcome_unknown) == (533, Remedy.RETRY, False)
+    assert isinstance(owner.ask(batch(1, txid=20)), NotEnoughBookiesError), "at once"
+    repeated = owner.ask(batch(0, txid=10, retry=True))
+    assert isinstance(repeated, BatchWritten), "what is in the log is known"
+    assert repeated.duplicate
+    assert [e for e in owner.events if isinstance(e, StreamStalled)] == [StreamStalled("s", "two bookies of three")]
+    stage.too_small = False
+    owner.fire("allocation")
+    assert 1 in owner.answers, "it serves now"
+    assert isinstance(owner.ask(batch(1, txid=20)), BatchWritten)
+
+
+def test_what_waited_when_the_store_became_too_small_goes_back_and_keeps_its_order_and_txids() -> None:
+    stage = Stage()
+    owner = stage.taken("p1", OwnerOptions(inflight_entries_max=1))
+    stage.hold(AppendEntry)
+    first, second, third = (batch(n, txid=10 * (n + 1)) for n in range(3))
+    for request in (first, second, third):
+        assert owner.ask(request) is None
+    stage.too_small = True
+    owner.post(PeerLost(STORE))
+    assert [type(owner.answers[ticket]) for ticket in (2, 3, 4)] == [NotEnoughBookiesError] * 3
+    stage.too_small = False
+    stage.holding = ()
+    owner.fire("allocation")
+    places = [owner.ask(request) for request in (first, second, third)]
+    assert all(isinstance(place, BatchWritten) for place in places), places
+    assert [place.txid for place in places] == [10, 20, 30]
+
+
+def test_while_a_segment_is_appended_to_a_store_that_is_too_small_for_the_next_is_no_obstacle() -> None:
+    stage = Stage(segment_bytes=10)
+    owner = stage.taken("p1")
+    stage.too_small = True
+    for n in range(5):
+        assert isinstance(owner.ask(batch(n, size=20)), BatchWritten)
+    assert numbers(stage.value) == [(1, False)]
+    stage.too_small = False
+    owner.fire("allocation")
+    assert numbers(stage.value) == [(1, True), (2, False)]
+
+
+def test_a_hint_that_the_stream_changed_makes_an_idle_owner_look_whose_it_is() -> None:
+    stage = Stage()
+    idle = stage.taken("p1")
+    idle.post(Received(HINTS, StreamChanged()))
+    assert not idle.machine.has_ended, "it is ours: nothing follows"
+    stage.taken("p2")
+    assert not idle.machine.has_ended
+    idle.post(Received(HINTS, StreamChanged()))
+    assert idle.machine.has_ended
 
 
 def test_creation_that_fails_is_asked_again() -> None:
