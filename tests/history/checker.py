@@ -183,14 +183,14 @@ class _Judge:
     def _truncations(self) -> None:
         told = sorted((t.answered, t.kept) for t in self.history.truncations if t.answered != NEVER)
         self.kept = _Steps(told)
+        self.asked = _Steps(sorted((t.invoked, t.place) for t in self.history.truncations))
         for truncation in self.history.truncations:
-            if truncation.kept > truncation.place:
+            if truncation.kept > max(truncation.place, self.asked.before(truncation.answered)):
                 wanted, kept = dlsn_of(truncation.place), dlsn_of(truncation.kept)
                 self.verdict.breach("truncated", f"asked to let go what is before {wanted}, kept from {kept} on")
             before = self.kept.before(truncation.invoked)
             if NOWHERE < truncation.kept < before:
                 self.verdict.breach("revived", f"kept from {dlsn_of(truncation.kept)} on after {dlsn_of(before)}")
-        self.asked = _Steps(sorted((t.invoked, t.place) for t in self.history.truncations))
         beginners = [
             (reader.at[0], reader.place[0])
             for reader in self.history.readers

@@ -13,6 +13,7 @@ from tests.simulation.worlds import Room
 _MODULES = {
     "ledger": "tests.simulation.ledger_world",
     "stream": "tests.simulation.stream_world",
+    "service": "tests.simulation.service.room",
 }
 NAMES = tuple(_MODULES)
 

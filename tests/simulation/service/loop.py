@@ -310,39 +310,40 @@ class SimulatedLoop(Refusing):
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
 
-    def dispose(self) -> list[str]:
-        """End the trial: what failed unnoticed among the living, then everything of it is let go.
+    def dispose(self, let_go: Callable[[], object] = lambda: None, *, judged: bool = False) -> list[str]:
+        """End the trial; what failed unnoticed among the living. let_go: drops whoever else holds parts of it.
 
-        The collector runs twice: first for the living, whose garbage must tell of no forgotten exception, then for all.
+        The collector runs twice: first for the living, whose garbage must tell of no forgotten exception (unless the
+        trial is judged already), then for all, with nobody listening: a coroutine that the collector closes runs its
+        `finally`, and there is no loop to run it on.
         """
-        gc.collect()
+        if not judged:
+            gc.collect()
         found = list(self.failures)
-        self._disposing = True
-        self._closed = True
-        self._bury_all()
+        self._disposing = self._closed = True
         hook = sys.unraisablehook
-        sys.unraisablehook = lambda _: None  # a `finally` with an await, closed by the collector
+        sys.unraisablehook = lambda _: None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
+                self._silence_tasks()
+                let_go()
                 self._graveyard.clear()
                 self._heap.clear()
                 for process in self.processes:
                     process.ready.clear()
                     process.held.clear()
                 self.network = None
-                for _ in range(10):  # one closed while it waits for its children comes back, to wait for nobody
+                for _ in range(10):  # what awaits in its `finally` comes back once, and so does what holds it
                     if not gc.collect():
                         break
         finally:
             sys.unraisablehook = hook
         return found
 
-    def _bury_all(self) -> None:
-        """A method of its own, so that no variable of `dispose` keeps the last one alive."""
+    def _silence_tasks(self) -> None:
         for task in asyncio.all_tasks(self):
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # both Task classes have it
-            self._graveyard.append(task)
 
     # ---- asyncio's side: callbacks -----------------------------------------------------------------------------------
 

@@ -1,0 +1,138 @@
+"""What a simulated cluster must keep: liveness once it has healed, and the promises over everything that happened.
+
+The law of this room: liveness is demanded only after healing. V1: every process is up, every append answered, every
+stream writable and readable to its tail, every follower at the tail, every ledger closed that nobody writes. V2:
+nothing spins. V3: no forgotten exception, no task and no connection left behind. Safety over the whole trial: S1-S9 and
+S11 by tests/history; what each bookie acknowledged it has (J1, J3); what metadata calls closed lies on an ack quorum
+(L1, L4).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from dlog.errors import DamagedError
+from dlog.io.bookie_dirs import paths_of
+from dlog.io.bookie_store import LedgerDirs, open_storage
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.machine import Versioned
+from dlog.model.ids import LedgerId, StreamName
+from dlog.model.segment import StreamKey, StreamMetadata
+from tests.history import End, check
+from tests.simulation.kernel import S, Violation
+from tests.simulation.service import workload
+from tests.simulation.service.loop import Process
+from tests.simulation.service.nodes import NAMESPACE, ZOOKEEPER
+
+if TYPE_CHECKING:
+    from tests.simulation.service.world import World
+
+SETTLE_S = 120.0  # until a cluster that has healed does all it should (V1)
+EVENTS_PER_S_MAX = 60_000  # of virtual time, after healing (V2)
+TRIES = 3
+
+
+def settled(world: World) -> None:
+    """V1 and V2, after healing. Raises Violation."""
+    loop, work = world.loop, world.work
+    begun, events = loop.now, loop.events
+    service = [node for node in world.nodes.values() if node not in world.clients]
+    world.until(lambda: all(node.is_ready for node in service), SETTLE_S, "every process of the cluster is up again")
+    world.until(lambda: not work.waiting, SETTLE_S, "every append has an answer")
+
+    async def write(_: Process) -> list[str]:
+        async with workload.connect(work) as client:
+            tried = [await workload.append_last(work, client, notes, TRIES) for notes in world.streams]
+        return [notes.name for notes, done in zip(world.streams, tried, strict=True) if not done]
+
+    if left := world.ask("operator", write, within_s=2 * SETTLE_S, what="a last append to every stream"):
+        raise Violation("V1", f"not writable after healing: {left}")
+    world.until(
+        lambda: all(follower.is_at_tail for follower in work.followers),
+        SETTLE_S,
+        "every follower is at the tail",
+        lambda: str([f"{f.process!r} {f.place} of {f.notes.tail}" for f in work.followers if not f.is_at_tail]),
+    )
+
+    async def read(_: Process) -> list[str]:
+        async with workload.connect(work) as client:
+            ends = [await workload.read_all(work, client, notes, "the last reader") for notes in world.streams]
+        return [f"{n.name} {end.name}" for n, end in zip(world.streams, ends, strict=True) if end is not End.TAIL]
+
+    if left := world.ask("operator", read, within_s=SETTLE_S, what="every stream is read"):
+        raise Violation("V1", f"not readable to its tail after healing: {left}")
+    if left := world.ask("operator", lambda _: _open_segments(world), within_s=SETTLE_S, what="segments are looked at"):
+        raise Violation("V1", f"not closed after healing: {left}")
+    spent_s = (loop.now - begun) / S
+    if loop.events - events > EVENTS_PER_S_MAX * max(spent_s, 1.0):
+        raise Violation("V2", f"{loop.events - events} events in {spent_s:.1f} s after healing")
+
+
+async def _open_segments(world: World) -> list[str]:
+    """Segments before the last that are not completed, or whose ledgers are not closed; a roll may take its time."""
+    async with await ZooKeeperMetadata.connect(ZOOKEEPER, NAMESPACE) as metadata:
+        for _ in range(30):
+            left: list[str] = []
+            for notes in world.streams:
+                seen = await metadata.read(StreamKey(StreamName(notes.name)))
+                assert isinstance(seen, Versioned) and isinstance(seen.value, StreamMetadata)
+                for segment in seen.value.segments[:-1]:
+                    ledger = world.monitor.ledgers.get(LedgerId(int(segment.place)))
+                    if not segment.completed or ledger is None or not ledger.is_closed:
+                        left.append(f"{notes.name} {segment} {ledger}")
+            if not left:
+                return []
+            await asyncio.sleep(1.0)
+    return left
+
+
+def nothing_left(world: World) -> None:
+    """V3: everybody has ended."""
+    left = [str(t) for transports in world.network.transports.values() for t in transports]
+    if left:
+        raise Violation("V3", f"connections left behind: {left[:5]}")
+
+
+def judge(world: World) -> None:
+    """Everything that was noted. Raises Violation with the first invariant that does not hold."""
+    for notes in world.streams:
+        verdict = check(notes.history)
+        if verdict.found:
+            raise Violation(verdict.examples[0].invariant, f"{notes.name}: {verdict.text()}")
+        if verdict.unread:
+            raise Violation("S2", f"{notes.name}: acknowledged and never read: {verdict.text()}")
+        world.reached["records"] += verdict.acknowledged
+        world.reached["unknown.found"] += verdict.unknown_found
+    _judge_disks(world)
+
+
+def _judge_disks(world: World) -> None:
+    """After everybody has ended: what lies on the disks, read as a start of the bookie would."""
+    monitor = world.monitor
+    found: dict[str, LedgerDirs] = {}
+    for bookie in world.bookies:
+        if bookie.name in world.faults.rotten:
+            continue
+        paths = paths_of(bookie.options, bookie.disk)
+        name = f"{bookie.name}:{bookie.options.port}"
+        opened = open_storage(bookie.disk, bookie.options, paths, name, lambda _: None, lambda bits: 1 << (bits - 1))
+        found[name] = opened.dirs
+        for ledger, entry in monitor.acked.get(bookie.name, ()):
+            if not _has(opened.dirs, ledger, entry):
+                raise Violation("J1", f"{name} acknowledged {ledger}:{entry} and does not have it")
+    for ledger, value in monitor.ledgers.items():
+        if value.is_closed:
+            for entry in range(value.last_entry + 1):
+                members = [bookie for bookie in value.bookies_of(entry) if bookie in found]
+                rotten = len(value.bookies_of(entry)) - len(members)
+                holders = sum(_has(found[bookie], ledger, entry) for bookie in members)
+                if holders + rotten < value.quorum.ack:
+                    raise Violation("L4", f"ledger {ledger} is closed and {holders} of {members} have entry {entry}")
+
+
+def _has(dirs: LedgerDirs, ledger: int, entry: int) -> bool:
+    try:
+        return bool(dirs.lookup(ledger, entry, 1, 1))
+    except DamagedError as error:
+        raise Violation("J5", f"damaged without cause: {error.message}") from error

@@ -1,0 +1,136 @@
+"""What a seed means in the room `service`: a cluster, a load, and a list of faults, by style.
+
+quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, rolls and recoveries happen; scope: a
+small cluster, few records, the k-th message of a link.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.simulation.plan import Fault, FaultKind, Plan
+
+STYLES = ("swarm", "burst", "scope", "quiet")
+
+_MARKS = (
+    "stream.owned",
+    "stream.ready",
+    "segment.started",
+    "segment.completed",
+    "ledger.recovery_started",
+    "ledger.recovery_fenced",
+    "ensemble.changed",
+    "ledger.fenced",
+    "proxy.draining",
+    "bookie.lost",
+)
+_ZOOKEEPER = ("expire", "cut_sessions", "stall")
+_DISK = ("fsync_error", "disk_full", "slow_disk", "rot")
+_PEOPLE = ("hand_over", "clock")
+_KINDS: tuple[tuple[FaultKind, str], ...] = (
+    (FaultKind.CRASH, ""),
+    (FaultKind.POWER, ""),
+    (FaultKind.PAUSE, ""),
+    (FaultKind.CUT, ""),
+    (FaultKind.RESET, ""),
+    (FaultKind.SLOW, ""),
+    (FaultKind.DROP_KTH, ""),
+    (FaultKind.HOLD_KTH, ""),
+    (FaultKind.META_REPLY_LOST, ""),
+    (FaultKind.META_CUT, ""),
+    *((FaultKind.ENVIRONMENT, message) for message in (*_ZOOKEEPER, *_DISK, *_PEOPLE)),
+)
+
+
+def draw(seed: int, style: str) -> Plan:
+    """The plan of a seed in a style."""
+    rng = random.Random(f"{seed}/{style}/plan")
+    small = style == "scope"
+    quorum = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (2, 2, 2), (3, 3, 3)))
+    bookies = max(quorum[0] + rng.randint(0, 1), 3)
+    config: dict[str, Any] = {
+        "style": style,
+        "bookies": min(bookies, 5),
+        "writers": 2 if small else rng.randint(2, 3),
+        "readers": 1 if small else rng.randint(1, 2),
+        "clients": 1 if small else rng.randint(1, 2),
+        "streams": 1 if small else rng.randint(1, 3),
+        "producers": 1 if small else rng.randint(1, 2),
+        "duration_s": rng.choice((1.0, 2.0, 4.0)) if small else rng.choice((3.0, 6.0, 12.0)),
+        "pace_s": rng.choice((0.02, 0.1, 0.3)) if small else rng.choice((0.02, 0.1, 0.1, 0.4)),
+        "batch_max": rng.choice((1, 5)),
+        "record_bytes": rng.choice((20, 200, 2000, 6000)),
+        "cancels": rng.choice((0.0, 0.0, 0.2)),
+        "truncates": rng.random() < 0.4,
+        "drawn": rng.random() < 0.7,
+        "session_s": rng.choice((2.0, 4.0, 10.0)),
+        "read_deadline_s": 60.0,
+        "latency_ms": rng.choice((0.1, 0.3, 2.0)),
+        "entry_log_bytes": rng.choice((64 << 10, 1 << 20)),
+        "checkpoint_s": rng.choice((1.0, 5.0, 30.0)),
+        "settings": {
+            "ensemble": quorum[0],
+            "write_quorum": quorum[1],
+            "ack_quorum": quorum[2],
+            "segment_bytes": rng.choice((65_536, 200_000, 10_000_000)),
+            "segment_age_s": rng.choice((1.0, 3.0, 3600.0)),
+            "retention_s": 0.0,
+        },
+    }
+    faults = () if style == "quiet" else _faults(rng, config, style)
+    return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Fault]:
+    bookies = [f"bookie-{n + 1}" for n in range(config["bookies"])]
+    writers = [f"writer-{n + 1}" for n in range(config["writers"])]
+    readers = [f"reader-{n + 1}" for n in range(config["readers"])]
+    clients = [f"client-{n + 1}" for n in range(config["clients"])]
+    enabled = [kind for kind in _KINDS if rng.random() < (0.3 if style != "scope" else 0.2)] or [rng.choice(_KINDS)]
+
+    def link() -> tuple[str, str]:
+        a, b = rng.choice(
+            ((writers, bookies), (writers, bookies), (readers, bookies), (readers, writers), (clients, writers))
+        )
+        ends = rng.choice(a), rng.choice(b)
+        return ends if rng.random() < 0.5 else (ends[1], ends[0])
+
+    def one(at_s: float, mark: str, count: int) -> Fault:
+        kind, message = rng.choice(enabled)
+        for_s = rng.choice((0.01, 0.1, 1.0)) * rng.uniform(0.5, 4.0)
+        a, b = link()
+        common: dict[str, Any] = {"kind": kind, "message": message, "at_s": at_s, "mark": mark, "count": count}
+        if kind in (FaultKind.CRASH, FaultKind.POWER):
+            victim = rng.choice((bookies, bookies, writers, writers, readers, ["zookeeper"]))
+            return Fault(**common, a=rng.choice(victim), for_s=for_s)
+        if kind is FaultKind.PAUSE:
+            victim = rng.choice((bookies, writers, writers, readers, clients, ["zookeeper"]))
+            return Fault(**common, a=rng.choice(victim), for_s=for_s * 3)
+        if kind is FaultKind.CUT:
+            return Fault(**common, a=a, b=b, both=rng.random() < 0.5, for_s=for_s * 3)
+        if kind is FaultKind.SLOW:
+            return Fault(**common, a=a, b=b, rate=rng.uniform(0, 0.5), for_s=for_s * 3)
+        if kind in (FaultKind.DROP_KTH, FaultKind.HOLD_KTH):
+            return Fault(**{**common, "count": rng.randint(1, 20)}, a=a, b=b, for_s=for_s * 3)
+        if kind is FaultKind.META_CUT:
+            return Fault(
+                **common, a=rng.choice([*bookies, *writers, *readers]), both=rng.random() < 0.5, for_s=for_s * 3
+            )
+        if message in _DISK:
+            return Fault(**common, a=rng.choice(bookies), for_s=for_s * 2, rate=rng.random())
+        if message == "hand_over":
+            return Fault(**common, a=rng.choice([*writers, *writers, *readers]))
+        if message == "clock":
+            return Fault(**common, a=rng.choice([*writers, *bookies]))
+        return Fault(**common, a=a, b=b, for_s=for_s * 3)
+
+    faults = [one(rng.uniform(0, config["duration_s"]), "", rng.randint(1, 3)) for _ in range(rng.randint(1, 10))]
+    if style == "burst" or rng.random() < 0.3:
+        for _ in range(rng.randint(1, 2)):
+            mark, count = rng.choice(_MARKS), rng.randint(1, 6)
+            faults += [
+                one(rng.choice((0.0, 0.0005, 0.002, 0.02)) * rng.random(), mark, count)
+                for _ in range(rng.randint(1, 4))
+            ]
+    return faults

@@ -1,0 +1,47 @@
+"""What production code takes from the operating system without asking: time, chance, its own number.
+
+The law of this file: while a trial runs, clocks read its loop, and chance comes from the current process's own streams;
+outside of it nothing is changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Iterator
+from unittest import mock
+
+from dlog.io import clock
+from tests.simulation.service.loop import SimulatedLoop
+
+EPOCH_NS = 1_760_000_000 * 1_000_000_000
+
+
+class _Clocks:
+    """Stands where dlog.io.clock has the module `time`."""
+
+    def __init__(self, loop: SimulatedLoop) -> None:
+        self._loop = loop
+
+    def monotonic(self) -> float:
+        return self._loop.time()
+
+    def time_ns(self) -> int:
+        return EPOCH_NS + self._loop.now + self._loop.process.skew_ns
+
+
+@contextlib.contextmanager
+def of(loop: SimulatedLoop) -> Iterator[None]:
+    """Time and chance are the loop's while this lasts."""
+
+    def urandom(size: int) -> bytes:
+        return loop.process.rng("urandom").randbytes(size)
+
+    with (
+        mock.patch.object(clock, "time", _Clocks(loop)),
+        mock.patch.object(os, "urandom", urandom),
+        mock.patch.object(os, "getpid", lambda: 4000 + loop.process.number),
+        mock.patch.object(random, "_urandom", urandom),  # secrets and SystemRandom
+    ):
+        yield

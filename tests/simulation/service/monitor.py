@@ -1,0 +1,109 @@
+"""The god's view of a simulated cluster: what bookies promise, what ZooKeeper is told, who owns which segment.
+
+The law of this room: it looks and changes nothing. What can be judged at the instant is judged there (J7, L2, T3), the
+rest is remembered for the end of the trial (J1, L4).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from actors.bookie.connection import Connection
+from dlog.events import Event, SegmentStarted, StreamOwned
+from dlog.io.zookeeper_layout import LedgerPaths
+from dlog.model.ids import LedgerId
+from dlog.model.ledger import LedgerMetadata
+from dlog.wire.bookie import Code, EntryAdded
+from dlog.wire.ledger_metadata import decode
+from tests.simulation.kernel import Violation
+from tests.simulation.service.nodes import BookieNode, Node
+from tests.simulation.service.zookeeper_ensemble import Ensemble
+from tests.simulation.service.zookeeper_tree import DataSet, NodeCreated, NodeDeleted
+
+if TYPE_CHECKING:
+    from tests.simulation.service.world import World
+
+
+class Monitor:
+    """Watches one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.acked: dict[str, dict[tuple[int, int], None]] = {}  # bookie -> (ledger, entry) it said it has
+        self.ledgers: dict[LedgerId, LedgerMetadata] = {}
+        self.deleted: set[LedgerId] = set()
+        self._epochs: dict[tuple[str, str], int] = {}  # (process, stream) -> epoch it owns it with
+        self._claimed: dict[str, int] = {}  # stream -> highest epoch claimed
+        self._paths = LedgerPaths("/ledgers")
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """While this lasts, production code is seen doing it."""
+        loop, seen = self.world.loop, self._bookie_says
+        send, commit = Connection.send, Ensemble._commit
+        metadata = self._metadata
+
+        def sending(self: Connection, message: Any) -> None:
+            if message.__class__ is EntryAdded and message.code is Code.OK:
+                seen(loop.process.node, message)
+            send(self, message)
+
+        def committing(self: Ensemble, changes: Any, *args: Any, **options: Any) -> Any:
+            metadata(changes)
+            return commit(self, changes, *args, **options)
+
+        with mock.patch.object(Connection, "send", sending), mock.patch.object(Ensemble, "_commit", committing):
+            yield
+
+    def hear(self, node: Node, event: Event) -> None:
+        """An event that a process of the cluster tells."""
+        match event:
+            case StreamOwned(stream, epoch):
+                if epoch <= self._claimed.get(stream, 0):
+                    raise Violation("T3", f"{node.name} claims {stream} with epoch {epoch}, not the first to do so")
+                self._claimed[stream] = epoch
+                self._epochs[f"{node.process!r}", stream] = epoch
+            case SegmentStarted(stream, segment):
+                epoch = self._epochs.get((f"{node.process!r}", stream), 0)
+                for notes in self.world.streams:
+                    if notes.name == stream and epoch:
+                        notes.history.owner(segment, epoch)
+
+    def _bookie_says(self, name: str, message: EntryAdded) -> None:
+        node = self.world.nodes[name]
+        assert isinstance(node, BookieNode)
+        if node.disk.syncs_failed > node.syncs_failed_before:
+            raise Violation("J7", f"{name} acknowledges {message.ledger}:{message.entry} after a failed sync")
+        self.acked.setdefault(name, {})[message.ledger, message.entry] = None
+
+    def _metadata(self, changes: tuple[Any, ...]) -> None:
+        for change in changes:
+            if not isinstance(change, NodeCreated | DataSet | NodeDeleted):
+                continue
+            ledger = self._paths.ledger_of(change.path)
+            if ledger is None:
+                continue
+            if isinstance(change, NodeDeleted):
+                self.ledgers.pop(ledger, None)
+                self.deleted.add(ledger)
+                continue
+            value = decode(change.data or b"")
+            before = self.ledgers.get(ledger)
+            if before is not None:
+                self._judge_change(ledger, before, value)
+            self.ledgers[ledger] = value
+
+    def _judge_change(self, ledger: LedgerId, before: LedgerMetadata, value: LedgerMetadata) -> None:
+        if before.is_closed and (
+            not value.is_closed or value.last_entry != before.last_entry or value.length != before.length
+        ):
+            raise Violation("L2", f"ledger {ledger} was closed at {before.last_entry}, and is now {value}")
+        firsts = [fragment.first_entry for fragment in value.fragments]
+        if any(a >= b for a, b in itertools.pairwise(firsts)):
+            raise Violation("L9", f"ledger {ledger} has fragments that begin at {firsts}")
+        if value.fragments[: len(before.fragments) - 1] != before.fragments[:-1]:
+            raise Violation("L2", f"ledger {ledger}: a fragment before the last changed: {before} -> {value}")

@@ -1,0 +1,310 @@
+"""The machines of a simulated cluster, each with one process at a time: what production's own composition makes of it.
+
+The law of this room: nothing of the service is put together here. A bookie is `actors/bookie/life.py`, a proxy is
+`proxies/*/life.py`, a client is `dlog.connect`; a node only gives them a host, a disk, a stop event, and ends and
+begins their process as an operating system and a supervisor would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from actors.bookie import life as bookie_life
+from dlog.bookie.options import BookieOptions
+from dlog.errors import DLogError
+from dlog.events import Event
+from dlog.io.metadata import Metadata
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from proxies import parts
+from proxies.read import life as read_life
+from proxies.read.options import ReadOptions
+from proxies.write import life as write_life
+from proxies.write.options import WriteOptions
+from tests.simulation.disk import SimulatedDisk, coin
+from tests.simulation.service.loop import Process, SimulatedLoop
+from tests.simulation.service.network import Network
+from tests.simulation.service.threads import Latency, SimulatedThreads
+from tests.simulation.service.zookeeper import ZooKeeperServer
+from tests.simulation.service.zookeeper_ensemble import Ensemble
+
+NAMESPACE = "/dlog"
+ZOOKEEPER = "zookeeper:2181"
+
+Hear = Callable[["Node", Event], None]
+
+
+class Node:
+    """One machine: at most one process at a time.
+
+    on_exit: told when a process ends by itself, with its error (None: on purpose). It stays down until `boot`.
+    """
+
+    def __init__(self, network: Network, name: str, hear: Hear, on_exit: Callable[[Node, BaseException | None], None]):
+        self.network = network
+        self.loop: SimulatedLoop = network.loop
+        self.name = name
+        self.process: Process | None = None
+        self.is_ready = False
+        self.stopping: asyncio.Event | None = None
+        self.lives = 0
+        self.deaths = 0
+        self._hear = hear
+        self._on_exit = on_exit
+        self._skew_ns = 0
+
+    def boot(self) -> Process:
+        """Begin a process. The node must be down."""
+        assert self.process is None, f"{self.name} is up"
+        if self.name in self.network.is_down:
+            self.network.power_back(self.name)
+        process = self.process = self.loop.spawn(self.name)
+        process.skew_ns = self._skew_ns
+        self.is_ready = False
+        self.lives += 1
+        self.loop.hand(process, self._begin, process)
+        return process
+
+    def kill(self) -> None:
+        """The process dies at once; its peers hear it."""
+        process = self.process
+        if process is not None:
+            self._dying(process)
+            self._bury(process)
+            self.network.process_died(process)
+
+    def power_cut(self, rng: random.Random) -> None:
+        """The machine loses power: nobody hears of it, and what was not synced is lost or torn."""
+        process = self.process
+        if process is not None:
+            self._dying(process)
+            self._bury(process)
+            self.network.power_cut(process)
+            self._lose_unsynced(rng)
+
+    def ask_to_stop(self) -> None:
+        """As SIGTERM does."""
+        if self.process is not None and self.stopping is not None:
+            self.process.post(self.stopping.set)
+
+    def skew(self, by_ns: int) -> None:
+        """Its wall clock jumps."""
+        self._skew_ns += by_ns
+        if self.process is not None:
+            self.process.skew_ns = self._skew_ns
+
+    # ---- what a kind of node adds ------------------------------------------------------------------------------------
+
+    async def live(self, process: Process) -> None:
+        """The life of one process, to its end."""
+        raise NotImplementedError
+
+    def _dying(self, process: Process) -> None:
+        """The process is about to die."""
+
+    def _lose_unsynced(self, rng: random.Random) -> None:
+        """The power is gone."""
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def _bury(self, process: Process) -> None:
+        self.deaths += 1
+        self.process = None
+        self.is_ready = False
+        self.loop.kill(process)
+        self.loop.keep((self.stopping, self))
+        self.stopping = None
+
+    def _begin(self, process: Process) -> None:
+        self.stopping = asyncio.Event()
+        task = self.loop.create_task(self._lived(process), name=self.name)
+        task.add_done_callback(lambda ended: self._ended(process, ended))
+
+    async def _lived(self, process: Process) -> None:
+        await self.live(process)
+
+    def _ended(self, process: Process, task: asyncio.Task[None]) -> None:
+        """The process ends by itself: its host closes what it left open."""
+        error = task.exception()
+        told = error if error is None or _is_told(error) else AssertionError(f"{self.name} crashed")
+        if told is not error:
+            self.loop.call_exception_handler({"message": f"{self.name} crashed", "exception": error})
+        self.loop.at(self.loop.now, self.loop.world, self._exit, process, told)
+
+    def _exit(self, process: Process, error: BaseException | None) -> None:
+        if self.process is not process:
+            return
+        left = asyncio.all_tasks(self.loop)
+        if error is None and (mine := [task for task in left if task.process is process]):  # type: ignore[attr-defined]
+            self.loop.call_exception_handler({"message": f"{self.name} ended and left tasks: {mine}"})
+        self._bury(process)
+        self.network.process_died(process)
+        self._on_exit(self, error)
+
+    def _ready(self) -> None:
+        self.is_ready = True
+
+    def hear(self, event: Event) -> None:
+        self._hear(self, event)
+
+
+def _is_told(error: BaseException) -> bool:
+    """Whether a process that ends with this says so in one line and an exit code (dlog/io/process.py)."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_told(inner) for inner in error.exceptions)
+    return isinstance(error, DLogError)
+
+
+class ZooKeeperNode(Node):
+    """A server over an ensemble that outlives its process."""
+
+    def __init__(self, *args: Any, tick_s: float, rng: random.Random, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.ensemble = Ensemble(tick_s=tick_s)
+        self.rng = rng
+        self.server: ZooKeeperServer | None = None
+
+    async def live(self, process: Process) -> None:
+        server = self.server = ZooKeeperServer(self.ensemble, rng=self.rng)
+        host, _, port = ZOOKEEPER.partition(":")
+        await server.start(host, int(port))
+        self._ready()
+        assert self.stopping is not None
+        await self.stopping.wait()
+        await server.close()
+
+    def _dying(self, process: Process) -> None:
+        if self.server is not None:
+            self.server.vanish()
+            self.loop.keep(self.server)
+            self.server = None
+
+
+class BookieNode(Node):
+    """A bookie and its disk."""
+
+    def __init__(self, *args: Any, bookie_options: BookieOptions, session_timeout_s: float, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.options = bookie_options
+        self.disk = SimulatedDisk(settling=True, bytes_max=1 << 34)
+        self.slow = 1.0
+        self.syncs_failed_before = 0  # this life
+        self.power_cuts = 0
+        self.unsynced_lost = 0  # power cuts that found writes not synced
+        self._session_timeout_s = session_timeout_s
+        self._threads: SimulatedThreads | None = None
+        self._latency: Latency | None = None
+
+    async def live(self, process: Process) -> None:
+        options = self.options
+        self.syncs_failed_before = self.disk.syncs_failed
+        mount = self.disk.mount()
+        self._latency = Latency(process.rng("disk"), factor=self.slow)
+        threads = self._threads = SimulatedThreads(self.loop, mount, self._latency)
+        listener = self.network.bind(self.name, options.port)
+
+        async def listen(connect: Callable[[], Any]) -> asyncio.AbstractServer:
+            server: asyncio.AbstractServer = await self.loop.create_server(connect, sock=listener)
+            return server
+
+        @contextlib.asynccontextmanager
+        async def connect() -> AsyncIterator[Metadata]:
+            async with await ZooKeeperMetadata.connect(
+                ZOOKEEPER, NAMESPACE, session_timeout_s=self._session_timeout_s, rng=process.rng("metadata")
+            ) as metadata:
+                yield metadata
+
+        ground = bookie_life.Ground(
+            disk=mount, threads=threads, connect=connect, listen=listen, address=f"{self.name}:{options.port}"
+        )
+        assert self.stopping is not None
+        await bookie_life.live(options, ground, self.stopping, tell=self.hear, on_ready=lambda _: self._ready())
+
+    def slow_down(self, factor: float) -> None:
+        """Its disk takes so many times as long from now on."""
+        self.slow = factor
+        if self._latency is not None:
+            self._latency.factor = factor
+
+    def _dying(self, process: Process) -> None:
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            self.loop.keep(threads)
+            threads.die(process.rng("death"))
+        self.disk.kill()
+
+    def _lose_unsynced(self, rng: random.Random) -> None:
+        self.power_cuts += 1
+        self.unsynced_lost += bool(self.disk.operations)
+        self.disk.power_cut(coin(rng, rng.choice((0.0, 0.3, 0.7, 1.0))))
+
+    def _exit(self, process: Process, error: BaseException | None) -> None:
+        if self.process is process:
+            self.disk.kill()
+            if self._threads is not None:
+                self.loop.keep(self._threads)
+                self._threads = None
+        super()._exit(process, error)
+
+
+class WriteProxyNode(Node):
+    """A write proxy."""
+
+    def __init__(self, *args: Any, proxy_options: WriteOptions, tuning: parts.Tuning, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.options = proxy_options
+        self._tuning = tuning
+
+    @property
+    def address(self) -> str:
+        return f"{self.name}:{self.options.port}"
+
+    async def live(self, process: Process) -> None:
+        assert self.stopping is not None
+        await write_life.live(
+            self.options,
+            self.stopping,
+            lambda _: self._ready(),
+            tell=self.hear,
+            rng=process.rng("proxy"),
+            tuning=self._tuning,
+        )
+
+
+class ReadProxyNode(Node):
+    """A read proxy."""
+
+    def __init__(self, *args: Any, proxy_options: ReadOptions, tuning: parts.Tuning, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.options = proxy_options
+        self._tuning = tuning
+
+    @property
+    def address(self) -> str:
+        return f"{self.name}:{self.options.port}"
+
+    async def live(self, process: Process) -> None:
+        assert self.stopping is not None
+        await read_life.live(
+            self.options,
+            self.stopping,
+            lambda _: self._ready(),
+            tell=self.hear,
+            rng=process.rng("proxy"),
+            tuning=self._tuning,
+        )
+
+
+class WorkNode(Node):
+    """A machine on which something of the test runs: a client's work, an operator's command."""
+
+    def __init__(self, *args: Any, work: Callable[[Process], Awaitable[None]], **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._work = work
+
+    async def live(self, process: Process) -> None:
+        self._ready()
+        await self._work(process)

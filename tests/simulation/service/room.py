@@ -1,0 +1,37 @@
+"""The room `service`: the whole service as it ships, on a virtual loop, over simulated network, disks and ZooKeeper."""
+
+from __future__ import annotations
+
+from tests.simulation.service import drawing, world
+from tests.simulation.worlds import Room
+
+MUST_REACH = (
+    "ack",
+    "delivered",
+    "stream.owned",
+    "ledger.recovered",
+    "ensemble.changed",
+    "segment.completed",
+    "fault.power",
+    "fault.crash",
+    "fault.pause",
+    "fault.cut",
+    "fault.expire",
+    "power.unsynced",
+)
+
+
+def room() -> Room:
+    return Room(
+        name="service",
+        styles=drawing.STYLES,
+        draw=drawing.draw,
+        run=world.run,
+        must_reach=MUST_REACH,
+        progress={
+            "acks": ("ack",),
+            "recoveries": ("ledger.recovered",),
+            "ensemble changes": ("ensemble.changed",),
+            "take-overs": ("stream.owned",),
+        },
+    )

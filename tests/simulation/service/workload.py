@@ -1,0 +1,224 @@
+"""What is asked of a simulated cluster: producers, readers of every kind, truncations, impatient callers; all noted.
+
+The law of this file: a client is used as an application would, through its public face, and everything it was told goes
+into the stream's history (tests/history) with the virtual time at which it was told. Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import dlog
+from dlog.client.client import Client
+from dlog.client.options import ClientOptions
+from dlog.client.position import START, Position, at_dlsn, at_txid
+from dlog.errors import (
+    DamagedError,
+    DLogError,
+    StreamExistsError,
+    TruncatedError,
+)
+from dlog.model.dlsn import DLSN, DLSN_INVALID
+from loadtest.records import RecordMaker
+from tests.history import End, History, start_at
+from tests.simulation.service.loop import Process, SimulatedLoop
+
+
+@dataclass(slots=True)
+class StreamNotes:
+    """One stream: its history, and what the workload remembers to choose from."""
+
+    name: str
+    history: History
+    acked: list[tuple[DLSN, int]] = field(default_factory=list)  # (place, txid), as answered
+    tail: DLSN | None = None  # the highest acknowledged place
+
+
+@dataclass(slots=True)
+class Follower:
+    """A reader that follows the tail; `place` is the last one it was given."""
+
+    process: Process
+    notes: StreamNotes
+    place: DLSN | None = None
+
+    @property
+    def is_at_tail(self) -> bool:
+        tail = self.notes.tail
+        return self.process.is_dead or tail is None or (self.place is not None and self.place >= tail)
+
+
+@dataclass(slots=True)
+class Work:
+    """What all clients of a trial share.
+
+    until: when nothing new is begun. pace_s: mean pause of a producer between two batches.
+    """
+
+    loop: SimulatedLoop
+    streams: list[StreamNotes]
+    addresses: str
+    options: ClientOptions
+    reached: Counter[str]
+    pace_s: float
+    batch_max: int
+    record_bytes: int
+    cancels: float  # share of appends whose caller does not wait to the end
+    is_over: Callable[[], bool]
+    producers: int = 0
+    waiting: int = 0  # appends without an answer
+    followers: list[Follower] = field(default_factory=list)
+
+    def producer(self) -> int:
+        self.producers += 1
+        return self.producers
+
+
+def connect(work: Work) -> Client:
+    return dlog.connect(work.addresses, options=work.options)
+
+
+async def writing(work: Work, client: Client, notes: StreamNotes, process: Process, number: int) -> None:
+    """One ordered source of records: batch after batch until the end of the trial."""
+    loop, history = work.loop, notes.history
+    rng = process.rng(f"producer {number}")
+    maker = RecordMaker(number, max(16, int(work.record_bytes * rng.choice((0.2, 1.0, 1.0, 4.0)))))
+    sequence = 0
+    while not work.is_over():
+        await asyncio.sleep(rng.expovariate(1.0) * work.pace_s)
+        if work.is_over():
+            return
+        count = rng.randint(1, work.batch_max)
+        payloads = [maker.make(sequence + i) for i in range(count)]
+        op = history.invoke(number, sequence, count, loop.now)
+        sequence += count
+        patience_s = rng.expovariate(1.0) * 0.05 if rng.random() < work.cancels else None
+        work.waiting += 1
+        try:
+            async with asyncio.timeout(patience_s):
+                result = await client.append_batch(notes.name, payloads)
+        except TimeoutError:
+            work.reached["append.cancelled"] += 1
+        except DLogError as error:
+            work.reached["append.unknown" if error.outcome_unknown else "append.failed"] += 1
+            (history.unknown if error.outcome_unknown else history.failed)(op, loop.now)
+        else:
+            work.reached["ack"] += 1
+            work.reached["ack.again"] += result.duplicate
+            history.ok(op, loop.now, result.first, result.txid, duplicate=result.duplicate)
+            if result.first != DLSN_INVALID:
+                notes.acked.append((result.first, result.txid))
+                notes.tail = max(notes.tail or result.last, result.last)
+        finally:
+            work.waiting -= 1
+
+
+async def following(work: Work, client: Client, notes: StreamNotes, process: Process, start: Position) -> None:
+    """A reader that follows the tail, from the start or from the tail of now; opened again when it fails."""
+    follower = Follower(process, notes)
+    work.followers.append(follower)
+    while True:
+        await _read(work, client, notes, f"{process!r} follows {notes.name}", start, follower)
+        await asyncio.sleep(0.5)
+
+
+async def looking(work: Work, client: Client, notes: StreamNotes, name: str, rng: random.Random) -> None:
+    """Reads again and again: all there is, from a place, from a txid."""
+    while not work.is_over():
+        await asyncio.sleep(rng.expovariate(1.0) * 1.0)
+        if work.is_over():
+            return
+        start = START
+        if notes.acked and rng.random() < 0.7:
+            place, txid = rng.choice(notes.acked[-50:])
+            start = at_dlsn(place) if rng.random() < 0.5 else at_txid(txid)
+        await _read(work, client, notes, name, start)
+
+
+async def read_all(work: Work, client: Client, notes: StreamNotes, name: str) -> End:
+    """Everything there is, to the tail as of now."""
+    return await _read(work, client, notes, name, START)
+
+
+async def _read(
+    work: Work, client: Client, notes: StreamNotes, name: str, start: Position, follower: Follower | None = None
+) -> End:
+    loop, history = work.loop, notes.history
+    kind = start.kind.name.lower()
+    value: Any = DLSN(*start.value) if kind == "dlsn" else start.value
+    reader = history.open(name, start_at(kind, value), loop.now)
+    end = End.OPEN
+    try:
+        async with contextlib.aclosing(client.read_batches(notes.name, start, follow=follower is not None)) as batches:
+            async for batch in batches:
+                history.delivered(reader, loop.now, batch.dlsn, batch.txid, batch.payloads)
+                work.reached["delivered"] += len(batch)
+                if follower is not None:
+                    follower.place = batch.last
+        end = End.OPEN if follower is not None else End.TAIL
+        work.reached[f"read.{kind}"] += 1
+    except TruncatedError:
+        end = End.TRUNCATED
+        work.reached["read.truncated"] += 1
+    except DamagedError:
+        end = End.DAMAGED
+        work.reached["read.damaged"] += 1
+    except DLogError:
+        work.reached["read.failed"] += 1
+    history.end(reader, loop.now, end)
+    return end
+
+
+async def truncating(work: Work, client: Client, notes: StreamNotes, rng: random.Random) -> None:
+    """Lets old records go, now and then."""
+    while not work.is_over():
+        await asyncio.sleep(rng.expovariate(1.0) * 2.0)
+        if len(notes.acked) < 4 or work.is_over():
+            continue
+        place, _ = notes.acked[rng.randrange(len(notes.acked) // 2)]
+        invoked = work.loop.now
+        try:
+            told = await client.truncate(notes.name, place)
+        except DLogError:
+            notes.history.truncate(place, invoked)
+            continue
+        kept = told.get("first_dlsn") or told.get("first")
+        notes.history.truncate(place, invoked, work.loop.now, DLSN(*kept) if kept else None)
+        work.reached["truncate"] += 1
+
+
+async def create(client: Client, name: str, settings: dict[str, Any]) -> None:
+    """Have the stream, whoever made it; tried again while a proxy has not seen enough bookies yet."""
+    for _ in range(20):
+        try:
+            await client.create(name, **settings)
+        except StreamExistsError:
+            return
+        except DLogError:
+            await asyncio.sleep(0.2)
+        else:
+            return
+    await client.create(name, **settings)
+
+
+async def append_last(work: Work, client: Client, notes: StreamNotes, tries: int) -> bool:
+    """One record after all faults are over; whether it was acknowledged."""
+    for _ in range(tries):
+        number = work.producer()
+        op = notes.history.invoke(number, 0, 1, work.loop.now)
+        try:
+            result = await client.append_batch(notes.name, [RecordMaker(number, 16).make(0)])
+        except DLogError as error:
+            work.loop.note(f"the last append to {notes.name} failed: {error!r}")
+            (notes.history.unknown if error.outcome_unknown else notes.history.failed)(op, work.loop.now)
+            continue
+        notes.history.ok(op, work.loop.now, result.first, result.txid, duplicate=result.duplicate)
+        notes.tail = max(notes.tail or result.last, result.last)
+        return True
+    return False

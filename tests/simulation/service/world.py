@@ -1,0 +1,343 @@
+"""A whole cluster on one virtual loop: built from a plan, put to work, struck, healed, judged, taken apart.
+
+The law of this room: what runs is the service as it ships (nodes.py); what is asked of it is workload.py; what befalls
+it is faults.py; whether it kept its promises is checks.py. Safety holds throughout; liveness is demanded only after
+`heal`, when every fault is over and every machine is up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import gc
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from dlog.bookie.options import BookieOptions
+from dlog.client.options import ClientOptions
+from dlog.client.position import START, TAIL
+from dlog.events import Event
+from dlog.io.bookie_client import BookieClientOptions
+from dlog.io.ledgers import LedgersOptions
+from dlog.io.zookeeper_cluster import cluster_init
+from dlog.ledger.adding import AddingOptions
+from dlog.ledger.recovery import RecoveryOptions
+from dlog.options import KiB, draw
+from proxies import parts
+from proxies.read.options import ReadOptions
+from proxies.write.options import WriteOptions
+from tests.history import History
+from tests.simulation.kernel import Violation
+from tests.simulation.plan import Plan
+from tests.simulation.service import checks, entropy, faults, monitor, workload
+from tests.simulation.service.loop import MS, Process, S, SimulatedLoop
+from tests.simulation.service.network import Network
+from tests.simulation.service.nodes import (
+    NAMESPACE,
+    ZOOKEEPER,
+    BookieNode,
+    Node,
+    ReadProxyNode,
+    WorkNode,
+    WriteProxyNode,
+    ZooKeeperNode,
+)
+from tests.simulation.worlds import Outcome
+
+T = TypeVar("T")
+
+BOOT_S = 30.0  # until a cluster without faults is up
+STOP_S = 60.0  # until everybody who was asked to stop has
+
+#: options under which service is refused by design are not drawn: who may not connect cannot be live
+_SERVING = {"connections_max": 2000}
+_READING = {**_SERVING, "readers_max": 10_000, "readers_per_connection_max": 1000, "streams_max": 10_000}
+
+
+class World:
+    """One trial."""
+
+    def __init__(self, plan: Plan, parts_: Mapping[str, Any]) -> None:
+        config = plan.config
+        self.plan = plan
+        self.mutant = dict(parts_)
+        self.loop = SimulatedLoop(plan.seed)
+        self.network = Network(self.loop, latency_ns=int(config["latency_ms"] * MS))
+        self.rng = random.Random(f"{plan.seed}/world")
+        self.reached: Counter[str] = Counter()
+        self.healed = False
+        self.over = False  # the workload begins nothing new
+        self.wanted_up = True
+        self.nodes: dict[str, Node] = {}
+        self.bookies: list[BookieNode] = []
+        self.writers: list[WriteProxyNode] = []
+        self.readers: list[ReadProxyNode] = []
+        self.clients: list[WorkNode] = []
+        self.zookeeper: ZooKeeperNode
+        self.settings: dict[str, Any] = dict(config["settings"])
+        self.faults = faults.Faults(self)
+        self.monitor = monitor.Monitor(self)
+        self.followers: list[asyncio.Task[None]] = []
+        self._build()
+        self.streams = [
+            workload.StreamNotes(f"stream-{number}", History(f"stream-{number}")) for number in range(config["streams"])
+        ]
+        self.work = workload.Work(
+            loop=self.loop,
+            streams=self.streams,
+            addresses="dlog://" + ",".join([w.address for w in self.writers] + [r.address for r in self.readers]),
+            options=self._client_options,
+            reached=self.reached,
+            pace_s=config["pace_s"],
+            batch_max=config["batch_max"],
+            record_bytes=config["record_bytes"],
+            cancels=config["cancels"],
+            is_over=lambda: self.over,
+        )
+        for number in range(config["clients"]):
+            self.clients.append(self._add(WorkNode, f"client-{number + 1}", work=self._client(number)))
+
+    # ---- building ----------------------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        config = self.plan.config
+        rng = random.Random(f"{self.plan.seed}/options")
+        drawn = config["drawn"]
+
+        def options(cls: type[T], **fixed: Any) -> T:
+            chosen = draw(cls, rng) if drawn else cls()
+            return dataclasses.replace(chosen, **fixed)  # type: ignore[type-var]
+
+        session_s = config["session_s"]
+        tuning = parts.Tuning(
+            session_timeout_s=session_s,
+            bookies=options(BookieClientOptions),
+            ledgers=LedgersOptions(adding=options(AddingOptions), recovery=options(RecoveryOptions)),
+        )
+        self._client_options = options(ClientOptions, read_deadline_s=config["read_deadline_s"])
+        self.zookeeper = self._add(ZooKeeperNode, "zookeeper", tick_s=session_s / 4, rng=self.rng)
+        for number in range(config["bookies"]):
+            chosen = options(
+                BookieOptions,
+                host=f"bookie-{number + 1}",
+                port=3181,
+                dir="/data",
+                zookeeper=ZOOKEEPER,
+                namespace=NAMESPACE,
+                journal_file_bytes=rng.choice((16, 64, 256)) * KiB,  # they are written ahead, as a whole
+                entry_log_bytes=config["entry_log_bytes"],
+                checkpoint_s=config["checkpoint_s"],
+                disk_check_s=1.0,
+                disk_free_min_bytes=1 << 20,
+                disk_free_reserve_bytes=1 << 18,
+            )
+            self.bookies.append(
+                self._add(BookieNode, f"bookie-{number + 1}", bookie_options=chosen, session_timeout_s=session_s)
+            )
+        where = {"zookeeper": ZOOKEEPER, "namespace": NAMESPACE, "log_level": "error"}
+        for number in range(config["writers"]):
+            name = f"writer-{number + 1}"
+            write = options(WriteOptions, host=name, port=7400, **where, **_SERVING)
+            write = dataclasses.replace(write, batch_bytes_max=WriteOptions().batch_bytes_max)
+            self.writers.append(self._add(WriteProxyNode, name, proxy_options=write, tuning=tuning))
+        for number in range(config["readers"]):
+            name = f"reader-{number + 1}"
+            read = options(ReadOptions, host=name, port=7500, **where, **_READING)
+            self.readers.append(self._add(ReadProxyNode, name, proxy_options=read, tuning=tuning))
+
+    def _add(self, cls: Callable[..., Any], name: str, **options: Any) -> Any:
+        node = self.nodes[name] = cls(self.network, name, self.hear, self._exited, **options)
+        return node
+
+    # ---- what happens ------------------------------------------------------------------------------------------------
+
+    def reach(self, mark: str) -> None:
+        """Count a mark; faults bound to it strike."""
+        self.reached[mark] += 1
+        self.faults.on_mark(mark, self.reached[mark])
+
+    def hear(self, node: Node, event: Event) -> None:
+        """Every event that a process of the cluster tells."""
+        if self.loop.on_line is not None:
+            self.loop.note(f"tells {event}")
+        self.reach(event.name)
+        self.monitor.hear(node, event)
+
+    def _exited(self, node: Node, error: BaseException | None) -> None:
+        """A process ended by itself; its supervisor begins another, unless it was asked to end."""
+        self.reached[f"exit.{type(error).__name__}" if error is not None else "exit"] += 1
+        if self.loop.on_line is not None:
+            self.loop.note(f"{node.name} ended: {error!r}")
+        if self.wanted_up and node not in self.clients:
+            delay_ns = int(self.rng.uniform(0.05, 1.0) * S)
+            self.loop.at(self.loop.now + delay_ns, self.loop.world, self.boot_if_down, node)
+
+    def boot_if_down(self, node: Node) -> None:
+        if node.process is None and self.wanted_up:
+            if self.loop.on_line is not None:
+                self.loop.note(f"{node.name} begins")
+            node.boot()
+
+    def ask(self, name: str, work: Callable[[Process], Awaitable[T]], *, within_s: float, what: str) -> T:
+        """Run something on a machine of its own and return what it returns; V1 if it takes longer."""
+        results: list[T] = []
+
+        async def run(process: Process) -> None:
+            results.append(await work(process))
+
+        ended: list[BaseException | None] = []
+        node = WorkNode(self.network, name, self.hear, lambda _, error: ended.append(error), work=run)
+        node.boot()
+        if not self.loop.run(until_s=self.loop.now_s + within_s, until=lambda: bool(ended)):
+            raise Violation("V1", f"not done after {within_s:g} s: {what}")
+        if ended[0] is not None:
+            raise Violation("V1", f"{what}: {ended[0]!r}")
+        return results[0]
+
+    # ---- the trial ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Raises Violation."""
+        self.boot()
+        begun_s = self.loop.now_s
+        for client in self.clients:
+            client.boot()
+        self.faults.begin()
+        self.loop.run(until_s=begun_s + self.plan.config["duration_s"])
+        self.heal()
+        checks.settled(self)
+        self.stop()
+        checks.judge(self)
+
+    def boot(self) -> None:
+        """Everything up, every stream made; no faults yet."""
+        self.zookeeper.boot()
+        self.until(lambda: self.zookeeper.is_ready, BOOT_S, "ZooKeeper is up")
+        self.ask("operator", lambda _: cluster_init(ZOOKEEPER, NAMESPACE), within_s=BOOT_S, what="cluster init")
+        service: list[Node] = [*self.bookies, *self.writers, *self.readers]
+        for node in service:
+            node.boot()
+        self.until(lambda: all(node.is_ready for node in service), BOOT_S, "the cluster is up")
+
+        async def create(_: Process) -> None:
+            async with workload.connect(self.work) as client:
+                for notes in self.streams:
+                    await workload.create(client, notes.name, self.settings)
+
+        self.ask("operator", create, within_s=BOOT_S, what="streams are made")
+
+    def heal(self) -> None:
+        """All faults are over, every machine is up, nothing strikes any more."""
+        self.healed = True
+        self.loop.note("healed")
+        self.faults.heal()
+        self.network.heal()
+        for node in self.nodes.values():
+            if node.process is not None:
+                self.loop.resume(node.process)
+            elif node not in self.clients:
+                self.boot_if_down(node)
+        self.over = True
+
+    def stop(self) -> None:
+        """End everybody in order; nobody may leave a task or a connection behind."""
+        self.wanted_up = False
+        for group in (self.clients, self.readers, self.writers, self.bookies, [self.zookeeper]):
+            for node in group:
+                node.ask_to_stop()
+            nodes = list(group)
+            self.until(lambda nodes=nodes: all(n.process is None for n in nodes), STOP_S, "asked to stop")  # type: ignore[misc]
+        self.loop.run(until_s=self.loop.now_s + 1.0)
+        checks.nothing_left(self)
+
+    def until(
+        self, holds: Callable[[], bool], within_s: float, what: str, detail: Callable[[], str] = lambda: ""
+    ) -> None:
+        """Run until it holds; V1 if that takes longer."""
+        if not self.loop.run(until_s=self.loop.now_s + within_s, until=holds):
+            down = [node.name for node in self.nodes.values() if node.is_ready is not self.wanted_up]
+            raise Violation("V1", f"not within {within_s:g} s: {what}; not ready or not ended: {down} {detail()}")
+
+    def _client(self, number: int) -> Callable[[Process], Awaitable[None]]:
+        """What one client does, to the end of the trial."""
+
+        async def work(process: Process) -> None:
+            config, shared = self.plan.config, self.work
+            rng = process.rng("work")
+            async with workload.connect(shared) as client, asyncio.TaskGroup() as tasks:
+                for index, notes in enumerate(self.streams):
+                    for _ in range(config["producers"]):
+                        tasks.create_task(
+                            workload.writing(shared, client, notes, process, shared.producer()), name=f"write {index}"
+                        )
+                    start = START if rng.random() < 0.7 else TAIL
+                    self.followers.append(
+                        tasks.create_task(workload.following(shared, client, notes, process, start), name="follow")
+                    )
+                    tasks.create_task(
+                        workload.looking(shared, client, notes, f"{process!r} looks", process.rng(f"look {index}")),
+                        name=f"look {index}",
+                    )
+                    if config["truncates"] and number == 0:
+                        tasks.create_task(
+                            workload.truncating(shared, client, notes, process.rng("truncate")), name="truncate"
+                        )
+                tasks.create_task(self._let_go(process), name="end")
+
+        return work
+
+    async def _let_go(self, process: Process) -> None:
+        """Followers wait for ever; end them once asked to stop."""
+        node = self.nodes[process.node]
+        assert node.stopping is not None
+        await node.stopping.wait()
+        for task in self.followers:
+            if task.process is process:  # type: ignore[attr-defined]
+                task.cancel()
+
+
+@contextlib.contextmanager
+def _planted(world: World) -> Iterator[None]:
+    """Production code with the world's defects planted, while the trial lasts."""
+    with contextlib.ExitStack() as stack:
+        for plant in world.mutant.values():
+            stack.enter_context(plant())
+        yield
+
+
+def run(plan: Plan, parts_: Mapping[str, Any] = {}, trace: bool = False) -> Outcome:
+    """One trial of a plan; see tests/simulation/worlds.py."""
+    violation, text = "", ""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    lines: list[str] | None = [] if trace else None
+    try:
+        world = World(plan, parts_)
+        loop, reached = world.loop, world.reached
+        if lines is not None:
+            loop.on_line = lines.append
+        with entropy.of(loop), world.monitor.watching(), _planted(world):
+            try:
+                world.run()
+            except Violation as error:
+                violation, text = error.invariant, str(error)
+            virtual_s = loop.now_s - 1000
+            left = loop.dispose(world.__dict__.clear, judged=bool(violation))
+        if left and not violation:
+            violation, text = "V3", f"V3: {left[0]}"
+    finally:
+        if was_enabled:
+            gc.enable()
+    return Outcome(
+        plan=plan,
+        violation=violation,
+        text=text,
+        reached=reached,
+        trace_hash=loop.trace_hash,
+        events=loop.events,
+        virtual_s=virtual_s,
+        lines=lines,
+    )
