@@ -6,7 +6,6 @@ servers cannot share is taken out: times, session ids, the order of children and
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
