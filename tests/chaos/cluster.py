@@ -1,0 +1,194 @@
+"""The parts of a cluster as `dlog up` starts and watches them, each behind a link, each bookie on a disk of its own.
+
+The law of this file: a part that dies is started again by the same code that `dlog up` runs (dlog/cli/parts.py), with
+the same patience. All addresses that a part is told, and that it tells others, are addresses of links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from dlog.cli.parts import Part, ProcessPart, State, ZooKeeperPart, die_with_parent, last_words
+from tests.chaos.disks import Disk
+from tests.chaos.links import Links
+from tests.chaos.plan import BOOKIES, READERS, WRITERS
+from tests.chaos.zookeeper import Session, session_in
+
+HOST = "127.0.0.1"
+NAMESPACE = "/dlog"
+HARNESS = "harness"
+READY_S = 90.0
+DISK_BYTES = 3 << 30
+ROOT = Path(__file__).parents[2]
+_MiB = 1 << 20
+_BOOKIE_FLAGS = {
+    "journal-file-bytes": 16 * _MiB,
+    "write-cache-bytes": 16 * _MiB,
+    "read-cache-bytes": 8 * _MiB,
+    "entry-log-bytes": 64 * _MiB,
+    "checkpoint-s": 5,
+    "disk-check-s": 0.5,
+    "disk-free-min-bytes": 16 * _MiB,
+    "disk-free-reserve-bytes": 8 * _MiB,
+}
+
+
+class HeldPart(ProcessPart):
+    """A part that is not started again while its gate is shut."""
+
+    def __init__(self, role: str, name: str, address: str, module: str, flags: list[str], log: Path) -> None:
+        super().__init__(role, name, address, module, flags, log, _ignore)
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def _start(self) -> None:
+        await self.gate.wait()
+        await super()._start()
+
+
+class Cluster:
+    """directory: empty, ours. mounts: each bookie on a filesystem of its own. tasks: what the parts live in."""
+
+    def __init__(self, directory: Path, tasks: asyncio.TaskGroup, *, mounts: bool) -> None:
+        self.directory = directory
+        self.logs = directory / "logs"
+        self.links = Links(self.pids, tasks)
+        self.links.first_reply = self._on_first_reply
+        self.parts: dict[str, Part] = {}
+        self.disks: dict[str, Disk] = {}
+        self.sessions: dict[str, Session] = {}
+        self.addresses: dict[str, str] = {}  # name -> address of its link
+        self.zookeeper_port = 0
+        self.clients: dict[str, int] = {}  # name -> pid
+        self._tasks = tasks
+        self._mounts = mounts
+        self._running: list[asyncio.Task[None]] = []
+
+    def pids(self) -> dict[str, int]:
+        parts = {name: part.pid for name, part in self.parts.items() if part.pid is not None}
+        return {**parts, **self.clients, HARNESS: os.getpid()}
+
+    @property
+    def target(self) -> str:
+        """What a client connects to."""
+        return "dlog://" + ",".join(self.addresses[name] for name in self.parts if name.startswith(("write", "read")))
+
+    async def start(self) -> None:
+        """Everything up, in the order of `dlog up`."""
+        self.logs.mkdir(parents=True)
+        names = [f"{role}-{n + 1}" for role, count in _COUNTS.items() for n in range(count)]
+        ports = dict(zip(["zookeeper", *names], free_ports(1 + len(names)), strict=True))
+        for name, port in ports.items():
+            self.addresses[name] = f"{HOST}:{await self.links.open(name, port)}"
+        self.zookeeper_port = ports["zookeeper"]
+        zookeeper = ZooKeeperPart(self.directory / "zookeeper", HOST, self.zookeeper_port, 192, _ignore)
+        await self._launch([("zookeeper", zookeeper)])
+        await self._init()
+        for role in _COUNTS:
+            await self._launch([(name, self._part(role, name, ports[name])) for name in names if name.startswith(role)])
+
+    async def wait_ready(self, names: list[str] | None = None) -> None:
+        """Until these parts (all of them) serve. Raises TimeoutError."""
+        async with asyncio.timeout(READY_S):
+            for name in names if names is not None else list(self.parts):
+                while self.parts[name].state is not State.READY:  # noqa: ASYNC110 - looked at, as `dlog up` does
+                    await asyncio.sleep(0.05)
+
+    def signal(self, name: str, number: signal.Signals) -> int | None:
+        """To the process of a part as it is now; its pid, None if it does not run."""
+        pid = self.parts[name].pid
+        if pid is None:
+            return None
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            return None
+        return pid
+
+    async def close(self) -> None:
+        """Everything ends at once; the mounts go."""
+        for part in self.parts.values():
+            part.kill()
+        for task in self._running:
+            task.cancel()
+        if self._running:
+            await asyncio.wait(self._running)
+        self.links.close()
+        for disk in self.disks.values():
+            await asyncio.to_thread(disk.close)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    async def _launch(self, parts: list[tuple[str, Part]]) -> None:
+        for name, part in parts:
+            self.parts[name] = part
+            self._running.append(self._tasks.create_task(part.run(), name=name))
+        for _, part in parts:
+            await part.wait_ready()
+
+    def _part(self, role: str, name: str, port: int) -> Part:
+        flags = ["--zookeeper", self.addresses["zookeeper"], "--namespace", NAMESPACE, "--host", HOST]
+        flags += ["--port", str(port), "--advertise", self.addresses[name], "--log-format", "json"]
+        module = f"proxies.{role}"
+        if role == "bookie":
+            module = "actors.bookie"
+            directory = self.directory / name
+            if self._mounts:
+                self.disks[name] = Disk(self.directory / f"{name}.img", directory, DISK_BYTES)
+            flags += ["--dir", str(directory / "data")]
+            for flag, value in _BOOKIE_FLAGS.items():
+                flags += [f"--{flag}", str(value)]
+        else:
+            flags += ["--id", name]
+        return HeldPart(role, name, self.addresses[name], module, flags, self.logs / f"{name}.log")
+
+    async def _init(self) -> None:
+        log = self.logs / "cluster-init.log"
+        with log.open("wb") as out:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-m", "dlog", "cluster", "init"),
+                *("--zookeeper", self.addresses["zookeeper"], "--namespace", NAMESPACE),
+                cwd=ROOT,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=asyncio.subprocess.STDOUT,
+                preexec_fn=die_with_parent(),
+            )
+            if await process.wait():
+                raise RuntimeError(f"the cluster cannot be made: {last_words(log, 0)}")
+
+    def _on_first_reply(self, source: str, target: str, data: bytes) -> None:
+        if target == "zookeeper" and source:
+            session = session_in(data)
+            if session is not None:
+                self.sessions[source] = session
+
+
+_COUNTS = {"bookie": BOOKIES, "write": WRITERS, "read": READERS}
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports nobody listens on now, below those that the kernel gives away by itself."""
+    found: list[int] = []
+    with contextlib.ExitStack() as held:
+        for port in range(20000 + os.getpid() % 11000, 32000):
+            probe = held.enter_context(socket.socket())
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            found.append(port)
+            if len(found) == count:
+                return found
+    raise RuntimeError(f"there are no {count} free ports")
+
+
+_ignore: Callable[[Part], None] = lambda part: None  # noqa: E731 - nobody watches a screen here

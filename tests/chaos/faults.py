@@ -1,0 +1,216 @@
+"""What is done to the cluster: each kind of fault, and how it is healed.
+
+The law of this file: a fault that has begun is healed, also when the run ends in the middle of it. What a target means
+(the owner of a stream) is found out when the fault begins; if nobody can say it, a write proxy drawn from the plan's
+seed takes its place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import signal
+import time
+from dataclasses import dataclass
+
+import dlog
+from dlog.cli.parts import State
+from dlog.errors import DLogError
+from tests.chaos.cluster import Cluster, HeldPart
+from tests.chaos.links import Weather
+from tests.chaos.plan import WRITERS, Fault
+from tests.chaos.zookeeper import expire
+
+_OWNER_S = 1.5
+_READY_S = 90.0
+
+
+@dataclass(slots=True)
+class Done:
+    """A fault as it happened. Times in ns of the monotonic clock; streams: those it speaks of, empty for all."""
+
+    fault: Fault
+    began: int
+    healed: int = 0
+    target: str = ""  # what it came to
+    left_out: str = ""  # why it was not done
+
+
+class Faults:
+    """Does faults to one cluster."""
+
+    def __init__(self, cluster: Cluster, client: dlog.Client, seed: int) -> None:
+        self.done: list[Done] = []
+        self._cluster = cluster
+        self._client = client
+        self._rng = random.Random(seed)
+        self._busy: dict[str, asyncio.Lock] = {name: asyncio.Lock() for name in cluster.parts}
+
+    async def do(self, fault: Fault) -> None:
+        """Do it and heal it; noted in `done`."""
+        done = Done(fault, time.monotonic_ns(), target=fault.target)
+        self.done.append(done)
+        match fault.kind:
+            case "kill":
+                await self._kill(done, signal.SIGKILL)
+            case "restart":
+                await self._kill(done, signal.SIGTERM)
+            case "pause":
+                await self._pause(done)
+            case "cut" | "cut-requests" | "cut-replies" | "slow":
+                await self._cut(done)
+            case "reset":
+                await self._reset(done)
+            case "fill":
+                await self._fill(done)
+            case "unplug":
+                await self._unplug(done)
+            case "expire":
+                await self._expire(done)
+            case "release":
+                await self._release(done)
+            case kind:
+                raise ValueError(f"no such fault: kind={kind}")
+        done.healed = time.monotonic_ns()
+
+    # ---- kinds ------------------------------------------------------------------------------------------------------
+
+    async def _kill(self, done: Done, number: signal.Signals) -> None:
+        names = list(self._cluster.parts) if done.fault.target == "everything" else [await self._name(done)]
+        pids = {name: self._cluster.signal(name, number) for name in names}
+        for name, pid in pids.items():
+            await self._until_another(name, pid)
+
+    async def _until_another(self, name: str, pid: int | None) -> None:
+        part = self._cluster.parts[name]
+        async with asyncio.timeout(_READY_S):
+            while part.pid == pid or part.state is not State.READY:  # noqa: ASYNC110 - looked at, as `dlog up` does
+                await asyncio.sleep(0.05)
+
+    async def _pause(self, done: Done) -> None:
+        name = await self._name(done)
+        pid = self._cluster.signal(name, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(done.fault.for_s)
+        finally:
+            if pid is not None and self._cluster.parts[name].pid == pid:
+                self._cluster.signal(name, signal.SIGCONT)
+
+    async def _cut(self, done: Done) -> None:
+        weathers = await self._weathers(done)
+        kind = done.fault.kind
+        for weather in weathers:
+            weather.hold_requests += kind in ("cut", "cut-requests")
+            weather.hold_replies += kind in ("cut", "cut-replies")
+            if kind == "slow":
+                weather.bytes_per_s = max(1000, done.fault.amount)
+        try:
+            await asyncio.sleep(done.fault.for_s)
+        finally:
+            for weather in weathers:
+                weather.hold_requests -= weather.hold_requests > 0 and kind in ("cut", "cut-requests")
+                weather.hold_replies -= weather.hold_replies > 0 and kind in ("cut", "cut-replies")
+                if kind == "slow":
+                    weather.bytes_per_s = 0
+            self._cluster.links.changed()
+
+    async def _reset(self, done: Done) -> None:
+        for weather in await self._weathers(done):
+            weather.reset_after = done.fault.amount
+
+    async def _fill(self, done: Done) -> None:
+        name = await self._name(done)
+        disk = self._cluster.disks.get(name)
+        if disk is None:
+            done.left_out = "bookies have no disks of their own here"
+            return
+        async with self._busy[name]:
+            leave = done.fault.amount if done.fault.amount % 2 else 0
+            await asyncio.to_thread(disk.fill, leave)
+            try:
+                await asyncio.sleep(done.fault.for_s)
+            finally:
+                await asyncio.to_thread(disk.make_room)
+            await self._cluster.wait_ready([name])
+
+    async def _unplug(self, done: Done) -> None:
+        """Power is lost for these bookies: what was not synced is gone, the process too."""
+        cluster = self._cluster
+        everyone = done.fault.target == "bookies"
+        names = [n for n in cluster.parts if n.startswith("bookie")] if everyone else [await self._name(done)]
+        if any(name not in cluster.disks for name in names):
+            done.left_out = "bookies have no disks of their own here"
+            return
+        async with contextlib.AsyncExitStack() as stack:
+            for name in sorted(names):
+                await stack.enter_async_context(self._busy[name])
+            pids: dict[str, int | None] = {}
+            for name in names:
+                part = cluster.parts[name]
+                assert isinstance(part, HeldPart)
+                part.gate.clear()
+            try:
+                for name in names:
+                    cluster.disks[name].unplug()
+                    pids[name] = cluster.signal(name, signal.SIGKILL)
+                for name in names:
+                    disk = cluster.disks[name]
+                    await asyncio.to_thread(disk.unmount)
+                    await asyncio.to_thread(disk.mount)
+            finally:
+                for name in names:
+                    part = cluster.parts[name]
+                    assert isinstance(part, HeldPart)
+                    part.gate.set()
+            for name in names:
+                await self._until_another(name, pids[name])
+
+    async def _expire(self, done: Done) -> None:
+        name = await self._name(done)
+        session = self._cluster.sessions.get(name)
+        if session is None:
+            done.left_out = "no session was seen"
+            return
+        try:
+            async with asyncio.timeout(5.0):
+                known = await expire(self._cluster.zookeeper_port, session)
+        except (OSError, EOFError) as error:  # a timeout is an OSError too
+            done.left_out = f"ZooKeeper does not answer: {type(error).__name__}"
+            return
+        if not known:
+            done.left_out = "the session had expired by itself"
+
+    async def _release(self, done: Done) -> None:
+        stream = done.fault.target.partition(":")[2]
+        try:
+            async with asyncio.timeout(5.0):
+                await self._client.release(stream)
+        except (DLogError, TimeoutError) as error:
+            done.left_out = f"nobody could be asked: {type(error).__name__}"
+
+    # ---- who is meant -----------------------------------------------------------------------------------------------
+
+    async def _name(self, done: Done) -> str:
+        done.target = await self._part(done.fault.target)
+        return done.target
+
+    async def _part(self, target: str) -> str:
+        role, _, stream = target.partition(":")
+        if role != "owner":
+            return target
+        with contextlib.suppress(DLogError, TimeoutError):
+            async with asyncio.timeout(_OWNER_S):
+                location = (await self._client.owner(stream))["location"]
+            for name, address in self._cluster.addresses.items():
+                if address == location:
+                    return name
+        return f"write-{self._rng.randint(1, WRITERS)}"
+
+    async def _weathers(self, done: Done) -> list[Weather]:
+        """Of every pair that is meant."""
+        left, _, right = done.fault.target.partition(">")
+        sources = [*self._cluster.parts, *self._cluster.clients] if left == "*" else [await self._part(left)]
+        targets = list(self._cluster.parts) if right == "*" else [await self._part(right)]
+        done.target = f"{sources[0] if left != '*' else left}>{targets[0] if right != '*' else right}"
+        return [self._cluster.links.weather(a, b) for a in sources for b in targets if a != b]

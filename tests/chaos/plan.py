@@ -1,0 +1,152 @@
+"""What is done to the cluster and when, drawn from a seed before anything starts; a file that can be run again.
+
+The law of this file: one deck holds each kind of fault once; decks are shuffled and dealt one after the other, so that
+a run of a few minutes has met every kind. A target may be a part ("bookie-2"), the owner of a stream at that moment
+("owner:bulk"), or a pair of them ("client-1>owner:bulk"); `*` is everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+WARM_UP_S = 4.0
+BOOKIES, WRITERS, READERS, CLIENTS = 4, 2, 2, 3
+#: stream -> what `create` is told
+STREAMS: dict[str, dict[str, int]] = {
+    "bulk": {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 16 << 20},
+    "rolls": {"ensemble": 3, "write_quorum": 2, "ack_quorum": 2, "segment_bytes": 1 << 20},
+    "singles": {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 512 << 10},
+    "numbered": {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2, "segment_bytes": 2 << 20},
+}
+
+
+_Card = Callable[[random.Random, float], "Fault"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """at_s: after the load has begun. for_s: until it is healed; 0 for what heals by itself. amount: what the kind
+    makes of it (bytes until a reset, bytes a second)."""
+
+    at_s: float
+    kind: str
+    target: str
+    for_s: float = 0.0
+    amount: int = 0
+
+    def __str__(self) -> str:
+        length = f" for {self.for_s:.1f} s" if self.for_s else ""
+        return f"{self.kind} {self.target}{length}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """seconds: of load."""
+
+    seed: int
+    seconds: float
+    faults: list[Fault]
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+
+
+def read_plan(path: Path) -> Plan:
+    """Raises ValueError for a file that is none."""
+    told = json.loads(path.read_text())
+    try:
+        return Plan(int(told["seed"]), float(told["seconds"]), [Fault(**fault) for fault in told["faults"]])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a plan: {error}: file={path}") from error
+
+
+def make_plan(seed: int, seconds: float, every_s: float) -> Plan:
+    """A plan of so many seconds with a fault about every `every_s`."""
+    rng = random.Random(seed)
+    faults: list[Fault] = []
+    deck: list[_Card] = []
+    at_s = WARM_UP_S
+    while at_s < seconds - 2.0:
+        if not deck:
+            deck = list(_DECK)
+            rng.shuffle(deck)
+        faults.append(deck.pop()(rng, round(at_s, 2)))
+        at_s += every_s * (0.25 + 1.5 * rng.random())
+    return Plan(seed, seconds, faults)
+
+
+def _owner(rng: random.Random) -> str:
+    return f"owner:{rng.choice(list(STREAMS))}"
+
+
+def _bookie(rng: random.Random) -> str:
+    return f"bookie-{rng.randint(1, BOOKIES)}"
+
+
+def _writer(rng: random.Random) -> str:
+    return f"write-{rng.randint(1, WRITERS)}"
+
+
+def _reader(rng: random.Random) -> str:
+    return f"read-{rng.randint(1, READERS)}"
+
+
+def _client(rng: random.Random) -> str:
+    return f"client-{rng.randint(1, CLIENTS)}"
+
+
+def _short(rng: random.Random) -> float:
+    """Log-uniform in 0.1 to 8 s: as many hiccups as outages."""
+    return round(0.1 * math.exp(math.log(80.0) * rng.random()), 2)
+
+
+def _deal(kind: str, target: Callable[[random.Random], str], *, lasts: bool = False, amount: int = 0) -> _Card:
+    def card(rng: random.Random, at_s: float) -> Fault:
+        where = target(rng)
+        return Fault(at_s, kind, where, _short(rng) if lasts else 0.0, rng.randint(1, amount) if amount else 0)
+
+    return card
+
+
+_DECK: list[_Card] = [
+    _deal("kill", _owner),
+    _deal("kill", _writer),
+    _deal("kill", _reader),
+    _deal("kill", _bookie),
+    _deal("kill", lambda rng: "zookeeper"),
+    _deal("kill", lambda rng: "everything"),
+    _deal("pause", _owner, lasts=True),
+    _deal("pause", _writer, lasts=True),
+    _deal("pause", _reader, lasts=True),
+    _deal("pause", _bookie, lasts=True),
+    _deal("pause", lambda rng: "zookeeper", lasts=True),
+    _deal("cut", lambda rng: f"{_owner(rng)}>{_bookie(rng)}", lasts=True),
+    _deal("cut", lambda rng: f"{_owner(rng)}>zookeeper", lasts=True),
+    _deal("cut", lambda rng: f"*>{_owner(rng)}", lasts=True),
+    _deal("cut", lambda rng: f"{_owner(rng)}>*", lasts=True),
+    _deal("cut", lambda rng: f"{_client(rng)}>{_owner(rng)}", lasts=True),
+    _deal("cut", lambda rng: f"{_reader(rng)}>{_bookie(rng)}", lasts=True),
+    _deal("cut", lambda rng: f"*>{_bookie(rng)}", lasts=True),
+    _deal("cut", lambda rng: "*>zookeeper", lasts=True),
+    _deal("cut-requests", lambda rng: f"{_owner(rng)}>{_bookie(rng)}", lasts=True),
+    _deal("cut-replies", lambda rng: f"{_owner(rng)}>{_bookie(rng)}", lasts=True),
+    _deal("cut-replies", lambda rng: f"{_owner(rng)}>zookeeper", lasts=True),
+    _deal("cut-replies", lambda rng: f"{_client(rng)}>{_owner(rng)}", lasts=True),
+    _deal("reset", lambda rng: f"{_owner(rng)}>{_bookie(rng)}", amount=200_000),
+    _deal("reset", lambda rng: f"{_client(rng)}>{_owner(rng)}", amount=200_000),
+    _deal("reset", lambda rng: f"{_owner(rng)}>zookeeper", amount=300),
+    _deal("slow", lambda rng: f"{_owner(rng)}>{_bookie(rng)}", lasts=True, amount=200_000),
+    _deal("fill", _bookie, lasts=True, amount=24 << 20),
+    _deal("expire", _owner),
+    _deal("expire", _bookie),
+    _deal("restart", lambda rng: "zookeeper"),
+    _deal("restart", _owner),
+    _deal("release", _owner),
+    _deal("unplug", _bookie),
+    _deal("unplug", lambda rng: "bookies"),
+]

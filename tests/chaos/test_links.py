@@ -1,0 +1,120 @@
+"""A link relays; held, it says nothing and loses nothing; cut in the middle, both ends hear of it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from tests.chaos.links import Links, Weather
+
+ME = "me"
+
+
+@asynccontextmanager
+async def echo() -> AsyncIterator[tuple[Links, int, Weather]]:
+    """A part that says everything back, behind a link."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with asyncio.TaskGroup() as tasks:
+        links = Links(lambda: {ME: os.getpid()}, tasks)
+        port = await links.open("echo", server.sockets[0].getsockname()[1])
+        yield links, port, links.weather(ME, "echo")
+        links.close()
+    server.close()
+
+
+async def test_a_link_relays_and_knows_who_opened_it() -> None:
+    seen: list[tuple[str, str, bytes]] = []
+    async with echo() as (links, port, _):
+        links.first_reply = lambda *told: seen.append(told)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        payload = os.urandom(3_000_000)
+        writer.write(payload)
+        assert await reader.readexactly(len(payload)) == payload
+        assert seen[0][:2] == (ME, "echo")
+        writer.close()
+
+
+@pytest.mark.parametrize("direction", ["hold_requests", "hold_replies"])
+async def test_what_is_held_comes_late_and_whole(direction: str) -> None:
+    async with echo() as (links, port, weather):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"first")
+        assert await reader.readexactly(5) == b"first"
+        setattr(weather, direction, 1)
+        writer.write(b"second")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await reader.read(1)
+        links.heal()
+        assert await reader.readexactly(6) == b"second"
+        writer.close()
+
+
+async def test_the_end_of_a_held_connection_is_not_heard_before_it_heals() -> None:
+    async with echo() as (links, port, weather):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"x")
+        await reader.readexactly(1)
+        weather.hold_requests = weather.hold_replies = 1
+        writer.write_eof()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await reader.read(1)
+        links.heal()
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_a_reset_in_the_middle_is_heard_by_both() -> None:
+    async with echo() as (_, port, weather):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        weather.reset_after = 1000
+        writer.write(b"x" * 5000)
+        with pytest.raises(ConnectionResetError):
+            while await reader.read(65536):
+                pass
+        assert weather.reset_after is None
+        again_reader, again = await asyncio.open_connection("127.0.0.1", port)
+        again.write(b"y")
+        assert await again_reader.readexactly(1) == b"y"
+        again.close()
+        writer.close()
+
+
+async def test_a_slow_link_delivers_all_the_same() -> None:
+    async with echo() as (_, port, weather):
+        weather.bytes_per_s = 200_000
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        payload = os.urandom(40_000)
+        writer.write(payload)
+        assert await reader.readexactly(len(payload)) == payload
+        writer.close()
+
+
+async def test_a_part_that_does_not_listen_resets_its_callers() -> None:
+    async with asyncio.TaskGroup() as tasks:
+        links = Links(dict, tasks)
+        closed = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+        gone = closed.sockets[0].getsockname()[1]
+        closed.close()
+        await closed.wait_closed()
+        port = await links.open("gone", gone)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with pytest.raises(ConnectionResetError):
+            await reader.readexactly(1)
+        writer.close()
+        links.close()
