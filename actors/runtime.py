@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
+from dlog.errors import UnavailableError
 from dlog.io.driver import Driver, Sink
 from dlog.machine import Fact
 
@@ -129,8 +130,15 @@ class Lifetime:
     def start(
         self, work: Coroutine[Any, Any, Any], *, name: str, stop: Callable[[], None] | None = None
     ) -> asyncio.Task[Any]:
-        """Start a task that lives no longer than the scope. stop: asks it to end; without one it is cancelled."""
-        task = self._group.create_task(work, name=name)
+        """Start a task that lives no longer than the scope. stop: asks it to end; without one it is cancelled.
+
+        Raises UnavailableError when the scope is being left: what came in at the last moment is not begun.
+        """
+        try:
+            task = self._group.create_task(work, name=name)
+        except RuntimeError:
+            work.close()
+            raise UnavailableError("this process ends; ask another", outcome_unknown=False) from None
         self._stops[task] = stop if stop is not None else partial(_cancel, task)
         task.add_done_callback(lambda ended: self._stops.pop(ended, None))
         return task

@@ -20,7 +20,7 @@ from dlog.errors import (
     UnavailableError,
 )
 from dlog.log.messages import BatchWritten
-from dlog.wire.proxy import Done, Hello, List, Message, Ping, Write
+from dlog.wire.proxy import Done, Hello, List, Message, Ping, Stat, Write
 from proxies.acks import AckRuns
 from proxies.admission import Admission
 from proxies.connection import Connection
@@ -62,7 +62,11 @@ class Dispatch:
         self._common = house
         self._acks = AckRuns()
         self._bytes = 0  # of this connection's batches in flight
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {Ping: self._ping, List: self._list}
+        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+            Ping: self._ping,
+            List: self._list,
+            Stat: self._stat,
+        }
 
     # ---- what the connection tells ----------------------------------------------------------------------------------
 
@@ -140,6 +144,20 @@ class Dispatch:
 
     def _list(self, m: List) -> None:
         self._questions.answer(m.request, self._common.names(m.after, m.limit))
+
+    def _stat(self, m: Stat) -> None:
+        self._questions.answer(m.request, self._stat_of(m))
+
+    async def _stat_of(self, m: Stat) -> dict[str, Any]:
+        """As we know it, or as its owner does, if that answers."""
+        told = await self._common.stat(m.stream)
+        owner = told["owner"]
+        if self._forwarding is None or "state" in told or owner["released"] or not owner["location"]:
+            return told
+        try:
+            return await self._forwarding.ask(m, owner["location"])
+        except DLogError:
+            return told
 
 
 async def _or_handed_on(

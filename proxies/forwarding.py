@@ -188,7 +188,7 @@ class Forwarding:
             pipe.close()
             return
         lane.pipe = pipe
-        pipe.on_end = partial(self._ended, lane)
+        pipe.on_end = partial(self._gone, lane, pipe)
         pipe.on_goaway = partial(self._leaving, lane)
         pipe.on_full = partial(self._full, lane)
         self._carriage.pipes += 1
@@ -200,16 +200,20 @@ class Forwarding:
         try:
             await pipe.guard(PING_EVERY_S, PING_TIMEOUT_S)
         finally:
-            self._carriage.pipes -= 1
-            self._pipes.discard(pipe)
             pipe.close()
-            self._ended(lane)
+            self._gone(lane, pipe)  # if it ended before anybody asked to be told
 
     def _fail(self, lane: _Lane, error: DLogError) -> None:
         self._ended(lane)
         waiting, lane.waiting = lane.waiting, []
         for _, fail in waiting:
             fail(error)
+
+    def _gone(self, lane: _Lane, pipe: Pipe) -> None:
+        if pipe in self._pipes:
+            self._pipes.discard(pipe)
+            self._carriage.pipes -= 1
+        self._ended(lane)
 
     def _ended(self, lane: _Lane) -> None:
         """The proxy there is gone: its streams have no route, and who looks for their owners doubts it."""

@@ -28,6 +28,7 @@ from proxies.connection import Connection, Session
 from proxies.meters import Meters
 from proxies.preamble import Expect, Preambles
 
+BOUND = "bound"  # as peer_address: the address that is listened on
 _ID = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,199}\Z")
 
 
@@ -37,10 +38,10 @@ class ServingOptions:
 
     id: name in the cluster, by default the address. advertise: address that clients are sent to, by default the one
     listened on. peer_address: where other proxies reach this one, if that is not the advertised address (clients
-    outside a container network see other addresses than the proxies do). proxy_protocol: off, optional or required;
-    proxy_protocol_from: the balancers' networks, separated by commas, see proxies/preamble.py. health_port: see
-    proxies/health.py. notice_s: on SIGTERM, how long it says that it is not ready before it hands over, so that a
-    balancer which retries nothing has noticed.
+    outside a container network see other addresses than the proxies do); `bound`: the one listened on.
+    proxy_protocol: off, optional or required; proxy_protocol_from: the balancers' networks, separated by commas, see
+    proxies/preamble.py. health_port: see proxies/health.py. notice_s: on SIGTERM, how long it says that it is not ready
+    before it hands over, so that a balancer which retries nothing has noticed.
     """
 
     zookeeper: str = "127.0.0.1:2181"
@@ -75,7 +76,8 @@ class ServingOptions:
         if self.id and not _ID.match(self.id):
             raise ValueError(f"an id holds letters, digits, '.', '_', ':' and '-': {self.id!r}")
         check_address(self.advertise)
-        check_address(self.peer_address)
+        if self.peer_address != BOUND:
+            check_address(self.peer_address)
         self.preambles()
         if not 0 < self.batch_bytes_max <= RECORD_BYTES_MAX:
             raise ValueError(f"batch_bytes_max is at most {RECORD_BYTES_MAX}: {self.batch_bytes_max}")
@@ -107,6 +109,7 @@ class Listener:
         self.role = role
         self.name = name
         self.limits = limits
+        self.bound = ""
         self.hello_s = options.hello_s
         self.connections: set[Connection] = set()
         self.accepted = 0
@@ -133,7 +136,8 @@ class Listener:
                 f"cannot listen: {error.strerror or error}; is the port taken? address={options.host}:{options.port}"
             ) from error
         port = self._server.sockets[0].getsockname()[1]
-        return f"[{options.host}]:{port}" if ":" in options.host else f"{options.host}:{port}"
+        self.bound = f"[{options.host}]:{port}" if ":" in options.host else f"{options.host}:{port}"
+        return self.bound
 
     async def serve(self) -> None:
         """Accept from now on."""
@@ -217,6 +221,11 @@ class Listener:
 
 def _host_of(peer: str) -> str:
     return peer.rpartition(":")[0]
+
+
+def peer_address(options: ServingOptions, bound: str) -> str:
+    """What a proxy registers for other proxies; nothing if that is the advertised address."""
+    return bound if options.peer_address == BOUND else options.peer_address
 
 
 def limits(options: ServingOptions) -> dict[str, int]:

@@ -82,9 +82,9 @@ class Client:
         self._broken: DLogError | None = None
 
     async def __aenter__(self) -> Client:
-        self._router = Router(self.addresses, self.options, random.Random(os.urandom(8)))
         self._life = Lifetime("dlog client", self._on_defect)
         await self._life.start()
+        self._router = Router(self.addresses, self.options, random.Random(os.urandom(8)), self._life.spawn)
         return self
 
     async def __aexit__(

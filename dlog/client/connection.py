@@ -36,6 +36,8 @@ B = TypeVar("B", contravariant=True)
 class WriterPort(Protocol[B]):
     """Who sends batches over a connection (a producer). `batch` is whatever was handed to `write`."""
 
+    stream: str
+
     def on_written(self, batch: B, dlsn: DLSN, txid: int, duplicate: bool) -> None:
         """The batch is durable from `dlsn` on."""
         ...
@@ -72,8 +74,9 @@ class ReaderPort(Protocol):
 class Connection(asyncio.Protocol):
     """Open with `Connection.open`. Not thread-safe, like everything on a loop."""
 
-    def __init__(self, address: str, options: ClientOptions, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, address: str, options: ClientOptions, loop: asyncio.AbstractEventLoop, hops: int) -> None:
         self.address = address
+        self.hops = hops  # how often what is asked here may be handed on
         self.role = ""
         self.limits: dict[str, int] = {}
         self.is_open = False
@@ -97,21 +100,21 @@ class Connection(asyncio.Protocol):
         self._beat: asyncio.TimerHandle | None = None
 
     @classmethod
-    async def open(cls, address: str, options: ClientOptions) -> Connection:
-        """Connect and shake hands.
+    async def open(cls, address: str, options: ClientOptions, *, hops: int = 0) -> Connection:
+        """Connect and shake hands. hops: see proxy.Hello.
 
         Raises UnavailableError when nobody answers there within `connect_timeout_s`, UnsupportedVersionError or
         ProtocolError when what answers is not a proxy we can talk to. Cancelling closes what was opened.
         """
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
-        connection = cls(address, options, loop)
+        connection = cls(address, options, loop, hops)
         try:
             async with asyncio.timeout(options.connect_timeout_s):
                 await loop.create_connection(lambda: connection, host, port)
                 hello = await connection.ask(
                     lambda request: proxy.Hello(
-                        request, proxy.PROTOCOL_VERSION, proxy.PROTOCOL_VERSION, "client", f"python:{os.getpid()}"
+                        request, proxy.PROTOCOL_VERSION, proxy.PROTOCOL_VERSION, "client", f"python:{os.getpid()}", hops
                     )
                 )
         except TimeoutError as error:
@@ -150,6 +153,16 @@ class Connection(asyncio.Protocol):
             return await answer
         finally:
             self._asked.pop(request, None)
+
+    @property
+    def writers(self) -> tuple[WriterPort[Any], ...]:
+        """Who is attached."""
+        return tuple(self._writers)
+
+    @property
+    def hands_on(self) -> bool:
+        """Whether the server hands on what it cannot answer itself."""
+        return min(self.hops, self.limits.get("hops_max", 0)) > 0
 
     def attach(self, writer: WriterPort[Any]) -> None:
         """Tell this writer of loss, drain and flow control from now on."""

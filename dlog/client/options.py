@@ -37,6 +37,12 @@ class ClientOptions:
     #: entry bytes a read may be ahead of its consumer
     read_credit_bytes: int = option(4 * MiB, sim=(KiB, MiB))
     connect_timeout_s: float = 2.0
+    #: how long a proxy that we were sent to is waited for before its work is handed on by another one
+    direct_patience_s: float = option(0.25, sim=(0.0, 0.5))
+    #: how often it is looked whether such work can be taken to its proxy after all
+    direct_retry_s: float = option(5.0, sim=(0.1, 5.0))
+    #: longest rest of an address that cannot be reached
+    direct_rest_s: float = option(60.0, sim=(0.5, 60.0))
     #: silence, with a question open, after which the server is asked whether it lives
     ping_after_s: float = 0.5
     #: silence after that question, when the connection is given up

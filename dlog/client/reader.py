@@ -115,7 +115,7 @@ class Reader:
         try:
             if location is not None:
                 self._router.learn([location])
-                connection = await self._router.connect(location)
+                connection = await self._router.reach_or_hand_on(location, READ)
             else:
                 connection = await self._router.connect_any(READ, (self._avoid,) if self._avoid else ())
             self._request = connection.read(

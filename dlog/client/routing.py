@@ -2,18 +2,23 @@
 
 The law of this file: it makes one try and reports. The retrying is done by who called (a producer, a reader, `ask` for
 the rest), with one backoff and one budget, so that three layers of three tries never become twenty-seven.
+
+A proxy that we are sent to may be out of our reach (a client that sees only a balancer). Then another one, which we do
+reach, is asked to hand on what we ask, over a connection of its own that says so; nothing waits for the address that
+does not answer, and when it does answer the work moves there.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
 
 from dlog.client.backoff import Backoff, RetryBudget
-from dlog.client.connection import Connection
+from dlog.client.connection import Connection, WriterPort
 from dlog.client.options import ClientOptions
+from dlog.client.reach import Reach
 from dlog.errors import (
     ClosedError,
     ConnectionLostError,
@@ -32,18 +37,31 @@ _NEXT = "is `dlog up` running, and is the address right?"
 
 
 class Router:
-    """Connections of one client, and where each stream's owner was last seen."""
+    """Connections of one client, and where each stream's owner was last seen.
 
-    def __init__(self, addresses: tuple[str, ...], options: ClientOptions, rng: random.Random) -> None:
+    spawn: runs a piece of work under a name for as long as the client lives.
+    """
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        options: ClientOptions,
+        rng: random.Random,
+        spawn: Callable[[Coroutine[Any, Any, None], str], None],
+    ) -> None:
         self.options = options
         self.rng = rng
+        self._spawn = spawn
         self._configured = addresses
         self._known: list[str] = list(addresses)
         self._roles: dict[str, str] = {}  # address -> role, once greeted
         self._failed_s: dict[str, float] = {}  # address -> when it last refused us
+        self._reach = Reach(options.direct_rest_s)
         self._owners: dict[str, str] = {}  # stream -> address of its owner, as last told
-        self._connections: dict[str, Connection] = {}
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._connections: dict[tuple[str, int], Connection] = {}  # by address and hops
+        self._opening: dict[tuple[str, int], asyncio.Lock] = {}
+        self._tries: dict[str, asyncio.Future[Connection | None]] = {}  # direct connections that are being tried
+        self._is_homing = False
         self._closed = False
         loop = asyncio.get_running_loop()
         self._now_s = loop.time
@@ -51,26 +69,57 @@ class Router:
 
     # ---- connections ----------------------------------------------------------------------------------------------
 
-    async def connect(self, address: str) -> Connection:
+    async def connect(self, address: str, *, hops: int = 0) -> Connection:
         """The open connection to this address, opening it if need be. Raises UnavailableError, ProtocolError."""
-        lock = self._opening.setdefault(address, asyncio.Lock())
+        lock = self._opening.setdefault((address, hops), asyncio.Lock())
         async with lock:
-            connection = self._connections.get(address)
-            if connection is not None and connection.is_open and not connection.is_draining:
+            connection = self._open_at(address, hops)
+            if connection is not None:
                 return connection
             self._check_open()
             try:
-                connection = await Connection.open(address, self.options)
+                connection = await Connection.open(address, self.options, hops=hops)
             except DLogError:
                 self._failed_s[address] = self._now_s()
+                self._reach.failed(address, self._now_s())
                 raise
             if self._closed:
                 connection.close()
                 self._check_open()
             self._failed_s.pop(address, None)
+            self._reach.reached(address)
             self._roles[address] = connection.role
-            self._connections[address] = connection
+            self._connections[address, hops] = connection
             return connection
+
+    def _open_at(self, address: str, hops: int = 0) -> Connection | None:
+        connection = self._connections.get((address, hops))
+        if connection is None or not connection.is_open or connection.is_draining:
+            return None
+        return connection
+
+    async def _connect_soon(self, address: str) -> Connection | None:
+        """As `connect`, but wait `direct_patience_s` at most, and not at all for an address that lately failed or is
+        being tried already. The try goes on by itself. Raises nothing for an address that does not answer."""
+        connection = self._open_at(address)
+        if connection is not None:
+            return connection
+        if address in self._tries or not self._reach.may_try(address, self._now_s()):
+            return None
+        self._check_open()
+        told: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+        self._tries[address] = told
+        self._spawn(self._try(address, told), f"dlog client tries {address}")
+        await asyncio.wait((told,), timeout=self.options.direct_patience_s)
+        return told.result() if told.done() else None
+
+    async def _try(self, address: str, told: asyncio.Future[Connection | None]) -> None:
+        try:
+            told.set_result(await self.connect(address))
+        except DLogError:
+            told.set_result(None)
+        finally:
+            del self._tries[address]
 
     def close(self) -> None:
         """Close every connection; what waits there hears ConnectionLostError."""
@@ -97,14 +146,17 @@ class Router:
     def candidates(self, role: str, avoid: Collection[str] = ()) -> list[str]:
         """Addresses to try for this role, the most hopeful first; `avoid` comes last, since it may be back."""
 
-        def hope(address: str) -> tuple[bool, bool, bool, float]:
+        now_s = self._now_s()
+
+        def hope(address: str) -> tuple[bool, bool, bool, bool, bool, float]:
             known = self._roles.get(address, "")
-            connection = self._connections.get(address)
-            is_open = connection is not None and connection.is_open and not connection.is_draining
+            is_stranger = not known and address not in self._configured
             return (
+                is_stranger and not self._reach.may_try(address, now_s),
                 address in avoid,
                 bool(known) and not known.startswith(role),
-                not is_open,
+                self._open_at(address) is None,
+                is_stranger,
                 self._failed_s.get(address, 0.0),
             )
 
@@ -116,7 +168,14 @@ class Router:
         wrong: Connection | None = None
         for address in self.candidates(role, avoid):
             try:
-                connection = await self.connect(address)
+                if address in self._roles or address in self._configured:
+                    connection = await self.connect(address)
+                else:  # we were told of it; whether we can reach it nobody knows
+                    soon = await self._connect_soon(address)
+                    if soon is None:
+                        tried.append(f"not reached: address={address}")
+                        continue
+                    connection = soon
             except (UnavailableError, ProtocolError) as error:
                 tried.append(error.message)
                 continue
@@ -126,6 +185,59 @@ class Router:
         if wrong is not None:
             return wrong
         raise UnavailableError(f"no proxy answers; {_NEXT} tried=[{'; '.join(tried)}]", outcome_unknown=False)
+
+    async def reach_or_hand_on(self, address: str, role: str) -> Connection:
+        """A connection to `address`, or, if it is out of reach, to a proxy that hands on what it should answer.
+
+        Raises UnavailableError, ProtocolError: what stands in the way of `address`, when nobody hands on.
+        """
+        direct = await self._connect_soon(address)
+        if direct is not None:
+            return direct
+        handing = await self._handing_on(role)
+        return handing if handing is not None else await self.connect(address)
+
+    async def _handing_on(self, role: str) -> Connection | None:
+        """A connection on which questions are handed on, over an address that is open or was configured."""
+        for address in self.candidates(role):
+            if self._open_at(address) is None and address not in self._configured:
+                continue
+            try:
+                connection = await self.connect(address, hops=1)
+            except (UnavailableError, ProtocolError):
+                continue
+            if connection.hands_on:
+                if not self._is_homing:
+                    self._is_homing = True
+                    self._spawn(self._go_home(), "dlog client looks for direct ways")
+                return connection
+        return None
+
+    async def _go_home(self) -> None:
+        """Take writers whose work is handed on to their owners, once these can be reached. Ends when nothing is."""
+        try:
+            while handing := [c for (_, hops), c in self._connections.items() if hops and c.is_open]:
+                await asyncio.sleep(self.options.direct_retry_s)
+                for connection in handing:
+                    for writer in connection.writers:
+                        await self._take_home(connection, writer)
+        finally:
+            self._is_homing = False
+
+    async def _take_home(self, connection: Connection, writer: WriterPort[Any]) -> None:
+        stream = writer.stream
+        remembered = self._owners.get(stream)
+        if remembered is not None and not self._reach.may_try(remembered, self._now_s()):
+            return
+        try:
+            result = await connection.ask(lambda request: proxy.GetOwner(request, stream, None))
+            location = str(result.get("location") or "")
+            direct = await self._connect_soon(location) if location else None
+        except DLogError:
+            return  # the next look will be better
+        if direct is not None and writer in connection.writers:
+            self.owner_is(stream, location)
+            writer.on_moved(connection, location)
 
     async def reach(self) -> None:
         """Try until some proxy answers."""
@@ -152,6 +264,10 @@ class Router:
         """
         remembered = self._owners.get(stream)
         if remembered is not None and remembered != suspect:
+            if self._open_at(remembered) is None and not self._reach.may_try(remembered, self._now_s()):
+                handing = await self._handing_on(WRITE)
+                if handing is not None:
+                    return handing
             try:
                 return await self.connect(remembered)
             except UnavailableError:
@@ -167,7 +283,7 @@ class Router:
                 raise
             location = error.location
         self.owner_is(stream, location)
-        return await self.connect(location)
+        return await self.reach_or_hand_on(location, WRITE)
 
     # ---- questions with one answer --------------------------------------------------------------------------------
 
@@ -225,25 +341,34 @@ class Router:
                 break
             asked.add(left[0])
             try:
-                connection = await self.connect(left[0])
+                connection = await self._connect_soon(left[0])
+                if connection is None:
+                    raise UnavailableError(f"not reached: address={left[0]}")
                 if not connection.role.startswith(WRITE):
                     continue
-                result = await connection.ask(lambda request: proxy.GetOwners(request))
+                self._note_owned(found, connection, await connection.ask(lambda request: proxy.GetOwners(request)))
             except (UnavailableError, ProtocolError) as error:
                 obstacle = error
-                continue
-            self.learn(str(a) for a in result.get("proxies", ()))
-            for stream, epoch, state in result.get("owned", ()):
-                one = {"stream": stream, "epoch": epoch, "state": state, "location": connection.address}
-                if stream not in found or found[stream]["epoch"] < epoch:
-                    found[stream] = one
-        if obstacle is not None and not found:
+        handing = await self._handing_on(WRITE) if obstacle is not None else None
+        if handing is not None:  # what we cannot reach another proxy can
+            self._note_owned(found, handing, await handing.ask(lambda request: proxy.GetOwners(request)))
+        elif obstacle is not None and not found:
             raise obstacle
         return [found[stream] for stream in sorted(found)]
 
+    def _note_owned(self, found: dict[str, dict[str, Any]], connection: Connection, result: dict[str, Any]) -> None:
+        for stream, epoch, state, *where in result.get("owned", ()):
+            location = where[0] if where else connection.address
+            if stream not in found or found[stream]["epoch"] < epoch or where:
+                found[stream] = {"stream": stream, "epoch": epoch, "state": state, "location": location}
+
     def pause_s(self, backoff: Backoff) -> float:
-        """How long to wait before the next try, by this caller's backoff and the client's budget."""
-        return max(backoff.next_s(), self._budget.take(self._now_s()))
+        """How long to wait before the next try, by this caller's backoff and the client's budget.
+
+        The first failure in a row costs nothing: when a proxy dies, all of its streams fail once, however many.
+        """
+        delay_s = backoff.next_s()
+        return max(delay_s, self._budget.take(self._now_s())) if delay_s else 0.0
 
     def _suspect(self, stream: str | None, connection: Connection | None, error: DLogError) -> str | None:
         if connection is None:

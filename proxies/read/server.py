@@ -106,7 +106,9 @@ class ReadProxy:
                 self.tasks.start(self._tailers.run(), name="retire idle tailers")
                 await self.listener.serve()
                 await self.health.listen(options.host, options.health_port)
-                await self._metadata.register_proxy(ProxyInfo(self.id, "read", self.address, options.peer_address))
+                await self._metadata.register_proxy(
+                    ProxyInfo(self.id, "read", self.address, serving.peer_address(options, bound))
+                )
                 self.health.readiness.serving()
                 on_ready(self.id, self.address)
                 await stop.wait()

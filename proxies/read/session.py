@@ -37,7 +37,6 @@ from dlog.wire.proxy import (
     ReaderEventKind,
     Release,
     Seal,
-    Stat,
     Tail,
     Truncate,
     Write,
@@ -77,7 +76,6 @@ class ReadSession(Dispatch):
             Read: self._read,
             Credit: self._credit,
             Cancel: self._cancel,
-            Stat: self._stat,
             GetOwners: self._get_owners,
             Write: self._write,
             Tail: self._wrong_door,
@@ -130,9 +128,6 @@ class ReadSession(Dispatch):
             reader.stop()
 
     # ---- questions with one answer ----------------------------------------------------------------------------------
-
-    def _stat(self, m: Stat) -> None:
-        self._answer(m, self._house.stat(m.stream))
 
     def _get_owners(self, m: GetOwners) -> None:
         if self._forwarding is None:

@@ -40,7 +40,6 @@ from dlog.wire.proxy import (
     ReaderEventKind,
     Release,
     Seal,
-    Stat,
     Tail,
     Truncate,
     Write,
@@ -98,7 +97,6 @@ class WriteSession(Dispatch):
             GetOwners: self._get_owners,
             Create: self._create,
             Delete: self._delete,
-            Stat: self._stat,
             Truncate: self._truncate,
             Seal: self._seal,
             Release: self._release,
@@ -248,9 +246,6 @@ class WriteSession(Dispatch):
     def _delete(self, m: Delete) -> None:
         self._answer(m, self._house.admin.delete(m.stream))
 
-    def _stat(self, m: Stat) -> None:
-        self._answer(m, self._stat_of(m))
-
     def _truncate(self, m: Truncate) -> None:
         self._answer(m, self._truncate_before(m.stream, of(*m.dlsn)))
 
@@ -278,17 +273,6 @@ class WriteSession(Dispatch):
             self._forwarding.credit(m)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
-
-    async def _stat_of(self, m: Stat) -> dict[str, Any]:
-        """As we know it, or as its owner does, if that answers."""
-        told = await self._house.stat(m.stream)
-        owner = told["owner"]
-        if self._forwarding is None or "state" in told or owner["released"] or not owner["location"]:
-            return told
-        try:
-            return await self._forwarding.ask(m, owner["location"])
-        except DLogError:
-            return told
 
     async def _truncate_before(self, stream: str, dlsn: DLSN) -> dict[str, Any]:
         first = await self._house.holdings.ask(stream_name(stream), TruncateBefore(dlsn))

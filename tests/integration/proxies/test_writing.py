@@ -204,7 +204,7 @@ async def test_a_connection_with_enough_in_flight_is_not_read_until_answers_come
         raw.say(*batches)
         while True:
             answer = await raw.hear(Written)
-            assert proxy.proxy.admission.process.bytes <= 400_000  # type: ignore[union-attr]
+            assert proxy.proxy.admission.process.bytes <= 400_000
             if answer.last == batches[-1].request:
                 break
 

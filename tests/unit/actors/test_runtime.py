@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from actors.runtime import Actor, Lifetime
-from dlog.errors import ClosedError
+from dlog.errors import ClosedError, UnavailableError
 from dlog.io.driver import Driver
 from dlog.machine import Answer, Asked, Effect, Fact, Received
 
@@ -134,3 +134,14 @@ async def test_a_cancelled_scope_cancels_its_tasks_and_says_so() -> None:
         task.cancel()
     assert task.cancelled()
     assert asyncio.all_tasks() == before
+
+
+async def test_work_that_comes_after_the_end_is_refused_and_not_left_lying() -> None:
+    async def work() -> None:
+        """Never begun."""
+
+    async with Lifetime() as lifetime:
+        pass
+    with pytest.raises(UnavailableError) as refused:
+        lifetime.start(work(), name="late")
+    assert not refused.value.outcome_unknown
