@@ -102,7 +102,9 @@ class WriteProxy:
                 self.tasks.start(self._detector.run(), name="detector")
                 await self.listener.serve()
                 await self.health.listen(options.host, options.health_port)
-                await self._metadata.register_proxy(ProxyInfo(self.id, "write", self.address, options.peer_address))
+                await self._metadata.register_proxy(
+                    ProxyInfo(self.id, "write", self.address, serving.peer_address(options, bound))
+                )
                 self.health.readiness.serving()
                 on_ready(self.id, self.address)
                 await stop.wait()
