@@ -221,11 +221,7 @@ class EmbeddedZooKeeper:
             raise DirectoryInUseError(f"a ZooKeeper runs on this directory: directory={self.directory}") from error
         try:
             config = self.directory / "zoo.cfg"
-            config.write_text(
-                f"tickTime={TICK_MS}\ndataDir={data.absolute()}\nclientPort={port}\nclientPortAddress={self.host}\n"
-                "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,ruok,mntr\n"
-                "autopurge.purgeInterval=1\n"
-            )
+            config.write_text(self._settings(data, port))
             command = [
                 str(java),
                 f"-Xmx{self._heap_mib}m",
@@ -252,6 +248,14 @@ class EmbeddedZooKeeper:
             lock.close()
             raise
         return _Running(process, lock, output)
+
+    def _settings(self, data: Path, port: int) -> str:
+        """The server's zoo.cfg."""
+        return (
+            f"tickTime={TICK_MS}\ndataDir={data.absolute()}\nclientPort={port}\nclientPortAddress={self.host}\n"
+            "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,ruok,mntr\n"
+            "autopurge.purgeInterval=1\n"
+        )
 
     async def _wait_answer(self, running: _Running, port: int) -> None:
         try:

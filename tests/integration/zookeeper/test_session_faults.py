@@ -9,6 +9,7 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -17,9 +18,12 @@ from kazoo.security import make_digest_acl
 
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.metadata import SessionState
-from dlog.io.zookeeper import ANY_VERSION, ConnectionLossError, ZooKeeper
-from dlog.io.zookeeper_protocol import Connection, NotConnectedError, decode_nothing
+from dlog.io.zookeeper import ANY_VERSION, ConnectionLossError, Create, Set, ZooKeeper
+from dlog.io.zookeeper_protocol import Connection, NotConnectedError, ZnodeError, decode_nothing
+from tests.integration.zookeeper import raw
+from tests.integration.zookeeper.raw import RawSession, SessionIds
 from tests.integration.zookeeper.toxic import Toxic
+from tests.simulation.service import zookeeper_wire as wire
 
 pytestmark = pytest.mark.zookeeper
 
@@ -120,6 +124,80 @@ async def test_a_frame_cut_in_the_middle_is_a_loss_and_one_reconnect(zookeeper_h
         assert len((await zk.get("/big"))[0]) == 100_000
         assert toxic.accepted == 2
         assert zk.generation == 1
+
+
+async def test_the_event_loop_stalls_while_a_frame_is_cut_in_the_middle(zookeeper_hosts: str) -> None:
+    """Half a reply has come, then the end of the connection, and nobody could look at either for longer than the
+    session lasts: the call is lost at once, and the session is given up before anybody may rely on it again."""
+    loop = asyncio.get_running_loop()
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts, session_timeout_s=1.0) as zk:
+        await zk.create("/big", bytes(100_000))
+        session, states = zk.session_id, states_of(zk)
+        toxic.cut_in_reply_after = 5_000
+        toxic.on_cut_reply = lambda: loop.call_soon(time.sleep, 1.5)
+        with pytest.raises(ConnectionLossError):
+            await zk.get("/big")
+        assert await until(states, CONNECTED) == [SUSPENDED, LOST, CONNECTED]
+        assert zk.session_id != session
+        assert len((await zk.get("/big"))[0]) == 100_000
+
+
+async def test_a_stall_shorter_than_the_session_costs_a_connection_and_no_session(zookeeper_hosts: str) -> None:
+    loop = asyncio.get_running_loop()
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts, session_timeout_s=10.0) as zk:
+        await zk.create("/big", bytes(100_000))
+        session, states = zk.session_id, states_of(zk)
+        toxic.cut_in_reply_after = 5_000
+        toxic.on_cut_reply = lambda: loop.call_soon(time.sleep, 0.5)
+        with pytest.raises(ConnectionLossError):
+            await zk.get("/big")
+        assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
+        assert zk.session_id == session
+
+
+async def test_a_session_that_its_server_expires_is_lost_with_what_it_owned(zookeeper_hosts: str) -> None:
+    async with (
+        await ZooKeeper.connect(zookeeper_hosts) as other,
+        Toxic(zookeeper_hosts) as toxic,
+        await ZooKeeper.connect(toxic.hosts, session_timeout_s=1.0) as zk,
+    ):
+        session, states, port = zk.session_id, states_of(zk), toxic.port
+        await zk.create("/mine", ephemeral=True)
+        gone = asyncio.Event()
+        other.watch_data("/mine", gone.set)
+        await other.exists("/mine")
+        toxic.refuse()
+        toxic.cut()
+        await gone.wait()
+        assert await other.exists("/mine") is None
+        await toxic.listen(port)
+        assert await until(states, CONNECTED) == [SUSPENDED, LOST, CONNECTED]
+        assert zk.session_id != session
+        assert (await zk.create("/mine", ephemeral=True)).stat.ephemeral_owner == zk.session_id
+
+
+async def test_a_server_that_is_started_after_us_is_found(own_zookeeper: EmbeddedZooKeeper) -> None:
+    await own_zookeeper.start()
+    await own_zookeeper.stop()
+    async with asyncio.TaskGroup() as tasks:
+        connecting = tasks.create_task(ZooKeeper.connect(own_zookeeper.hosts, connect_timeout_s=40.0), name="connect")
+        await asyncio.sleep(0)
+        await own_zookeeper.start()
+    async with connecting.result() as zk:
+        assert await zk.exists("/") is not None
+        assert zk.generation == 1
+
+
+async def test_a_delete_or_an_ephemeral_whose_reply_is_lost_is_found_by_reading_again(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts) as zk:
+        await zk.create("/d")
+        await lose_reply(toxic, lambda: zk.delete("/d", 0))
+        assert await zk.exists("/d") is None
+        await lose_reply(toxic, lambda: zk.create("/e", ephemeral=True))
+        assert await zk.ephemerals() == ["/e"], "it belongs to the session, which is still ours"
+        await lose_reply(toxic, lambda: zk.multi([Create("/m"), Set("/m", b"1", 0)]))
+        data, stat = await zk.get("/m")
+        assert (data, stat.version) == (b"1", 1)
 
 
 async def test_a_frozen_first_host_does_not_keep_us_from_the_second(
@@ -269,6 +347,54 @@ async def test_a_connection_cut_while_watches_are_set_again_is_tried_again(zooke
         await zk.exists("/")
         await other.create("/w")
         assert await heard.get() == "/w"
+
+
+async def test_more_watches_than_fit_a_packet_cut_in_the_middle_are_set_again(zookeeper_hosts: str) -> None:
+    async with (
+        await ZooKeeper.connect(zookeeper_hosts) as other,
+        Toxic(zookeeper_hosts) as toxic,
+        await ZooKeeper.connect(toxic.hosts) as zk,
+    ):
+        heard: asyncio.Queue[int] = asyncio.Queue()
+        paths = [f"/{i:06d}{'x' * 300}" for i in range(6000)]
+        for i, path in enumerate(paths):
+            zk.watch_data(path, lambda i=i: heard.put_nowait(i))  # type: ignore[misc]
+        await zk.exists("/")
+        states = states_of(zk)
+        toxic.cut_in_request_after = 700_000  # some chunks arrive whole, one in part, the others never
+        toxic.cut()
+        assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
+        assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
+        await zk.exists("/")
+        for i in (0, 3000, 5999):
+            await other.create(paths[i])
+        async with asyncio.timeout(10):
+            assert [await heard.get() for _ in range(3)] == [0, 3000, 5999]
+        await zk.exists("/")
+        assert heard.empty(), "a watch that was set twice is told once"
+        assert (zk.generation, toxic.accepted) == (1, 3)
+
+
+async def test_credentials_whose_replay_is_cut_are_replayed_again(zookeeper_hosts: str) -> None:
+    async with Toxic(zookeeper_hosts) as toxic, await ZooKeeper.connect(toxic.hosts) as zk:
+        await zk.add_auth("digest", b"user:word")
+        states = states_of(zk)
+        toxic.cut_in_request_after = 60  # the handshake passes, the credentials in part
+        toxic.cut()
+        assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
+        assert await until(states, CONNECTED) == [SUSPENDED, CONNECTED]
+        session = RawSession(SessionIds())
+        await session.attach(zookeeper_hosts.partition("/")[0])
+        await session.ask("auth", raw.auth("digest", b"user:word"))
+        acl = (wire.Ace(31, "auth", ""),)
+        path = "/" + zookeeper_hosts.partition("/")[2] + "/secret"
+        assert (await session.ask("create", raw.create(path, b"s", 0, acl)))[0] == 0
+        await session.ask("close")
+        session.abort()
+        assert (await zk.get("/secret"))[0] == b"s"
+        async with await ZooKeeper.connect(zookeeper_hosts) as stranger:
+            with pytest.raises(ZnodeError, match="NoAuth"):
+                await stranger.get("/secret")
 
 
 async def test_credentials_are_replayed_before_anything_is_asked(zookeeper_hosts: str) -> None:

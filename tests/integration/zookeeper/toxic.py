@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections.abc import Callable
 from types import TracebackType
 
 
@@ -21,6 +22,7 @@ class Toxic:
         self.silence_replies = False  # swallow what the server says
         self.silence_after: bytes | None = None  # do so from the request on that holds these bytes
         self.cut_in_reply_after: int | None = None  # forward so many bytes of what the server says, then FIN
+        self.on_cut_reply: Callable[[], object] = lambda: None  # called when that has left
         self.cut_in_request_after: int | None = None  # forward so many bytes of what the client says, then RST
         self.accepted = 0
         self.silenced = asyncio.Event()  # a reply has been swallowed
@@ -108,6 +110,8 @@ class Toxic:
                     writer.write(data[: self.cut_in_reply_after])
                     self.cut_in_reply_after = None
                     await writer.drain()
+                    writer.close()
+                    self.on_cut_reply()
                     break
                 writer.write(data)
                 await writer.drain()
