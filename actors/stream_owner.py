@@ -76,6 +76,11 @@ class StreamOwner:
         """Nothing can be asked any more."""
         return self._driver.ended
 
+    @property
+    def waiting(self) -> int:
+        """Requests without an answer."""
+        return self._driver.waiting
+
     async def take(self, if_epoch: Epoch | None) -> StreamTaken:
         """Claim, recover and serve; see TakeStream. Cancelling forgets the waiter only."""
         taken = await self._driver.ask(TakeStream(if_epoch, self._clock.unix_ms()))

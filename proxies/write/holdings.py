@@ -4,7 +4,9 @@ The law of this room:
 - at most one owner a stream lives here, and a request reaches it in the order it came, those that came while the stream
   was being taken first;
 - a stream is taken only on advice (proxies/write/placing.py), and the claim names the epoch that was advised;
-- whoever waits for a stream that is not taken in the end hears why, once.
+- whoever waits for a stream that is not taken in the end, or cannot be for now, hears why, once;
+- a stream that nobody writes or follows for a while is handed back: its segment is completed, so it costs neither
+  memory here nor a recovery elsewhere, and the next write takes it again. See docs/decisions/0013.
 """
 
 from __future__ import annotations
@@ -12,16 +14,28 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, Protocol
 
 from actors.runtime import Lifetime
 from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
-from dlog.errors import ClosedError, DLogError, OverCapacityError, OwnedElsewhereError, StreamUnavailableError
+from dlog.errors import (
+    ClosedError,
+    DLogError,
+    NotEnoughBookiesError,
+    OverCapacityError,
+    OwnedElsewhereError,
+    StreamUnavailableError,
+)
 from dlog.io.driver import Sink
 from dlog.log.messages import StreamTaken
 from dlog.model.ids import Epoch, StreamName, stream_name
 from proxies.write.placing import Ours, Theirs
+from proxies.write.takes import Takes
+
+QUIET_S = 1.0  # a stream that was used since then is not handed back, however many there are
+RETIRES_AT_ONCE = 8
 
 
 class Placement(Protocol):
@@ -40,6 +54,9 @@ class Holding:
         self.epoch = Epoch(0)
         self.owner: StreamOwner | None = None
         self.serving = False
+        self.used_s = 0.0  # loop's time of the last request
+        self.inherited_from: str | None = None  # address of a dead proxy; nobody has asked for the stream
+        self.obstacle = ""  # why it cannot be taken for now
         self.state = "claiming"  # then serving, draining
         self.doubted: set[str] = set()  # addresses that failed somebody who wants this stream
         self.waiting: deque[tuple[Any, Sink]] = deque()  # requests for the owner, None for "tell me when it serves"
@@ -49,8 +66,10 @@ class Holdings:
     """All holdings of one process.
 
     build: makes an owner, not yet alive, that calls back when its life ends. waiting_max: how many requests may wait
-    for one stream to be taken; takes_max: how many streams may be being taken. on_gone: called when a stream is not
-    owned here any more.
+    for one stream to be taken. on_gone: called when a stream is not owned here any more. is_followed: whether somebody
+    listens to a stream's LAC. may_retire: whether metadata can be reached, without which nothing is handed back.
+    idle_s: a stream that was not used for so long is handed back. streams_max: beyond so many those are handed back
+    that were not used for QUIET_S, least recently used first.
     """
 
     def __init__(
@@ -60,19 +79,29 @@ class Holdings:
         placement: Placement,
         build: Callable[[StreamName, Callable[[], None]], StreamOwner],
         *,
+        takes: Takes,
         waiting_max: int,
-        takes_max: int,
+        idle_s: float,
+        streams_max: int,
         on_gone: Callable[[StreamName], None],
+        is_followed: Callable[[str], bool],
+        may_retire: Callable[[], bool],
     ) -> None:
         self.draining = False
+        self.retired = 0  # so far
+        self.takes = takes
         self._supervisor = supervisor
         self._tasks = tasks
         self._placement = placement
         self._build = build
         self._waiting_max = waiting_max
-        self._takes_max = takes_max
-        self._takes = 0
+        self._idle_s = idle_s
+        self._streams_max = streams_max
         self._on_gone = on_gone
+        self._is_followed = is_followed
+        self._may_retire = may_retire
+        self._now_s = asyncio.get_running_loop().time
+        self._crowded = asyncio.Event()
         self._holdings: dict[str, Holding] = {}
 
     def __len__(self) -> int:
@@ -86,26 +115,34 @@ class Holdings:
         """The holding of a stream that this process takes, owns or hands over."""
         return self._holdings.get(stream)
 
-    def submit(self, stream: str, request: Any, sink: Sink, doubted: str | None = None) -> None:
+    def submit(
+        self, stream: str, request: Any, sink: Sink, doubted: str | None = None, *, inherited: bool = False
+    ) -> None:
         """Ask the stream's owner, taking the stream if nobody else should own it; `sink` hears the answer once.
 
-        request None: only take it; the answer is the Holding. doubted: an address that failed the asker. Raises
-        OverCapacityError, StreamUnavailableError, InvalidStreamNameError, OwnedElsewhereError (we drain): then nothing
-        was taken and the sink hears nothing.
+        request None: only take it; the answer is the Holding. doubted: an address that failed the asker. inherited:
+        nobody asks, the proxy at `doubted` is gone and it is only taken if that one holds it; others go first. Raises
+        OverCapacityError, StreamUnavailableError, InvalidStreamNameError, NotEnoughBookiesError, OwnedElsewhereError
+        (we drain): then nothing was taken and the sink hears nothing.
         """
         holding = self._holdings.get(stream)
         if holding is None:
-            holding = self._want(stream)
+            holding = self._want(stream, doubted if inherited else None)
+        elif not inherited and holding.inherited_from is not None:
+            holding.inherited_from = None
+            self.takes.hurry(stream)
         if holding.serving:
             self._hand(holding, request, sink)
             return
+        if holding.obstacle:
+            raise NotEnoughBookiesError(holding.obstacle)
         if doubted is not None:
             holding.doubted.add(doubted)
         if len(holding.waiting) >= self._waiting_max:
             raise OverCapacityError(f"too many requests wait for this stream: stream={stream}")
         holding.waiting.append((request, sink))
 
-    async def ask(self, stream: str, request: Any, doubted: str | None = None) -> Any:
+    async def ask(self, stream: str, request: Any, doubted: str | None = None, *, inherited: bool = False) -> Any:
         """`submit` with a wait. Cancelling forgets the waiter only."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -117,7 +154,7 @@ class Holdings:
             else:
                 future.set_result(result)
 
-        self.submit(stream, request, settle, doubted)
+        self.submit(stream, request, settle, doubted, inherited=inherited)
         return await future
 
     async def release(self, stream: str) -> bool:
@@ -137,11 +174,33 @@ class Holdings:
             self._drop(holding, None)
         return True
 
+    def drain(self) -> list[StreamName]:
+        """Take nothing more; returns what is owned, or being taken. What waits for its turn is sent on."""
+        self.draining = True
+        for stream in self.takes.forget_waiting():
+            self._drop(self._holdings[stream], None)
+        return [holding.stream for holding in self._holdings.values()]
+
+    async def run(self) -> None:
+        """Hand back what is not used; live until cancelled."""
+        while True:
+            is_crowded = len(self._holdings) > self._streams_max
+            self._crowded.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(QUIET_S if is_crowded else max(self._idle_s / 4, 0.05)):
+                    await self._crowded.wait()
+            if self._may_retire() and not self.draining:
+                room = asyncio.Semaphore(RETIRES_AT_ONCE)
+                async with asyncio.TaskGroup() as group:
+                    for stream in self._unused():
+                        group.create_task(self._retire(stream, room), name=f"retire {stream}")
+
     async def abandon(self, stream: str) -> None:
         """Stop owning a stream that is to be deleted; its segment is left as it is."""
         holding = self._holdings.get(stream)
         if holding is None:
             return
+        self.takes.forget(stream)
         if holding.owner is not None:
             holding.owner.stop()
         self._drop(holding, StreamUnavailableError(f"the stream is being deleted: stream={stream}"))
@@ -153,6 +212,17 @@ class Holdings:
             owner.stop()
             self._drop(holding, None)
 
+    def stalled(self, stream: str, owner: StreamOwner, reason: str) -> None:
+        """The owner cannot begin to serve for now: whoever waits hears so, and who comes meanwhile."""
+        holding = self._holdings.get(stream)
+        if holding is None or holding.owner is not owner or holding.serving:
+            return
+        holding.obstacle = f"not written, no segment to write to: {reason}"
+        waiting, holding.waiting = holding.waiting, deque()
+        for _, sink in waiting:
+            sink(NotEnoughBookiesError(holding.obstacle))
+        self.takes.let_go(stream)
+
     def elsewhere(self, stream: str) -> OwnedElsewhereError:
         """Where the stream will be served, as far as the ring can tell."""
         location = self._placement.preferred(stream)
@@ -160,15 +230,13 @@ class Holdings:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _want(self, stream: str) -> Holding:
+    def _want(self, stream: str, inherited_from: str | None) -> Holding:
         if self.draining:
             raise self.elsewhere(stream)
-        if self._takes >= self._takes_max:
-            raise OverCapacityError(f"too many streams are being taken: streams={self._takes}")
         holding = Holding(stream_name(stream))
+        holding.inherited_from = inherited_from
+        self.takes.add(stream, lambda: self._take(holding), urgent=inherited_from is None)
         self._holdings[stream] = holding
-        self._takes += 1
-        self._tasks.start(self._take(holding), name=f"take {stream}")
         return holding
 
     async def _take(self, holding: Holding) -> None:
@@ -176,19 +244,25 @@ class Holdings:
             advice = await self._advice(holding)
             if isinstance(advice, Theirs):
                 raise OwnedElsewhereError(f"not owned here: stream={holding.stream}", location=advice.address)
+            if self._holdings.get(holding.stream) is not holding:
+                return
+            if holding.inherited_from not in (None, advice.held_by):
+                raise StreamUnavailableError(f"nobody needs it: stream={holding.stream}")
             taken = await self._begin(holding, advice)
         except DLogError as error:
             if holding.owner is not None:
                 holding.owner.stop()
             self._drop(holding, error)
             return
-        finally:
-            self._takes -= 1
         if self._holdings.get(holding.stream) is not holding:
-            return
+            return  # it was deleted meanwhile
         holding.epoch = taken.epoch
         holding.serving = True
+        holding.obstacle = ""
         holding.state = "serving"
+        holding.used_s = self._now_s()
+        if len(self._holdings) > self._streams_max:
+            self._crowded.set()
         while holding.waiting:
             request, sink = holding.waiting.popleft()
             try:
@@ -214,10 +288,35 @@ class Holdings:
         if request is None:
             sink(holding)
             return
+        holding.used_s = self._now_s()
         try:
             holding.owner.submit(request, sink)
         except ClosedError:
             raise StreamUnavailableError(f"its owner has just ended, ask again: stream={holding.stream}") from None
+
+    def _unused(self) -> list[StreamName]:
+        """What may be handed back now."""
+        now_s = self._now_s()
+        quiet = [
+            holding
+            for holding in self._holdings.values()
+            if holding.serving
+            and now_s - holding.used_s >= min(QUIET_S, self._idle_s)
+            and holding.owner is not None
+            and not holding.owner.waiting
+            and not self._is_followed(holding.stream)
+        ]
+        quiet.sort(key=lambda holding: holding.used_s)
+        excess = len(self._holdings) - self._streams_max
+        return [h.stream for n, h in enumerate(quiet) if n < excess or now_s - h.used_s >= self._idle_s]
+
+    async def _retire(self, stream: StreamName, room: asyncio.Semaphore) -> None:
+        async with room:
+            try:
+                released = await self.release(stream)
+            except DLogError:
+                return  # it was lost meanwhile, which is as good
+            self.retired += released
 
     def _drop(self, holding: Holding, error: DLogError | None) -> None:
         """Not ours (any more). error: why, for those who wait; None: they are told where to go."""

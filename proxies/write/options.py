@@ -19,7 +19,11 @@ class WriteOptions(ServingOptions):
     stream_bytes_max: int = option(16 * MiB, sim=(KiB, MiB))
     process_bytes_max: int = option(128 * MiB, sim=(4 * KiB, 4 * MiB))
     requests_max: int = option(10_000, sim=(2, 100))  # waiting for one stream's owner
-    takes_max: int = option(1000, sim=(1, 10))  # streams being taken at once
+    takes_max: int = option(10_000, sim=(1, 10))  # streams that wait to be taken
+    takes_at_once: int = option(16, sim=(1, 4))  # streams being taken, besides those that take longer than the next
+    take_slow_s: float = option(2.0, sim=(0.1, 5.0))
+    idle_s: float = option(600.0, sim=(0.5, 30.0))  # a stream that nobody used for so long is handed back
+    streams_max: int = option(5000, sim=(2, 50))  # beyond these, a stream is handed back once it is quiet for a second
     ping_every_s: float = option(0.15, sim=(0.01, 0.5))
     ping_timeout_s: float = option(0.3, sim=(0.05, 1.0))
     inherit_jitter_s: float = option(0.2, sim=(0.0, 1.0))  # before a dead proxy's streams are taken unasked
@@ -30,6 +34,7 @@ class WriteOptions(ServingOptions):
     def __post_init__(self) -> None:
         ServingOptions.__post_init__(self)
         at_least_one(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max", "requests_max", "takes_max")
+        at_least_one(self, "takes_at_once", "take_slow_s", "idle_s", "streams_max")
         at_least_one(self, "ping_every_s", "ping_timeout_s", "inflight_entries_max", "cut_bytes")
 
     @property

@@ -21,9 +21,10 @@ from proxies.streams import read_stream
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """Claim it, while the newest claim is this epoch."""
+    """Claim it, while the newest claim is this epoch. held_by: address of who holds that claim, if not handed back."""
 
     if_epoch: Epoch
+    held_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,7 @@ class Placing:
         while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
             preferred = self.preferred(stream)
         if preferred is None or preferred in doubted:
-            return Ours(owner.epoch)
+            return Ours(owner.epoch, owner.address if owner.epoch and not owner.released else "")
         return Theirs(preferred, owner.epoch, False)
 
     def preferred(self, stream: str) -> str | None:

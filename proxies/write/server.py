@@ -17,12 +17,10 @@ from actors.runtime import Lifetime
 from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError, InvalidRequestError, OwnedElsewhereError
-from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady
-from dlog.io.metadata import Metadata, ProxyInfo
+from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
+from dlog.io.metadata import Metadata, ProxyInfo, SessionState
 from dlog.lease.lease import Claimant
-from dlog.machine import Versioned
 from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
-from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentStore
 from dlog.wire.proxy import Hello
 from proxies import serving
@@ -40,6 +38,7 @@ from proxies.write.options import WriteOptions
 from proxies.write.placing import Placing, Theirs
 from proxies.write.session import WriteSession
 from proxies.write.tails import Tails
+from proxies.write.takes import Takes
 
 RELEASES_AT_ONCE = 32
 INHERITS_AT_ONCE = 8
@@ -100,6 +99,7 @@ class WriteProxy:
             async with supervisor, Lifetime(drain_s=0.0) as self.tasks:
                 self._compose(supervisor)
                 self.tasks.start(self._detector.run(), name="detector")
+                self.tasks.start(self.holdings.run(), name="holdings")
                 await self.listener.serve()
                 await self.health.listen(options.host, options.health_port)
                 await self._metadata.register_proxy(
@@ -163,6 +163,12 @@ class WriteProxy:
         meters.counter("write_refused", "Batches refused for want of room", lambda: admission.refused)
         meters.gauge("write_in_flight_bytes", "Bytes taken and not answered", lambda: admission.process.bytes)
         meters.gauge("write_streams", "Streams being taken, owned or handed over", lambda: len(self.holdings))
+        takes = self.holdings.takes
+        meters.counter("write_takes", "Streams whose take-over was begun", lambda: takes.begun)
+        meters.gauge("write_takes_running", "Streams being taken over", lambda: takes.running)
+        meters.gauge("write_takes_waiting", "Streams that wait to be taken over", lambda: takes.waiting)
+        meters.gauge("write_takes_peak", "Most streams ever being taken over at once", lambda: takes.peak)
+        meters.counter("write_retired", "Streams handed back because nobody used them", lambda: self.holdings.retired)
         self.carriage.add_to(meters)
         meters.gauge("write_tails", "Listeners to the LAC of a stream", lambda: len(self.tails))
         return meters
@@ -191,9 +197,18 @@ class WriteProxy:
             self.tasks,
             self.placing,
             self._build,
-            waiting_max=self.options.requests_max,
-            takes_max=self.options.takes_max,
+            takes=Takes(
+                self.tasks,
+                at_once=options.takes_at_once,
+                waiting_max=options.takes_max,
+                slow_s=options.take_slow_s,
+            ),
+            waiting_max=options.requests_max,
+            idle_s=options.idle_s,
+            streams_max=options.streams_max,
             on_gone=self._gone,
+            is_followed=self.tails.has,
+            may_retire=lambda: self._metadata.state is SessionState.CONNECTED,
         )
         self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, tell=self._tell)
 
@@ -219,6 +234,8 @@ class WriteProxy:
         self._tell(event)
         if isinstance(event, LeaseLost):
             self.holdings.lost(owner.stream, owner)
+        elif isinstance(event, StreamStalled):
+            self.holdings.stalled(owner.stream, owner, event.reason)
         elif isinstance(event, StreamReady):
             self.tails.moved(LacMoved(event.stream, event.segment, NO_ENTRY))
 
@@ -241,28 +258,23 @@ class WriteProxy:
         room = asyncio.Semaphore(INHERITS_AT_ONCE)
         async with asyncio.TaskGroup() as group:
             for name in names:
+                if self.holdings.draining or not self._detector.suspects(address):
+                    return
                 if self.holdings.find(name) is None and self.placing.preferred(name) is None:
                     await room.acquire()
                     taking = group.create_task(self._inherit_one(name, address), name=f"inherit {name}")
                     taking.add_done_callback(lambda _: room.release())
 
     async def _inherit_one(self, stream: StreamName, address: str) -> None:
-        seen = await self._metadata.read(StreamKey(stream))
-        if not isinstance(seen, Versioned) or not isinstance(seen.value, StreamMetadata):
-            return
-        owner = seen.value.owner
-        still = self._detector.suspects(address) and not self.holdings.draining
-        if still and owner.address == address and owner.epoch and not owner.released:
-            try:
-                await self.holdings.ask(stream, None, address)
-            except DLogError:
-                return  # somebody else was faster, or it cannot be taken now; a write will ask again
+        try:
+            await self.holdings.ask(stream, None, address, inherited=True)
+        except DLogError:
+            return  # it was not his, somebody was faster, or it cannot be taken now: a write will ask again
 
     # ---- the way out ------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        self.holdings.draining = True
-        owned = [holding.stream for holding in self.holdings.all]
+        owned = self.holdings.drain()
         self._tell(ProxyDraining(len(owned)))
         handed = 0
         room = asyncio.Semaphore(RELEASES_AT_ONCE)
@@ -272,7 +284,8 @@ class WriteProxy:
             async with room:
                 try:
                     await self.holdings.ask(stream, None)  # one that is being taken is taken first
-                    handed += await self.holdings.release(stream)
+                    released = await self.holdings.release(stream)
+                    handed += released  # not in one statement: it would add to what was read before the wait
                 except DLogError:
                     return  # it is not ours any more, or its state is unknown: the next owner recovers it
 

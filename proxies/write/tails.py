@@ -76,6 +76,10 @@ class Tails:
             tail.note(event)
             tail.listener.lac_moved(tail)
 
+    def has(self, stream: str) -> bool:
+        """Whether somebody listens to this stream."""
+        return stream in self._tails
+
     def remove(self, tail: Tail) -> None:
         tails = self._tails.get(tail.stream)
         if tails is not None:

@@ -1,0 +1,90 @@
+"""Take-overs of one process: a few at a time, those that somebody waits for first.
+
+The law of this room: when a proxy dies its streams come by the hundred, and each take-over asks ZooKeeper and bookies
+several questions. So only a few are under way at once; the rest wait in the order they came, and one that a client asks
+for goes before those that nobody has asked for yet. One that is held up (the bookies it needs do not answer) gives its
+place free after a while and goes on beside the others, so a stream that cannot be taken keeps nobody from his.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from actors.runtime import Lifetime
+from dlog.errors import OverCapacityError
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Takes:
+    """at_once: how many are under way, besides those that are slow. waiting_max: how many may wait. slow_s: how long
+    one keeps its place at most."""
+
+    def __init__(self, tasks: Lifetime, *, at_once: int, waiting_max: int, slow_s: float) -> None:
+        self.begun = 0  # so far
+        self.peak = 0  # of those under way at once
+        self._tasks = tasks
+        self._at_once = at_once
+        self._waiting_max = waiting_max
+        self._slow_s = slow_s
+        self._urgent: dict[str, Work] = {}
+        self._patient: dict[str, Work] = {}
+        self._placed: set[str] = set()  # under way, and not slow
+
+    @property
+    def running(self) -> int:
+        return len(self._placed)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._urgent) + len(self._patient)
+
+    def add(self, stream: str, work: Work, *, urgent: bool) -> None:
+        """Do the work when its turn has come; once a stream at a time. Raises OverCapacityError."""
+        if self.waiting >= self._waiting_max:
+            raise OverCapacityError(f"too many streams are being taken: streams={self.waiting}")
+        assert stream not in self._urgent and stream not in self._patient, "a stream is taken once at a time"
+        (self._urgent if urgent else self._patient)[stream] = work
+        self._begin()
+
+    def hurry(self, stream: str) -> None:
+        """Somebody waits for this one now; nothing happens if it is under way."""
+        work = self._patient.pop(stream, None)
+        if work is not None:
+            self._urgent[stream] = work
+
+    def let_go(self, stream: str) -> None:
+        """Give the place of this one free: it is held up, or done. Idempotent."""
+        self._placed.discard(stream)
+        self._begin()
+
+    def forget(self, stream: str) -> None:
+        """Do not begin this one, if it waits."""
+        self._urgent.pop(stream, None)
+        self._patient.pop(stream, None)
+
+    def forget_waiting(self) -> list[str]:
+        """Begin no more of those that wait; returns their names."""
+        names = [*self._urgent, *self._patient]
+        self._urgent.clear()
+        self._patient.clear()
+        return names
+
+    def _begin(self) -> None:
+        while len(self._placed) < self._at_once and (queue := self._urgent or self._patient):
+            stream = next(iter(queue))
+            work = queue.pop(stream)
+            self._placed.add(stream)
+            self.begun += 1
+            self.peak = max(self.peak, len(self._placed))
+            self._tasks.start(self._do(stream, work), name=f"take {stream}")
+
+    async def _do(self, stream: str, work: Work) -> None:
+        held_up = asyncio.get_running_loop().call_later(self._slow_s, self.let_go, stream)
+        try:
+            await work()
+        finally:
+            held_up.cancel()
+            self.let_go(stream)

@@ -1,0 +1,129 @@
+"""A thousand streams whose owner dies at once, and streams by the thousand that nobody uses any more."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlog
+from dlog.events import ProxyDrained, StreamReleased
+from dlog.machine import Versioned
+from dlog.model.ids import StreamName
+from dlog.model.segment import StreamKey
+from proxies.write.holdings import RETIRES_AT_ONCE
+from proxies.write.options import WriteOptions
+from proxies.write.server import WriteProxy
+from tests.integration.proxies.house import House
+from tests.integration.proxies.processes import ProxyCluster
+from tests.integration.proxies.test_processes import free_port, scrape
+
+STREAMS = 1000
+AT_ONCE = 64  # what the test asks at a time
+QUORUMS = (
+    {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1},
+    {"ensemble": 2, "write_quorum": 2, "ack_quorum": 2},
+    {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2},
+)
+
+
+async def for_each(streams: list[str], work: Any) -> None:
+    """Do the work for each, some at a time."""
+    waiting = iter(streams)
+
+    async def one() -> None:
+        for stream in waiting:
+            await work(stream)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(AT_ONCE):
+            group.create_task(one())
+
+
+def metric(told: str, name: str) -> float:
+    return next(float(line.split()[1]) for line in told.splitlines() if line.startswith(f"dlog_{name} "))
+
+
+@pytest.mark.zookeeper
+async def test_a_thousand_streams_are_writable_again_without_a_stampede(cluster: ProxyCluster, tmp_path: Path) -> None:
+    port = free_port()
+    heir = cluster.writers[1]
+    await asyncio.to_thread(heir.stop)
+    heir.flags = (*heir.flags, "--metrics-port", str(port))
+    streams = [f"stream-{n}" for n in range(STREAMS)]
+    async with dlog.connect("dlog://" + cluster.writers[0].address) as client:
+
+        async def create(stream: str) -> None:
+            await client.create(stream, **QUORUMS[hash(stream) % 3])
+            await client.append(stream, b"before")
+
+        await for_each(streams, create)
+    await asyncio.to_thread(heir.start)
+    async with dlog.connect(cluster.target + "," + heir.address) as client:
+        await client.append(streams[0], b"warm")
+        begin_s = time.monotonic()
+        cluster.writers[0].kill()
+        await for_each(streams, lambda stream: client.append(stream, b"after"))
+        took_s = time.monotonic() - begin_s
+        told = await asyncio.to_thread(scrape, port)
+        assert [r.payload async for r in client.read(streams[-1])] == [b"before", b"after"]
+    peak = metric(told, "write_takes_peak")
+    print(f"{STREAMS} streams writable again in {took_s:.1f} s, {peak:g} take-overs at once at most")
+    assert metric(told, "write_takes_total") >= STREAMS
+    assert peak <= WriteOptions().takes_at_once
+
+
+async def created(house: House, client: dlog.Client, count: int) -> list[str]:
+    streams = [f"stream-{n}" for n in range(count)]
+    for stream in streams:
+        await client.create(stream, store="memory")
+        await client.append(stream, b"0")
+    return streams
+
+
+async def test_a_stream_that_nobody_uses_is_handed_back_and_taken_again_by_the_next_append(house: House) -> None:
+    proxy = await house.write_proxy(idle_s=0.05)
+    async with dlog.connect("dlog://" + proxy.address) as client:
+        (stream,) = await created(house, client, 1)
+        for n in range(1, 4):
+            await proxy.events.of(StreamReleased, n)
+            assert (await client.append(stream, b"%d" % n)).segment == n + 1
+    seen = await house.metadata.read(StreamKey(StreamName(stream)))
+    assert isinstance(seen, Versioned)
+    assert [s.record_count for s in seen.value.segments if s.completed] == [1, 1, 1]
+
+
+async def test_streams_created_and_touched_in_a_loop_do_not_stay_alive(house: House) -> None:
+    proxy = await house.write_proxy(streams_max=20)
+    server = proxy.proxy
+    assert isinstance(server, WriteProxy)
+    async with dlog.connect("dlog://" + proxy.address) as client:
+        await created(house, client, 200)
+        await proxy.events.of(StreamReleased, 180)
+        assert len(server.holdings) <= 20 + RETIRES_AT_ONCE
+        await client.append("stream-0", b"again")
+    await proxy.drain()
+    assert [e.left for e in proxy.events if isinstance(e, ProxyDrained)] == [0]
+
+
+async def test_nothing_is_handed_back_while_metadata_is_out_of_reach(house: House, monkeypatch: Any) -> None:
+    proxy = await house.write_proxy(idle_s=0.02)
+    server = proxy.proxy
+    assert isinstance(server, WriteProxy)
+    asked = asyncio.Event()
+
+    def out_of_reach() -> bool:
+        asked.set()
+        return False
+
+    monkeypatch.setattr(server.holdings, "_may_retire", out_of_reach)
+    async with dlog.connect("dlog://" + proxy.address) as client:
+        await created(house, client, 1)
+        for _ in range(3):
+            asked.clear()
+            async with asyncio.timeout(10.0):
+                await asked.wait()
+        assert len(server.holdings) == 1
