@@ -76,7 +76,7 @@ class Report:
             " ".join(
                 f"{kind}={verdict.found[kind]}" for kind in ("lost", "duplicated", "reordered", "early", "invented")
             )
-            + f" others={sum(verdict.found.values()) - sum(verdict.found[k] for k in _FIVE)} unread={verdict.unread}",
+            + f" others={sum(verdict.found.values()) - sum(verdict.found[k] for k in _FIVE)} unread={verdict.unread} stale={verdict.stale}",
             "fault             count  ack gap p50 ms  max ms",
         ]
         for kind, count in self.faults.items():
@@ -86,6 +86,7 @@ class Report:
         lines += [f"client: {what} {count}" for what, count in sorted(self.client_errors.items())]
         lines += [f"not run: {what}" for what in self.not_run]
         lines += [f"BREACH {example}" for example in verdict.examples]
+        lines += [f"stale: {example}" for example in verdict.stale_examples[:5]]
         lines += [f"DID NOT COME BACK: {what}" for what in self.unhealed]
         lines += [f"TOO LITTLE HAPPENED: {what}" for what in self.too_little]
         lines.append(

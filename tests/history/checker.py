@@ -252,9 +252,7 @@ class _Judge:
                     "misled", f"{reader.name} asked for txid {reader.start.value} and began at {reader.txid[first]}"
                 )
             case Start.TAIL if begin <= self.acked.before(reader.opened):
-                self.verdict.breach(
-                    "misled", f"{reader.name} asked for news and began at {dlsn_of(begin)}, which is old"
-                )
+                self.verdict.is_stale(f"{reader.name} asked for news and began at {dlsn_of(begin)}, which is old", 1)
             case Start.START:
                 floor = max(self.kept.before(reader.opened), self.begun.before(reader.opened))
                 if begin < floor:
@@ -292,7 +290,11 @@ class _Judge:
             if op is not None:
                 upto = min(stop, place + appends.first[op] + appends.count[op] - sequence)
                 acknowledged = appends.outcome[op] == Outcome.OK
-            if not self.join.is_doubled(run.producer, sequence):
+            if (not reader.place or place > reader.place[-1]) and self._is_given(place):
+                self.verdict.is_stale(
+                    f"{reader.name} was shown a tail before {run.producer}#{sequence} at {dlsn_of(place)}", upto - place
+                )
+            elif not self.join.is_doubled(run.producer, sequence):
                 kind = "misled" if sought else "lost" if acknowledged else "skipped"
                 self.verdict.breach(
                     kind, f"{reader.name} was not given {run.producer}#{sequence} at {dlsn_of(place)}", upto - place

@@ -43,6 +43,12 @@ KINDS = {
 }
 
 
+_COUNTS = (
+    *("invoked", "acknowledged", "failed", "unknown", "unknown_found"),
+    *("delivered", "readers", "unread", "stale"),
+)
+
+
 @dataclass(slots=True)
 class Verdict:
     """Counts of records and of breaches. `found` counts every breach by kind, `examples` tells the first of each."""
@@ -55,8 +61,10 @@ class Verdict:
     delivered: int = 0  # to all readers together
     readers: int = 0
     unread: int = 0  # acknowledged, not truncated, and beyond where any reader came: nothing is proved about them
+    stale: int = 0  # R2: acknowledged before a reader was opened that was shown, or began at, a tail before them
     found: Counter[str] = field(default_factory=Counter)
     examples: list[Breach] = field(default_factory=list)
+    stale_examples: list[str] = field(default_factory=list)
 
     @property
     def is_green(self) -> bool:
@@ -69,6 +77,12 @@ class Verdict:
         if sum(b.kind == kind for b in self.examples) < EXAMPLES:
             self.examples.append(Breach(KINDS[kind], kind, text))
 
+    def is_stale(self, text: str, count: int) -> None:
+        """A tail that was shown is behind what was acknowledged: nothing is lost, it stands beside the breaches."""
+        self.stale += count
+        if len(self.stale_examples) < EXAMPLES:
+            self.stale_examples.append(text)
+
     @property
     def invariants(self) -> list[str]:
         """The invariants that do not hold."""
@@ -76,24 +90,24 @@ class Verdict:
 
     def add(self, other: Verdict) -> None:
         """Join the verdict on another stream to this one."""
-        for name in ("invoked", "acknowledged", "failed", "unknown", "unknown_found", "delivered", "readers", "unread"):
+        for name in _COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.found.update(other.found)
-        self.examples += other.examples[: EXAMPLES * 2]
+        self.examples += other.examples
+        self.stale_examples += other.stale_examples
 
     def as_json(self) -> dict[str, object]:
-        counts = {name: getattr(self, name) for name in self.__slots__ if name not in ("found", "examples")}
         return {
-            **counts,
+            **{name: getattr(self, name) for name in _COUNTS},
             "green": self.is_green,
             "breaches": {kind: self.found[kind] for kind in KINDS},
             "examples": [str(example) for example in self.examples],
+            "stale_examples": self.stale_examples,
         }
 
     def text(self) -> str:
         """For a person: one line of counts, then what is wrong."""
-        counts = " ".join(
-            f"{name}={getattr(self, name)}" for name in self.__slots__ if name not in ("found", "examples")
-        )
+        counts = " ".join(f"{name}={getattr(self, name)}" for name in _COUNTS)
         wrong = " ".join(f"{kind}={count}" for kind, count in self.found.items())
-        return "\n".join([f"{'green' if self.is_green else 'NOT GREEN'}: {counts} {wrong}", *map(str, self.examples)])
+        head = f"{'green' if self.is_green else 'NOT GREEN'}: {counts} {wrong}"
+        return "\n".join([head, *map(str, self.examples), *(f"R2 stale: {text}" for text in self.stale_examples)])
