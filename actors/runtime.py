@@ -1,4 +1,4 @@
-"""An actor: a machine with a life. One driver, one mailbox, one named task; started again with a fresh machine.
+"""What lives: residents that a supervisor keeps, and scopes whose tasks end by message.
 
 The law of this room: an actor file is composition (which machine, which peers, which limits) and holds no protocol.
 An error leaves through `run` to the supervisor; nobody here swallows it, and nobody swallows a cancellation. Work ends
@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 from dlog.errors import UnavailableError
-from dlog.io.driver import Driver, Sink
-from dlog.machine import Fact
 
 
 class Resident(Protocol):
@@ -32,83 +29,6 @@ class Resident(Protocol):
     def stop(self) -> None:
         """End by message: finish what was taken, take no more; idempotent."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class ActorStatistics:
-    """What an actor did since it was made, over all its lives."""
-
-    name: str
-    lives: int
-    facts: int
-    batches: int
-    refused: int  # requests turned away at admission
-    waiting: int  # requests without an answer now
-
-
-class Actor:
-    """A supervised machine.
-
-    build: makes a driver with a fresh machine; called once for each life. Requests may be asked before `run` has had
-    its first turn: they wait in the mailbox.
-    """
-
-    def __init__(self, name: str, build: Callable[[], Driver]) -> None:
-        self._name = name
-        self._build = build
-        self._driver = build()
-        self._lives = 1
-        self._before = (0, 0, 0)  # facts, batches, refused of former lives
-        self._stopping = False
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def driver(self) -> Driver:
-        """Of the present life."""
-        return self._driver
-
-    @property
-    def statistics(self) -> ActorStatistics:
-        driver, (facts, batches, refused) = self._driver, self._before
-        return ActorStatistics(
-            self._name,
-            self._lives,
-            facts + driver.facts,
-            batches + driver.batches,
-            refused + driver.refused,
-            driver.waiting,
-        )
-
-    def ask(self, request: Any) -> asyncio.Future[Any]:
-        """See Driver.ask. Between two lives: raises ClosedError, nothing was taken."""
-        return self._driver.ask(request)
-
-    def submit(self, request: Any, sink: Sink) -> None:
-        """See Driver.submit. Between two lives: raises ClosedError, nothing was taken."""
-        self._driver.submit(request, sink)
-
-    def post(self, fact: Fact) -> None:
-        """A fact for the present life; dropped between two."""
-        self._driver.post(fact)
-
-    async def run(self) -> None:
-        """One life. After a life that ended the next call begins another with a fresh machine."""
-        if self._driver.ended:
-            old = self._driver
-            facts, batches, refused = self._before
-            self._before = (facts + old.facts, batches + old.batches, refused + old.refused)
-            self._driver = self._build()
-            self._lives += 1
-        if self._stopping:
-            self._driver.stop()
-        await self._driver.run()
-
-    def stop(self) -> None:
-        self._stopping = True
-        self._driver.stop()
 
 
 class Lifetime:

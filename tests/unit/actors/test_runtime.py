@@ -1,4 +1,4 @@
-"""Actors and lifetimes: named tasks, ends by message, cancellation never swallowed."""
+"""Lifetimes: named tasks, ends by message, cancellation never swallowed."""
 
 from __future__ import annotations
 
@@ -6,65 +6,8 @@ import asyncio
 
 import pytest
 
-from actors.runtime import Actor, Lifetime
-from dlog.errors import ClosedError, UnavailableError
-from dlog.io.driver import Driver
-from dlog.machine import Answer, Asked, Effect, Fact, Received
-
-
-class Echo:
-    """Answers with what was asked and how many it has answered; breaks when told."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def handle(self, fact: Fact) -> list[Effect]:
-        if isinstance(fact, Received):
-            raise RuntimeError("told to break")
-        assert isinstance(fact, Asked)
-        self.count += 1
-        return [Answer(fact.ticket, (fact.request, self.count))]
-
-
-def echo(name: str = "echo") -> Actor:
-    return Actor(name, lambda: Driver(Echo(), name=name, send=lambda *_: None))
-
-
-async def test_requests_asked_before_the_first_turn_are_answered() -> None:
-    actor = echo()
-    early = actor.ask("early")
-    async with Lifetime() as lifetime:
-        lifetime.start(actor.run(), name=actor.name, stop=actor.stop)
-        assert await early == ("early", 1)
-    assert actor.statistics.facts == 1
-
-
-async def test_every_life_has_a_fresh_machine_and_statistics_add_up() -> None:
-    actor = echo()
-    first = actor.ask("a")
-    actor.post(Received("p", "break"))
-    with pytest.raises(RuntimeError):
-        await actor.run()
-    assert await first == ("a", 1)
-    with pytest.raises(ClosedError):
-        actor.ask("between two lives")
-    async with asyncio.TaskGroup() as group:
-        group.create_task(actor.run(), name="second life")
-        await asyncio.sleep(0)
-        assert await actor.ask("b") == ("b", 1)
-        actor.stop()
-    statistics = actor.statistics
-    assert (statistics.lives, statistics.facts, statistics.waiting) == (2, 3, 0)
-
-
-async def test_a_stopped_actor_stays_stopped_in_its_next_life() -> None:
-    actor = echo()
-    actor.post(Received("p", "break"))
-    actor.stop()
-    with pytest.raises(RuntimeError):
-        await actor.run()
-    async with asyncio.timeout(10):
-        await actor.run()
+from actors.runtime import Lifetime
+from dlog.errors import UnavailableError
 
 
 async def test_leaving_a_lifetime_stops_by_message_and_cancels_what_has_none() -> None:
@@ -109,12 +52,13 @@ async def test_who_does_not_end_when_asked_is_cancelled_after_the_drain_time() -
 
 
 async def test_an_error_ends_all_and_leaves_through_the_scope() -> None:
-    actor = echo()
+    async def break_down() -> None:
+        raise RuntimeError("told to break")
+
     with pytest.raises(ExceptionGroup) as caught:
         async with Lifetime() as lifetime:
             other = lifetime.start(asyncio.Event().wait(), name="sibling")
-            lifetime.start(actor.run(), name=actor.name, stop=actor.stop)
-            actor.post(Received("p", "break"))
+            lifetime.start(break_down(), name="broken")
             await asyncio.Event().wait()
     assert caught.group_contains(RuntimeError, match="told to break")
     assert other.cancelled()
