@@ -1,0 +1,175 @@
+"""The port of a bookie: what strangers and broken clients send, and what they are told. Rows `bookie.*`."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import struct
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.integration.bookie.raw import (
+    FENCE,
+    KEY,
+    RECOVERY,
+    Raw,
+    add_frame,
+    batch_frame,
+    frame,
+    packet,
+    read_frame,
+)
+from tests.integration.cluster import BookieCluster, ServerProcess
+from tests.integration.hostile.table import each, row
+
+pytestmark = pytest.mark.zookeeper
+OTHER_KEY = b"z" * 20
+FRAME_MAX = 5_242_876
+TLS_HELLO = bytes.fromhex("16030100c8010000c40303") + bytes(197)
+V3_ADD = bytes.fromhex("00000018 0a06080310011802 a2060d080710ffffffffffffffffff01")
+
+_ledgers = itertools.count(5_000_000)
+
+
+def word(version: int, op: int, flags: int = 0) -> bytes:
+    return struct.pack(">I", version << 24 | op << 16 | flags)
+
+
+#: what is sent on a fresh connection, given a ledger nobody else uses; some need an entry 0 that is there
+CASES: dict[str, Callable[[int], bytes]] = {
+    "length-0": lambda _: struct.pack(">I", 0) + bytes(20),
+    "length-1": lambda _: frame(b"\2"),
+    "length-max-plus-1": lambda _: struct.pack(">I", FRAME_MAX + 1) + bytes(20),
+    "length-2^31-1": lambda _: struct.pack(">I", 2**31 - 1) + bytes(20),
+    "length-2^31": lambda _: struct.pack(">I", 2**31) + bytes(20),
+    "length-2^32-1": lambda _: struct.pack(">I", 2**32 - 1) + bytes(20),
+    "length-max": lambda ledger: add_frame(ledger, 1, bytes(FRAME_MAX - 4 - 20 - 32)),
+    "tls-hello": lambda _: TLS_HELLO,
+    "http-request": lambda _: b"GET / HTTP/1.1\r\nHost: bookie\r\nAccept: */*\r\n\r\n",
+    "ssh-banner": lambda _: b"SSH-2.0-OpenSSH_9.2p1\r\n",
+    "zeros": lambda _: bytes(4096),
+    "ones": lambda _: b"\xff" * 4096,
+    "proxy-hello": lambda _: frame(b"\x00\x0b\x96\x01\x01\x01\x01\xa4tool\xa1x"),
+    "op-unknown": lambda _: frame(word(2, 99) + bytes(16)),
+    "op-0": lambda _: frame(word(2, 0) + bytes(16)),
+    "version-3-as-v2": lambda ledger: add_frame(ledger, 1, b"x", version=3),
+    "version-255": lambda ledger: read_frame(ledger, 0, version=255),
+    "v3-protobuf": lambda _: V3_ADD,
+    "add-without-ids": lambda _: frame(word(2, 1) + KEY + bytes(15)),
+    "add-without-lac": lambda ledger: frame(word(2, 1) + KEY + struct.pack(">qq", ledger, 1) + bytes(7)),
+    "add-without-digest": lambda ledger: frame(word(2, 1) + KEY + struct.pack(">qqq", ledger, 1, 0)),
+    "read-truncated": lambda ledger: frame(word(2, 2) + struct.pack(">q", ledger) + bytes(7)),
+    "batch-truncated": lambda ledger: frame(word(2, 7) + struct.pack(">qq", ledger, 0)),
+    "fence-without-key": lambda ledger: frame(word(2, 2, FENCE) + struct.pack(">qq", ledger, 0)),
+    "auth-garbage": lambda _: frame(word(2, 3) + b"\xff\xff\xff"),
+    "key-wrong-add": lambda ledger: add_frame(ledger, 1, b"x", key=OTHER_KEY),
+    "key-wrong-recovery-add": lambda ledger: add_frame(ledger, 1, b"x", key=OTHER_KEY, flags=RECOVERY),
+    "key-wrong-fence": lambda ledger: read_frame(ledger, 0, key=OTHER_KEY, flags=FENCE),
+    "key-wrong-batch-fence": lambda ledger: batch_frame(ledger, 0, 1, 100, flags=FENCE, key=OTHER_KEY),
+    "ledger-negative": lambda _: add_frame(-1, 0, b"x"),
+    "ledger-lowest": lambda _: add_frame(-(2**63), 0, b"x"),
+    "entry-negative": lambda ledger: add_frame(ledger, -5, b"x"),
+    "entry-lowest": lambda ledger: read_frame(ledger, -(2**63)),
+    "ledger-unknown": lambda ledger: read_frame(2**62 + ledger, 0),
+    "entry-unknown": lambda ledger: read_frame(ledger, 2**40),
+    "batch-count-negative": lambda ledger: batch_frame(ledger, 0, -(2**31), 2**62),
+    "batch-size-negative": lambda ledger: batch_frame(ledger, 0, 5, -(2**63)),
+    "batch-of-nothing": lambda ledger: batch_frame(ledger, 7, 5, 100),
+}
+
+
+@pytest.fixture(scope="module")
+def bookie(bookies: BookieCluster) -> ServerProcess:
+    return bookies.bookies[0]
+
+
+@pytest.fixture(scope="module")
+def good(bookie: ServerProcess) -> Iterator[Raw]:
+    """Somebody who behaves, on one connection all the time."""
+    with raw(bookie) as client:
+        yield client
+
+
+@pytest.fixture
+def ledger(good: Raw) -> int:
+    """A ledger with entry 0."""
+    number = next(_ledgers)
+    assert good.add(number, 0, b"first") == 0
+    return number
+
+
+def raw(bookie: ServerProcess) -> Raw:
+    host, _, port = bookie.address.rpartition(":")
+    return Raw((host, int(port)))
+
+
+def heard(client: Raw) -> str:
+    """What came back: closed, or the first answer."""
+    try:
+        data = client.frame()
+    except (EOFError, ConnectionError):
+        return "closed"
+    if data[0] == 0x0A:  # protobuf: a field 1
+        return f"v3 refusal, {data[-3:].hex()}"
+    return f"rc {struct.unpack_from('>i', data, 4)[0]}"
+
+
+def still_served(good: Raw, ledger: int) -> None:
+    assert good.read(ledger, 0) == (0, packet(ledger, 0, b"first"))
+    assert good.add(next(_ledgers), 0, b"more") == 0
+
+
+@each("bookie", CASES)
+def test_what_is_sent_is_answered_so(bookie: ServerProcess, good: Raw, ledger: int, case: str, answer: str) -> None:
+    with raw(bookie) as stranger:
+        stranger.send(CASES[case](ledger))
+        stranger.socket.shutdown(socket.SHUT_WR)
+        assert heard(stranger) == answer
+    still_served(good, ledger)
+
+
+@row("bookie.truncated")
+def test_a_frame_that_ends_early_is_no_request(bookie: ServerProcess, good: Raw, ledger: int, answer: str) -> None:
+    whole = add_frame(ledger, 1, b"never whole")
+    for size in (1, 3, 4, 5, 23, 24, len(whole) - 1):
+        with raw(bookie) as stranger:
+            stranger.send(whole[:size])
+            stranger.socket.shutdown(socket.SHUT_WR)
+            assert heard(stranger) == answer
+    assert good.read(ledger, 1)[0] == 2
+    still_served(good, ledger)
+
+
+@row("bookie.wrong-digest")
+def test_a_digest_is_the_readers_to_judge(bookie: ServerProcess, good: Raw, ledger: int, answer: str) -> None:
+    """A bookie has no password: it keeps what it was given, and every reader verifies."""
+    with raw(bookie) as stranger:
+        stranger.send(add_frame(ledger, 1, b"\0\0\0\0 not the digest of anything"))
+        assert heard(stranger) == answer
+    assert good.read(ledger, 1) == (0, packet(ledger, 1, b"\0\0\0\0 not the digest of anything"))
+
+
+@row("bookie.wrong-id-in-packet")
+def test_an_entry_lies_under_the_ids_inside_its_packet(
+    bookie: ServerProcess, good: Raw, ledger: int, answer: str
+) -> None:
+    """v2 names ledger and entry only there, so there is nothing to contradict them; another ledger has another key."""
+    with raw(bookie) as stranger:
+        stranger.send(frame(word(2, 1) + OTHER_KEY + packet(ledger, 0, b"somebody else's")))
+        assert heard(stranger) == answer
+    still_served(good, ledger)
+
+
+@row("bookie.flood-then-garbage")
+def test_what_was_asked_before_the_garbage_harms_nobody(
+    bookie: ServerProcess, good: Raw, ledger: int, answer: str
+) -> None:
+    """Adds that came with the garbage may be dropped or answered; what is answered is there."""
+    with raw(bookie) as stranger:
+        stranger.send(b"".join(add_frame(ledger, 1 + n, b"x") for n in range(50)))
+        acked = [stranger.answer() for _ in range(50)]
+        stranger.send(struct.pack(">I", 0))
+        assert heard(stranger) == answer
+    assert all(good.read(ledger, one.entry)[0] == 0 for one in acked if one.rc == 0)
+    still_served(good, ledger)

@@ -1,0 +1,43 @@
+"""docs/bad-input.md and the tests of it: every line has exactly one test, every test there a line."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+from tests.integration.hostile.table import rows
+
+ROOT = Path(__file__).parents[2]
+HOSTILE = "tests/integration/hostile"
+_ID = re.compile(r"\[([a-z]+\.[^\]]+)\]$")
+
+
+def collected(*paths: str) -> list[str]:
+    """Node ids of all tests, as pytest names them."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *paths]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return [line for line in done.stdout.splitlines() if "::" in line]
+
+
+def test_every_line_is_a_test_and_every_test_a_line() -> None:
+    table = rows()
+    twice = [row_id for row_id, count in Counter(row.id for row in table).items() if count > 1]
+    assert not twice, "a line is there once"
+    elsewhere = [row.id for row in table if row.is_elsewhere]
+    nodes = collected(HOSTILE, *sorted({row_id.partition("::")[0] for row_id in elsewhere}))
+    assert not [row_id for row_id in elsewhere if not any(n == row_id or n.startswith(f"{row_id}[") for n in nodes)]
+    tested = Counter(match[1] for node in nodes if (match := _ID.search(node)) and node.startswith(HOSTILE))
+    assert not [row_id for row_id, count in tested.items() if count > 1], "a line has one test"
+    here = {row.id for row in table if not row.is_elsewhere}
+    assert here == set(tested), {"without a test": here - set(tested), "without a line": set(tested) - here}
+
+
+def test_the_table_is_read_whole() -> None:
+    """A line that the pattern does not take would be nobody's."""
+    text = (ROOT / "docs" / "bad-input.md").read_text()
+    assert len(rows()) == len([line for line in text.splitlines() if line.startswith("| `")])
+    assert len(rows()) > 400
