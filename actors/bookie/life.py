@@ -78,7 +78,7 @@ def _open(
     try:
         return open_storage(ground.disk, options, dirs.paths, bookie, tell, ground.random_bits)
     except OSError as error:
-        raise DiskFailedError(f"storage cannot be opened: {error!r}") from error
+        raise DiskFailedError(f"storage cannot be opened: {error.strerror or error}: file={error.filename}") from error
 
 
 def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:

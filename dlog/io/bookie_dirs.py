@@ -80,7 +80,7 @@ def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
 def stored_id(dirs: LockedDirs) -> BookieId | None:
     """The id these directories were stamped with, if any."""
     for directory in dirs.all:
-        version = read_whole(dirs.disk, directory, VERSION)
+        version = _read_version(dirs.disk, directory)
         if version is not None:
             return decode_cookie(version.decode(errors="replace")).bookie
     return None
@@ -99,10 +99,18 @@ async def check_cookies(dirs: LockedDirs, bookie: BookieId, metadata: Metadata, 
         await metadata.write_cookie(bookie, text, None)
 
 
+def _read_version(disk: Disk, directory: str) -> bytes | None:
+    """Raises CookieError for what is no file of ours."""
+    try:
+        return read_whole(disk, directory, VERSION)
+    except OSError as error:
+        raise CookieError(f"the cookie cannot be read: {error.strerror}: file={directory}/{VERSION}") from error
+
+
 def _look(dirs: LockedDirs) -> list[Found]:
     found: list[Found] = []
     for directory in dirs.all:
-        version = read_whole(dirs.disk, directory, VERSION)
+        version = _read_version(dirs.disk, directory)
         names = dirs.disk.names(directory)
         found.append(
             Found(

@@ -154,13 +154,14 @@ def _joined(buffers: Sequence[bytes]) -> Iterator[bytes]:
 
 
 class RealDisk:
-    """The machine's file systems."""
+    """The machine's file systems. What we make only we may read; what is a link where a file of ours should be is
+    refused (ELOOP), for it would have us write elsewhere."""
 
     def create(self, path: str) -> File:
-        return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def open(self, path: str) -> File:
-        return RealFile(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+        return RealFile(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
 
     def rename(self, old: str, new: str) -> None:
         os.replace(old, new)
@@ -203,7 +204,7 @@ class _FileLock:
     """flock on a file in the directory."""
 
     def __init__(self, directory: str) -> None:
-        self._fd = os.open(f"{directory}/LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(f"{directory}/LOCK", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
