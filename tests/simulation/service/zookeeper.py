@@ -39,7 +39,7 @@ class ZooKeeperServer:
         self._peers: dict[_Peer, None] = {}
         self._expiry: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._held: deque[tuple[_Peer, bytes]] = deque()  # what came in during a stall
+        self._held: deque[tuple[_Peer, bytes | None]] = deque()  # what came in during a stall; None: its end
         self._lag_s = 0.0
         self._to_apply: deque[tuple[float, int]] = deque()  # when, up to which zxid
         self._lag: asyncio.TimerHandle | None = None
@@ -180,7 +180,11 @@ class ZooKeeperServer:
         if self._rng is not None and self._rng.random() < 0.5:
             self._expire()
         while self._held and self._stall is None:
-            self._received(*self._held.popleft())
+            peer, frame = self._held.popleft()
+            if frame is None:
+                peer.leave()
+            else:
+                self._received(peer, frame)
         self._expire()
 
     def _arm(self) -> None:
@@ -256,19 +260,23 @@ class _Peer(asyncio.Protocol):
             self._server._received(self, frame)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._leave()
+        self._transport = None
+        if self._server._stall is not None:
+            self._server._held.append((self, None))  # what it had sent before is read first
+        else:
+            self.leave()
 
     def send(self, frame: bytes) -> None:
         if self._transport is not None:
             self._transport.write(_SIZE.pack(len(frame)) + frame)
 
     def end(self) -> None:
-        transport = self._leave()
+        transport = self.leave()
         if transport is not None:
             transport.close()
 
     def reset(self) -> None:
-        transport = self._leave()
+        transport = self.leave()
         if transport is not None:
             transport.abort()
 
@@ -276,7 +284,7 @@ class _Peer(asyncio.Protocol):
         self._server.member.drop(self.client)
         self.reset()
 
-    def _leave(self) -> asyncio.Transport | None:
+    def leave(self) -> asyncio.Transport | None:
         transport, self._transport = self._transport, None
         if self._server._peers.pop(self, self) is None:
             self._server.member.drop(self.client)
