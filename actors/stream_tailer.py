@@ -266,12 +266,13 @@ class StreamTailer:
         self._seekers += 1
         self._signal()
         try:
-            while not await self._owner_says():
+            while not (told := await self._owner_says()):
                 before = self._owner_address()
                 await self._look_again()
                 if self._owner_address() in (None, before):
                     break
-            if key not in self._lacs and not self._is_settled(question.segment):
+            # what the store said earlier is as old as that
+            if not (told and key in self._lacs) and not self._is_settled(question.segment):
                 self._learn(question.segment, await self._readers.probe(question.segment), False)
         except DLogError as error:
             view.say(SourceFailed(question, error))
@@ -358,7 +359,7 @@ class StreamTailer:
                 continue
             heard = Heard(self, address)
             error = await self._follow(address, heard)
-            heard.is_over = True
+            heard.end()
             self._is_heard, self._following = False, None
             self._signal()
             redirect = None

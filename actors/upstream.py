@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from dlog.errors import UnavailableError
 from dlog.model.ids import StreamName
 from dlog.model.segment import Segment
 
@@ -51,8 +52,7 @@ class Heard:
         self.address = address
         self.anything = False
         self.is_over = False
-        self._settled = asyncio.Event()
-        self._settled.set()
+        self._settled = asyncio.Event()  # something was heard, and all of it is placed
         self._listener = listener
         self._placed: dict[int, Segment] = {}
         self._waiting: dict[int, tuple[int, bool]] = {}
@@ -70,14 +70,25 @@ class Heard:
             self._listener.believe(self, number)
 
     async def settle(self) -> None:
-        """Return when all that was heard is placed."""
+        """Return when something was heard and all of it is placed; an owner begins with where the stream stands.
+
+        Until then its silence means nothing: it may not have taken the stream yet. Raises UnavailableError when it has
+        nothing more to say.
+        """
         await self._settled.wait()
+        if self.is_over:
+            raise UnavailableError(f"the owner says no more: address={self.address}")
+
+    def end(self) -> None:
+        """The connection is over."""
+        self.is_over = True
+        self._settled.set()
 
     def place(self, number: int, segment: Segment | None) -> None:
         """Metadata was read after the number was heard. None: it does not know the number."""
         lac, ended = self._waiting.pop(number)
-        if not self._waiting:
-            self._settled.set()
         if segment is not None:
             self._placed[number] = segment
             self._listener.heard(segment, lac, ended)
+        if not self._waiting:
+            self._settled.set()

@@ -19,7 +19,7 @@ from dlog.machine import Fact, OutcomeUnknown, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
-from dlog.stores.contract import StoreUnavailableError
+from dlog.stores.contract import SegmentWriter, StoreUnavailableError
 from dlog.stores.memory import MemoryReader, MemoryStore
 
 R = TypeVar("R", StreamSeen, LacSeen, EntriesGot, SourceFailed)
@@ -86,6 +86,7 @@ class Stage:
     def __init__(self) -> None:
         self.metadata = MemoryMetadata()
         self.store = MemoryStore()
+        self.writer: SegmentWriter  # of the segment that was written last
         self.words = Words()
         self.cache = EntryCache(1 << 20)
         self.source = StreamTailer(
@@ -101,7 +102,7 @@ class Stage:
 
     async def write(self, count: int, *, owned: bool = True) -> Segment:
         """A segment in progress with entries b"0", b"1", ..., in the stream's list."""
-        writer = await self.store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
+        writer = self.writer = await self.store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
         for entry in range(count):
             await writer.append(EntryId(entry), [b"%d" % entry])
         segment = Segment(number=SegmentNumber(1), place=writer.place, store="memory", first_txid=Txid(0))
@@ -111,6 +112,11 @@ class Stage:
         version = seen.version if isinstance(seen, Versioned) else None
         await self.metadata.compare_and_set(KEY, replace(before, segments=(segment,), owner=owner), version)
         return segment
+
+    async def more(self, first: int, end: int) -> None:
+        """The owner appends to the segment that was written last."""
+        for entry in range(first, end):
+            await self.writer.append(EntryId(entry), [b"%d" % entry])
 
 
 @asynccontextmanager
@@ -171,6 +177,29 @@ async def test_the_tail_is_the_owners_word_and_without_one_the_stores() -> None:
         await late.look()
         late.view.ask(WatchLac(segment, EntryId(3)))
         assert (await late.hear(LacSeen)).lac == 4, "the store knows more than the owner said"
+
+
+async def test_an_owner_that_answers_and_has_not_taken_the_stream_yet_has_said_nothing() -> None:
+    """It answers pings while it takes the stream, and its first word comes after: its silence is no LAC, and what the
+    store said before is as old as that."""
+    async with stage() as on:
+        segment = await on.write(1)
+        early = Asker(on.source)
+        await early.look()
+        early.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await early.hear(LacSeen)).lac == 0, "the store's word, for the owner says nothing"
+        await on.more(1, 4)
+        late = Asker(on.source)
+        await late.look()
+        late.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await late.hear(LacSeen)).lac == 3
+        on.source._options = replace(on.source._options, owner_wait_s=10.0)
+        last = Asker(on.source)
+        await last.look()
+        last.view.ask(WatchLac(segment, EntryId(-2)))
+        assert on.words.hear is not None
+        on.words.hear(1, 9, False)  # as soon as it serves
+        assert (await last.hear(LacSeen)).lac == 9
 
 
 async def test_a_failed_fetch_is_told_to_those_who_asked_and_asked_again(monkeypatch: Any) -> None:
