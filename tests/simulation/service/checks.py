@@ -96,6 +96,7 @@ def nothing_left(world: World) -> None:
 
 def judge(world: World) -> None:
     """Everything that was noted. Raises Violation with the first invariant that does not hold."""
+    world.monitor.note_owners()
     for notes in world.streams:
         verdict = check(notes.history)
         if verdict.found:

@@ -38,6 +38,7 @@ class Monitor:
         self.deleted: set[LedgerId] = set()
         self._epochs: dict[tuple[str, str], int] = {}  # (process, stream) -> epoch it owns it with
         self._claimed: dict[str, int] = {}  # stream -> highest epoch claimed
+        self._owners: dict[tuple[str, int], tuple[str, set[int]]] = {}  # (stream, segment) -> place, epochs
         self._paths = LedgerPaths("/ledgers")
 
     @contextlib.contextmanager
@@ -67,10 +68,19 @@ class Monitor:
                     raise Violation("T3", f"{node.name} claims {stream} with epoch {epoch}, not the first to do so")
                 self._claimed[stream] = epoch
                 self._epochs[f"{node.process!r}", stream] = epoch
-            case SegmentStarted(stream, segment):
+            case SegmentStarted(stream, segment, place):
                 epoch = self._epochs.get((f"{node.process!r}", stream), 0)
-                for notes in self.world.streams:
-                    if notes.name == stream and epoch:
+                known = self._owners.get((stream, segment))
+                if known is None or known[0] != place:  # of an empty segment that was dropped the number comes again
+                    known = self._owners[stream, segment] = (place, set())
+                known[1].add(epoch)
+
+    def note_owners(self) -> None:
+        """At the end: tell the histories who appended to which segment."""
+        for notes in self.world.streams:
+            for (stream, segment), (_, epochs) in self._owners.items():
+                if stream == notes.name:
+                    for epoch in sorted(epochs - {0}):
                         notes.history.owner(segment, epoch)
 
     def _bookie_says(self, name: str, message: EntryAdded) -> None:
