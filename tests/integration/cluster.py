@@ -91,6 +91,10 @@ class ServerProcess:
         """SIGTERM: drain; returns the exit code."""
         return self._end(signal.SIGTERM)
 
+    def terminate(self) -> None:
+        """SIGTERM, without a wait for the end."""
+        os.kill(self.pid, signal.SIGTERM)
+
     def freeze(self) -> None:
         """SIGSTOP: alive, silent."""
         os.kill(self.pid, signal.SIGSTOP)

@@ -1,0 +1,251 @@
+"""Behind a real HAProxy with the configuration we ship: two proxies of each role, real bookies, real ZooKeeper."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+import dlog
+from dlog.client.position import TAIL
+from dlog.io.zookeeper_cluster import cluster_init
+from dlog.wire.proxy import Ping
+from tests.integration.cluster import BookieCluster, ServerProcess
+from tests.integration.proxies.haproxy import HAProxy, command
+from tests.integration.proxies.load import Load
+from tests.integration.proxies.raw import Raw
+from tests.integration.proxies.unreachable import filtered, refused
+
+pytestmark = pytest.mark.zookeeper
+NAMES = ("write1", "write2", "read1", "read2")
+Start = Callable[..., "Balanced"]
+
+
+class Balanced:
+    """The proxies, each by its name in HAProxy's configuration, and HAProxy before them."""
+
+    def __init__(self, bookies: BookieCluster, namespace: str, directory: Path, advertised: dict[str, str]) -> None:
+        ports = [port() for _ in range(10)]
+        listening = dict(zip(NAMES, ports[:4], strict=True))
+        self.health = dict(zip(NAMES, ports[4:8], strict=True))
+        self.proxies: dict[str, ServerProcess] = {}
+        for name in NAMES:
+            flags = ["--zookeeper", bookies.hosts, "--namespace", namespace, "--port", str(listening[name])]
+            flags += ["--health-port", str(self.health[name]), "--log-level", "debug", "--log-format", "json"]
+            flags += ["--proxy-protocol", "optional", "--proxy-protocol-from", "127.0.0.1/32"]
+            if name in advertised:
+                flags += ["--advertise", advertised[name], "--peer-address", "bound"]
+            self.proxies[name] = ServerProcess(f"proxies.{name[:-1]}", directory / name, *flags)
+        backends = {name: (f"127.0.0.1:{listening[name]}", self.health[name]) for name in NAMES}
+        self.haproxy = HAProxy(directory, {"write": ports[8], "read": ports[9]}, backends)
+
+    async def start(self) -> None:
+        for process in self.proxies.values():
+            process.spawn()
+        for process in self.proxies.values():
+            process.wait_ready()
+        self.haproxy.spawn()
+        await self.haproxy.wait_ready()
+
+    def close(self) -> None:
+        self.haproxy.stop()
+        for process in self.proxies.values():
+            process.kill()
+
+    async def owner_of(self, client: dlog.Client, stream: str) -> str:
+        """The name of the proxy that owns a stream."""
+        location = (await client.stat(stream))["owner"]["location"]
+        return next(name for name, process in self.proxies.items() if process.address == location)
+
+    def asked(self, name: str, path: str) -> int:
+        """Status of a health check, asked as a balancer does."""
+        try:
+            with urlopen(f"http://127.0.0.1:{self.health[name]}{path}", timeout=10) as answer:
+                return int(answer.status)
+        except HTTPError as error:
+            with error:
+                return error.code
+
+
+def port() -> int:
+    """One that is free now; both ends of a balancer have to be known before either starts."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def balanced(bookies: BookieCluster, tmp_path: Path) -> Iterator[Start]:
+    """Makes a cluster, not started; ended with the test. hidden: no client can reach its proxies' addresses."""
+    command()
+    with ExitStack() as stack:
+
+        def make(*, hidden: bool) -> Balanced:
+            namespace = f"/messaging/{uuid.uuid4().hex}"
+            asyncio.run(cluster_init(bookies.hosts, namespace))
+            kinds = dict(zip(NAMES, (refused, filtered, filtered, refused), strict=True))
+            advertised = {n: stack.enter_context(kind()) for n, kind in kinds.items()} if hidden else {}
+            built = Balanced(bookies, namespace, tmp_path, advertised)
+            stack.callback(built.close)
+            return built
+
+        yield make
+
+
+@asynccontextmanager
+async def loaded(client: dlog.Client, stream: str) -> AsyncIterator[Load]:
+    """A load while the scope lasts; then all of it is read back and checked. One failed append fails the test."""
+    load = Load(client, stream)
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(load.run())
+        await load.acknowledged(100)
+        yield load
+        await load.acknowledged(200)
+        load.stop()
+    assert not load.unknown
+    await load.check()
+
+
+def test_with_only_the_balancer_in_reach_everything_works(balanced: Start) -> None:
+    cluster = balanced(hidden=True)
+
+    async def run() -> None:
+        await cluster.start()
+        async with dlog.connect(cluster.haproxy.target) as client:
+            for number in range(4):  # so that both write proxies own some, and each read proxy serves some
+                stream = f"orders-{number}"
+                await client.create(stream)
+                places = [await client.append(stream, b"%d" % n) for n in range(5)]
+                records = [record async for record in client.read(stream)]
+                assert [(r.dlsn, r.payload) for r in records] == [(p, b"%d" % n) for n, p in enumerate(places)]
+                assert [r.dlsn async for r in client.read(stream, start=places[3])] == places[3:]
+                followed = client.read(stream, start=TAIL, follow=True)
+                async with asyncio.timeout(30.0), asyncio.TaskGroup() as tasks:
+                    first = tasks.create_task(anext(followed))
+                    while not first.done():
+                        await client.append(stream, b"news")
+                assert first.result().payload == b"news"
+                await followed.aclose()
+                await client.truncate(stream, places[2])
+                assert (await client.stat(stream))["state"] == "serving"
+            owners = {one["stream"]: one["location"] for one in await client.owners()}
+            assert len(owners) == 4
+            await client.release("orders-0")
+            await client.append("orders-0", b"after the hand-over")
+            await client.seal("orders-1")
+            await client.delete("orders-2")
+            assert [name async for name in client.streams()] == ["orders-0", "orders-1", "orders-3"]
+            await client.create("load")
+            async with loaded(client, "load") as load:
+                owner = await cluster.owner_of(client, "load")
+                cluster.proxies[owner].kill()
+                await load.acknowledged(200)
+            assert await cluster.owner_of(client, "load") != owner
+
+    asyncio.run(run())
+
+
+def test_with_proxies_in_reach_clients_go_direct_and_the_balancer_sees_no_more_of_them(balanced: Start) -> None:
+    cluster = balanced(hidden=False)
+
+    async def bytes_in() -> int:
+        return sum(int(row["bin"]) for row in (await cluster.haproxy.servers()).values())
+
+    async def run() -> None:
+        await cluster.start()
+        async with dlog.connect(cluster.haproxy.target) as client:
+            for number in range(4):
+                await client.create(f"orders-{number}")
+                await client.append(f"orders-{number}", b"x")  # asks, hears where to go, goes there
+                assert len([r async for r in client.read(f"orders-{number}")]) == 1
+            before = await bytes_in()
+            for number in range(4):
+                many = await client.append_many(f"orders-{number}", (b"x" * 1000 for _ in range(2000)))
+                assert many.count == 2000
+            written = await bytes_in() - before
+            assert written < 100_000, f"of 8 MB {written} bytes went through the balancer"
+            for number in range(4):
+                assert len([r async for r in client.read(f"orders-{number}")]) == 2001
+            out = sum(int(row["bout"]) for row in (await cluster.haproxy.servers()).values())
+            assert out < 200_000, f"of 8 MB {out} bytes were read through the balancer"
+        for process in cluster.proxies.values():
+            assert '"hops": 1' not in process.log(), "nobody asked for forwarding"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_a_proxy_taken_out_for_maintenance_drains_without_one_failed_append(balanced: Start, hidden: bool) -> None:
+    cluster = balanced(hidden=hidden)
+
+    async def run() -> None:
+        await cluster.start()
+        async with dlog.connect(cluster.haproxy.target) as client:
+            await client.create("load")
+            async with loaded(client, "load") as load:
+                for _ in range(2):  # each write proxy once, and a read proxy with a follower on it
+                    owner = await cluster.owner_of(client, "load")
+                    said = await cluster.haproxy.say(f"set server dlog_write/{owner} state drain")
+                    assert not said.strip(), said
+                    assert await asyncio.to_thread(cluster.proxies[owner].stop) == 0
+                    await load.acknowledged(200)
+                    assert await cluster.owner_of(client, "load") != owner
+                    cluster.proxies[owner].start()
+                    await cluster.haproxy.say(f"set server dlog_write/{owner} state ready")
+                    await cluster.haproxy.until(lambda rows, name=owner: rows[name]["status"] == "UP")
+            assert load.gap_s < 30.0
+            print(f"longest gap between acknowledgements, hidden={hidden}: {load.gap_s * 1e3:.0f} ms")
+
+    asyncio.run(run())
+
+
+async def knows_clients(cluster: Balanced) -> None:
+    """HAProxy says by the PROXY protocol whom it connects for, and the proxies' logs tell of them."""
+    for role, address in (("write", cluster.haproxy.write), ("read", cluster.haproxy.read)):
+        async with Raw(address) as raw:
+            assert await raw.ask(Ping) == {}
+            assert raw.transport is not None
+            host, number = raw.transport.get_extra_info("sockname")[:2]
+        logs = "".join(cluster.proxies[f"{role}{n}"].log() for n in (1, 2))
+        assert f'"{host}:{number}"' in logs, f"the {role} proxies know who their client is"
+
+
+def test_health_is_polled_and_a_draining_proxy_leaves_the_rotation_before_it_closes(balanced: Start) -> None:
+    cluster = balanced(hidden=False)
+    leaving = cluster.proxies["write1"]
+    leaving.flags += ("--notice-s", "3600")
+
+    async def run() -> None:
+        await cluster.start()
+        ask = cluster.asked
+        for name in NAMES:
+            for path in ("/live", "/ready", "/haproxy"):
+                assert await asyncio.to_thread(ask, name, path) == 200, (name, path)
+        await knows_clients(cluster)
+        held = Raw(leaving.address)
+        async with held:
+            leaving.terminate()
+            rows = await cluster.haproxy.until(lambda rows: rows["write1"]["status"] != "UP")
+            assert rows["write1"]["status"] == "NOLB"
+            for path, status in (("/live", 200), ("/ready", 503), ("/haproxy", 404)):
+                assert await asyncio.to_thread(ask, "write1", path) == status, path
+            sessions = int(rows["write1"]["stot"])
+            for _ in range(10):
+                async with Raw(cluster.haproxy.write) as raw:
+                    assert await raw.ask(Ping) == {}
+            rows = await cluster.haproxy.servers()
+            assert int(rows["write1"]["stot"]) == sessions, "nothing new is sent to a proxy that leaves"
+            assert await held.ask(Ping) == {}, "what is open goes on"
+        cluster.proxies["write2"].freeze()
+        await cluster.haproxy.until(lambda rows: rows["write2"]["status"] == "DOWN")
+        cluster.proxies["write2"].thaw()
+        await cluster.haproxy.until(lambda rows: rows["write2"]["status"] == "UP")
+
+    asyncio.run(run())
