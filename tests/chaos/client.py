@@ -271,7 +271,7 @@ def _position(kind: str, value: DLSN | int | None) -> Position | None:
 
 async def main(told: dict[str, Any]) -> int:
     tape = Tape(Path(told["tape"]))
-    async with dlog.connect(told["target"]) as client:
+    async with dlog.connect(told["target"], append_deadline_s=told["append_deadline_s"]) as client:
         work = Work(client, tape, told["streams"], told["seed"])
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, work.stop)

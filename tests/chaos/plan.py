@@ -146,6 +146,7 @@ _DECK: list[_Card] = [
     _deal("expire", _bookie),
     _deal("restart", lambda rng: "zookeeper"),
     _deal("restart", _owner),
+    _deal("restart", lambda rng: "everything"),
     _deal("release", _owner),
     _deal("unplug", _bookie),
     _deal("unplug", lambda rng: "bookies"),

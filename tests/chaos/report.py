@@ -5,7 +5,9 @@ The law of this file: a figure stands beside what it was measured with, and what
 
 from __future__ import annotations
 
+import itertools
 import json
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,8 +19,7 @@ from tests.chaos.plan import STREAMS
 from tests.history import History, Verdict
 from tests.history.notes import Outcome
 
-_AFTER_S = 5.0  # so long after its healing a silence is laid to a fault
-_NS = 1_000_000_000
+_BEFORE_NS, _AFTER_NS = 100_000_000, 500_000_000  # a silence that begins so near to a fault is laid to it
 
 
 @dataclass(slots=True)
@@ -73,10 +74,9 @@ class Report:
             f"{self.takeovers} take-overs, {verdict.acknowledged} records acknowledged, {verdict.unknown} unknown "
             f"({verdict.unknown_found} of them written), {verdict.failed} refused, "
             f"{verdict.delivered} delivered to {verdict.readers} readers",
-            " ".join(
-                f"{kind}={verdict.found[kind]}" for kind in ("lost", "duplicated", "reordered", "early", "invented")
-            )
-            + f" others={sum(verdict.found.values()) - sum(verdict.found[k] for k in _FIVE)} unread={verdict.unread} stale={verdict.stale}",
+            " ".join(f"{kind}={verdict.found[kind]}" for kind in _FIVE)
+            + f" others={sum(verdict.found.values()) - sum(verdict.found[kind] for kind in _FIVE)}"
+            + f" unread={verdict.unread} stale={verdict.stale}",
             "fault             count  ack gap p50 ms  max ms",
         ]
         for kind, count in self.faults.items():
@@ -99,7 +99,7 @@ _FIVE = ("lost", "duplicated", "reordered", "early", "invented")
 
 
 def gaps(histories: Mapping[str, History], faults: Iterable[Done]) -> dict[str, dict[str, int]]:
-    """Longest time without an acknowledgement on any one stream, around each fault; by kind and role."""
+    """Longest time without an acknowledgement on any one stream that begins while a fault lasts; by kind and role."""
     answers = {name: sorted(_answers(history)) for name, history in histories.items()}
     of_kind: dict[str, list[float]] = {}
     for done in faults:
@@ -107,8 +107,8 @@ def gaps(histories: Mapping[str, History], faults: Iterable[Done]) -> dict[str, 
             continue
         _, _, stream = done.fault.target.partition("owner:")
         names = [stream] if stream in STREAMS and ">" not in done.fault.target else list(STREAMS)
-        until = (done.healed or done.began) + int(_AFTER_S * _NS)
-        longest = max((_longest(answers[name], done.began, until) for name in names), default=0)
+        begin, end = done.began - _BEFORE_NS, max(done.healed, done.began) + _AFTER_NS
+        longest = max((_longest(answers[name], begin, end) for name in names), default=0)
         of_kind.setdefault(kind_of(done), []).append(longest / 1e6)
     return {
         kind: {"p50": round(sorted(found)[len(found) // 2]), "max": round(max(found))}
@@ -141,17 +141,9 @@ def _answers(history: History) -> Iterator[int]:
 
 
 def _longest(times: list[int], begin: int, end: int) -> int:
-    """The longest stretch between two answers that touches [begin, end]."""
-    longest, last = 0, begin
-    for time in times:
-        if time < begin:
-            last = time
-            continue
-        longest = max(longest, time - last)
-        last = time
-        if time > end:
-            break
-    return longest
+    """The longest stretch between two answers that begins in [begin, end]."""
+    first, last = bisect_left(times, begin), bisect_right(times, end)
+    return max((two - one for one, two in itertools.pairwise(times[first : last + 1])), default=0)
 
 
 def owners_in(logs: Iterable[Path], stream: str, places: Mapping[int, str]) -> Iterator[tuple[int, int]]:

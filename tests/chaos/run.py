@@ -29,6 +29,7 @@ _STOP_S = 120.0
 _READ_S = 300.0
 _NAMES = list(STREAMS)
 _TAKEOVERS_MIN = 1
+_IMPATIENT, _IMPATIENT_S, _PATIENT_S = "client-2", 2.0, 30.0  # one gives appends up, outcome unknown, and goes on
 
 Say = Callable[[str], None]
 
@@ -77,6 +78,7 @@ class _Client:
 
     async def start(self, target: str, seed: int, jobs: list[dict[str, Any]]) -> int:
         told = {"target": target, "tape": str(self.tape), "streams": _NAMES, "seed": seed, "jobs": jobs}
+        told["append_deadline_s"] = _IMPATIENT_S if self.name == _IMPATIENT else _PATIENT_S
         with self._log.open("ab") as log:
             self.process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tests.chaos.client", json.dumps(told)),
