@@ -20,7 +20,7 @@ _REPLY = struct.Struct("!iqi")
 _MULTI = struct.Struct("!i?i")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 
-XID_AUTH, XID_SET_WATCHES = -4, -8
+_SPECIAL = {"ping": -2, "auth": -4, "set_watches": -8}  # xids that the protocol fixes
 OPCODES = {
     "create": 1,
     "delete": 2,
@@ -93,7 +93,7 @@ class RawSession:
 
         show: what the result is (see `_shown`); by default what the operation gives.
         """
-        xid = {"auth": XID_AUTH, "set_watches": XID_SET_WATCHES}.get(op, 0)
+        xid = _SPECIAL.get(op, 0)
         if not xid:
             self._xid += 1
             xid = self._xid

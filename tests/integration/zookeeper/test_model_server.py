@@ -6,6 +6,7 @@ servers cannot share is taken out: times, session ids, the order of children and
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -245,3 +246,78 @@ async def test_raw_requests_are_answered_as_the_real_server_answers_them(
         modelled = await RawScript(hosts, seed).run(600)
     for index, (theirs, ours) in enumerate(zip(real, modelled, strict=True)):
         assert ours == theirs, f"step {index}"
+
+
+async def expiry_by_silence(hosts: str) -> list[Any]:
+    """A session that falls silent, seen by one that watches what it owned."""
+    ids = SessionIds()
+    silent, watching = RawSession(ids), RawSession(ids)
+    told = [await watching.attach(hosts, timeout_ms=4000), await silent.attach(hosts, timeout_ms=10)]
+    told.append(await silent.ask("create", raw.create("/d", b"", 0)))
+    for _ in range(3):
+        told.append(await silent.ask("create2", raw.create("/d/e-", b"x", 3)))
+    for number in range(3):
+        told.append(await watching.ask("get", raw.watched(f"/d/e-{number:010d}", True)))
+    told.append(await watching.ask("children", raw.watched("/d", True)))
+    silent.abort()
+    events: list[tuple[int, str]] = []
+    async with asyncio.timeout(20):
+        while len(events) < 4:
+            await watching.ask("ping")
+            events += watching.heard()
+            await asyncio.sleep(0.02)
+    told += [sorted(events), await watching.ask("children2", raw.watched("/d", False))]
+    told += [await silent.attach(hosts, fresh=False), await watching.ask("close")]
+    silent.abort()
+    watching.abort()
+    return told
+
+
+async def test_a_silent_session_ends_as_the_real_server_ends_it(own_zookeeper: EmbeddedZooKeeper) -> None:
+    await own_zookeeper.start()
+    real = await expiry_by_silence(own_zookeeper.hosts)
+    async with model_server() as hosts:
+        assert await expiry_by_silence(hosts) == real
+    assert real[1][0] == 1000, "two ticks at least"
+    assert real[-2][0] == 0, "it is not taken back"
+
+
+async def survival(server: EmbeddedZooKeeper | ZooKeeperServer, restart: Callable[[], Awaitable[None]]) -> list[Any]:
+    """What a crash leaves: everything that was answered, and the sessions."""
+    ids = SessionIds()
+    session, other = RawSession(ids), RawSession(ids)
+    told = [await session.attach(server.hosts, timeout_ms=10_000), await other.attach(server.hosts, timeout_ms=10_000)]
+    for flags in (0, 1, 2, 3):
+        told.append(await session.ask("create2", raw.create("/d" if flags == 0 else "/n-", b"x", flags)))
+    told.append(await session.ask("delete", raw.versioned("/d", 0)))
+    told.append(await session.ask("exists", raw.watched("/d", True)))
+    zxid = told[-1][1]
+    await restart()
+    told.append(await session.attach(server.hosts, timeout_ms=10_000, fresh=False, last_zxid=zxid))
+    told.append(await session.ask("set_watches", raw.set_watches(zxid, [], ["/d"], ["/"])))
+    told.append(await session.ask("create", raw.create("/n-", b"y", 3)))
+    told.append(await session.ask("children2", raw.watched("/", False)))
+    told.append(session.heard())
+    told.append(await other.attach(server.hosts, timeout_ms=10_000, fresh=False, last_zxid=zxid + 1000))
+    for each in (session, other):
+        each.abort()
+    return told
+
+
+async def test_what_a_crash_leaves_is_what_the_real_server_leaves(own_zookeeper: EmbeddedZooKeeper) -> None:
+    async def kill_and_start() -> None:
+        own_zookeeper.kill()
+        await own_zookeeper.start()
+
+    await own_zookeeper.start()
+    real = await survival(own_zookeeper, kill_and_start)
+    model = ZooKeeperServer()
+    await model.start()
+
+    async def down_and_up() -> None:
+        model.down()
+        await model.up()
+
+    modelled = await survival(model, down_and_up)
+    await model.close()
+    assert modelled == real
