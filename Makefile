@@ -8,10 +8,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEERS := .cache/peers
+HAPROXY := .cache/haproxy
 FILE ?=
 SEEDS ?= 1000
 
-.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt lock peers clean
+.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt lock peers haproxy clean
 
 help:
 	@echo "make demo [FILE=lines.txt]   a cluster on this machine; the file goes in while processes are killed, and comes back"
@@ -49,7 +50,7 @@ unit: setup
 simulation: setup
 	$(BIN)/pytest tests/simulation -n 2
 
-integration: setup
+integration: setup haproxy
 	$(BIN)/pytest tests/integration tests/repository -n 2 --dist loadfile
 
 peers: $(PEERS)/.ready
@@ -59,13 +60,27 @@ $(PEERS)/.ready: tests/interop/java/pom.xml
 	  mvn -q -B -f tests/interop/java/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(PEERS)/lib && touch $@; \
 	else echo "no Maven or no JDK here: the Java peers are left out (apt-get install maven openjdk-17-jdk-headless)"; fi
 
+# HAProxy of the distribution: as installed, else unpacked below .cache without root; root is used only to read the
+# package lists where there are none yet.
+haproxy:
+	@if command -v haproxy >/dev/null || test -x /usr/sbin/haproxy || test -x $(HAPROXY)/usr/sbin/haproxy; then exit 0; fi; \
+	if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then echo "no apt here: install HAProxy, or its tests are left out"; exit 0; fi; \
+	wanted() { apt-get install -s --no-install-recommends haproxy 2>/dev/null | awk '/^Inst /{print $$2}' || true; }; \
+	names=$$(wanted); \
+	if test -z "$$names"; then \
+	  root=$$(test "$$(id -u)" = 0 || echo "sudo -n"); $$root apt-get update -qq >/dev/null 2>&1 || true; names=$$(wanted); fi; \
+	if test -z "$$names"; then echo "no HAProxy to be had here: its tests are left out (apt-get install haproxy)"; exit 0; fi; \
+	mkdir -p $(HAPROXY)/deb; cd $(HAPROXY)/deb; \
+	if apt-get download -qq $$names >/dev/null 2>&1; then for deb in *.deb; do dpkg -x $$deb ..; done; \
+	else echo "HAProxy cannot be fetched: its tests are left out (apt-get install haproxy)"; fi; rm -rf $(CURDIR)/$(HAPROXY)/deb
+
 interop: setup peers
 	$(BIN)/pytest tests/interop
 
 check: lint types imports setup
 	DLOG_SIM_SEEDS=60 $(BIN)/pytest tests/unit tests/simulation -n 2
 
-test: lint types imports setup peers
+test: lint types imports setup peers haproxy
 	$(BIN)/pytest tests -n 2 --dist loadfile
 
 hunt: setup

@@ -7,6 +7,7 @@ import socket
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
@@ -18,7 +19,7 @@ from dlog.client.position import TAIL
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.wire.proxy import Ping
 from tests.integration.cluster import BookieCluster, ServerProcess
-from tests.integration.proxies.haproxy import HAProxy, command
+from tests.integration.proxies.haproxy import HAProxy, Rows, command
 from tests.integration.proxies.load import Load
 from tests.integration.proxies.raw import Raw
 from tests.integration.proxies.unreachable import filtered, refused
@@ -97,6 +98,10 @@ def balanced(bookies: BookieCluster, tmp_path: Path) -> Iterator[Start]:
             return built
 
         yield make
+
+
+def is_up(name: str, rows: Rows) -> bool:
+    return rows[name]["status"] == "UP"
 
 
 @asynccontextmanager
@@ -199,7 +204,7 @@ def test_a_proxy_taken_out_for_maintenance_drains_without_one_failed_append(bala
                     assert await cluster.owner_of(client, "load") != owner
                     cluster.proxies[owner].start()
                     await cluster.haproxy.say(f"set server dlog_write/{owner} state ready")
-                    await cluster.haproxy.until(lambda rows, name=owner: rows[name]["status"] == "UP")
+                    await cluster.haproxy.until(partial(is_up, owner))
             assert load.gap_s < 30.0
             print(f"longest gap between acknowledgements, hidden={hidden}: {load.gap_s * 1e3:.0f} ms")
 
