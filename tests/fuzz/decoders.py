@@ -1,0 +1,262 @@
+"""Every decoder of ours as a function of bytes, with the errors it may raise and how to make bytes it takes.
+
+The law of this file: whatever the bytes, a decoder returns or raises one of its own errors, in time and memory that
+follow from their length; and one that is fed piece by piece says the same as one that gets all at once.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from dlog.bookie import index, manifest
+from dlog.errors import CookieError, DamagedError, DLogError, ProtocolError, UnsupportedVersionError
+from dlog.io import zookeeper_layout, zookeeper_members
+from dlog.log.note import decode_note
+from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, Txid
+from dlog.model.ledger import DigestType, Fragment, LedgerMetadata
+from dlog.model.quorum import Quorum
+from dlog.model.segment import Owner, Segment, StreamSettings
+from dlog.wire import (
+    bookie,
+    bookie_info,
+    digest,
+    entry,
+    ledger_metadata,
+    proxy,
+    proxy_codec,
+    proxy_protocol,
+    stream_metadata,
+)
+from dlog.wire.entry import Codec, Record, build_record_set, encode_entry
+
+Decode = Callable[[bytes], object]
+TROUBLE = (b"\xdd\xff\xff\xff\xff", b"\x91" * 200, b"\xc1", b"[" * 2000, b"#" * 50, b"\xff", b"9" * 5000)
+STORED = (DamagedError, UnsupportedVersionError)
+
+
+@dataclass(frozen=True)
+class Target:
+    """seeds: bytes it takes. feed: how it takes them in pieces, if it can; an outcome that can be compared."""
+
+    name: str
+    decode: Decode
+    errors: tuple[type[DLogError], ...]
+    seeds: tuple[bytes, ...]
+    feed: Callable[[Sequence[bytes]], object] | None = None
+
+
+def _joined(parts: Sequence[Any]) -> bytes:
+    return b"".join(bytes(part) for part in parts)
+
+
+def _fed(make: Callable[[], Any]) -> Callable[[Sequence[bytes]], object]:
+    """The messages of all pieces, as text."""
+
+    def feed(pieces: Sequence[bytes]) -> object:
+        decoder = make()
+        return [_said(message) for piece in pieces for message in decoder.feed(piece)]
+
+    return feed
+
+
+def _said(message: Any) -> list[object]:
+    """A message by what it says: views as the bytes they show."""
+    fields: list[object] = [type(message).__name__]
+    for name in type(message).__slots__:
+        value = getattr(message, name)
+        if isinstance(value, memoryview | bytearray):
+            value = bytes(value)
+        elif isinstance(value, tuple):
+            value = [bytes(part) if isinstance(part, memoryview) else part for part in value]
+        fields.append(value)
+    return fields
+
+
+def _proxy_seeds() -> tuple[bytes, ...]:
+    body = build_record_set([b"a", b"", b"ccc"])
+    return tuple(
+        _joined(proxy_codec.encode(message))
+        for message in (
+            proxy.Hello(1, 1, 1, "client", "fuzz"),
+            proxy.Write(2, "orders", b"p" * 16, 0, 3, None, digest.crc32c(body), False, body=body),
+            proxy.Read(3, "orders", proxy.Start.DLSN, (1, 2, 3), 1000, True),
+            proxy.Create(4, "orders", {"ensemble": 3, "retention_s": 1.5}),
+            proxy.Written(2, 2, (1, 0, 0), 5),
+            proxy.Failed(3, 511, "gone", "h:1", False, {"first": [1, 2, 3]}),
+            proxy.Entries(3, 1, 0, (3, 2), 0, b"abcde"),
+            proxy.Done(9, {"streams": ["a", "b"], "more": False}),
+        )
+    )
+
+
+def _bookie_seeds() -> tuple[bytes, ...]:
+    packet = struct.pack(">qqqq", 7, 0, -1, 3) + b"abc"
+    requests: list[bookie.Request] = [
+        bookie.AddEntry(LedgerId(7), EntryId(0), b"k" * 20, (packet,)),
+        bookie.ReadEntry(LedgerId(7), EntryId(0), True, b"k" * 20),
+        bookie.BatchRead(LedgerId(7), EntryId(0), 5, 10, 1000),
+    ]
+    v3 = bytes.fromhex("000000180a06080310011802a2060d080710ffffffffffffffffff01")
+    return (*(_joined(bookie.encode_request(request)) for request in requests), v3)
+
+
+def _answer_seeds() -> tuple[bytes, ...]:
+    packet = struct.pack(">qqqq", 7, 0, -1, 3) + b"abc"
+    answers: list[bookie.Response] = [
+        bookie.EntryAdded(LedgerId(7), EntryId(0), bookie.Code.OK),
+        bookie.EntryRead(LedgerId(7), EntryId(0), bookie.Code.OK, packet),
+        bookie.BatchDone(LedgerId(7), EntryId(0), 5, bookie.Code.OK, (packet, packet)),
+    ]
+    return tuple(_joined(bookie.encode_response(answer)) for answer in answers)
+
+
+def _entry_seeds() -> tuple[bytes, ...]:
+    batch = build_record_set([b"one", b"", b"three" * 10])
+    packed = build_record_set([b"x" * 500] * 5, Codec.LZ4)
+    records = [Record(4, 1, 9, batch), Record(4, 4, 9, packed), Record(0, 9, 9, b"alone"), Record(1, 9, 9, b"control")]
+    return tuple(_joined(encode_entry(records, codec)) for codec in Codec)
+
+
+def _metadata_seeds() -> tuple[bytes, ...]:
+    fragments = (Fragment(EntryId(0), (BookieId("a:1"), BookieId("b:2"))),)
+    metadata = LedgerMetadata(quorum=Quorum(ensemble=2, write=2, ack=1), fragments=fragments, password=b"secret")
+    text = (
+        b"BookieMetadataFormatVersion\t2\nquorumSize: 1 ensembleSize: 1 length: 0 state: OPEN "
+        b'segment { ensembleMember: "a:1" firstEntryId: 0 } # so\ndigestType: CRC32C password: "\\001x"'
+    )
+    return (ledger_metadata.encode(metadata), text, b"BookieMetadataFormatVersion\t1\n1\n1\n0\n0\ta:1\n-1\tCLOSED\n")
+
+
+_segment = Segment(number=SegmentNumber(1), place="7", first_txid=Txid(1))
+_cookie = bookie_info.encode_cookie(bookie_info.Cookie(BookieId("a:1"), ("/j",), ("/l",), "id"))
+_note = b"dlog1" + msgpack.packb(
+    [1, -1, [[b"p" * 16, 0, 3, 5, 0]], [[1, -1], [[b"p" * 16, 0, 3, [[0, 3, 1, 0, 0, 9]]]]]]
+)
+
+
+def _splits(frames: Callable[[], Any]) -> Decode:
+    return lambda data: _fed(frames)([data])
+
+
+TARGETS = (
+    Target(
+        "proxy frames",
+        _splits(lambda: proxy_codec.FrameDecoder(1 << 20)),
+        (ProtocolError,),
+        _proxy_seeds(),
+        _fed(lambda: proxy_codec.FrameDecoder(1 << 20)),
+    ),
+    Target(
+        "bookie requests",
+        _splits(bookie.RequestDecoder),
+        (ProtocolError,),
+        _bookie_seeds(),
+        _fed(bookie.RequestDecoder),
+    ),
+    Target(
+        "bookie answers",
+        _splits(bookie.ResponseDecoder),
+        (ProtocolError,),
+        _answer_seeds(),
+        _fed(bookie.ResponseDecoder),
+    ),
+    Target("entries", lambda data: entry.decode_entry(data), (DamagedError,), _entry_seeds()),
+    Target("record sets", entry.parse_record_set, (DamagedError,), (build_record_set([b"a", b"b"]),)),
+    Target("notes", lambda data: decode_note(data), (DamagedError,), (_note,)),
+    Target("ledger metadata", ledger_metadata.decode, STORED, _metadata_seeds()),
+    Target(
+        "segments",
+        lambda data: stream_metadata.decode_segment("inprogress_000000000000000001", data),
+        STORED,
+        (stream_metadata.encode_segment(_segment),),
+    ),
+    Target("owners", stream_metadata.decode_owner, STORED, (stream_metadata.encode_owner(Owner()),)),
+    Target("settings", stream_metadata.decode_settings, STORED, (stream_metadata.encode_settings(StreamSettings()),)),
+    Target(
+        "bindings",
+        stream_metadata.decode_binding,
+        STORED,
+        (b'1\nBKDL\n{"1":{"str":"h"},"2":{"str":"/l"},"6":{"str":"h"}}',),
+    ),
+    Target("numbers", lambda data: stream_metadata.decode_number(data, "x"), STORED, (b"17",)),
+    Target("cookies", bookie_info.decode_cookie, (CookieError,), (_cookie.encode(),)),
+    Target(
+        "registrations",
+        lambda data: bookie_info.address_of(BookieId("a:1"), data),
+        STORED,
+        (bookie_info.encode_address("h", 3181),),
+    ),
+    Target(
+        "proxies registered",
+        lambda data: zookeeper_members._proxies("write", [("a", data)]),
+        (),
+        (b'{"address":"h:1"}', b'{"address":"h:1","peer":"p:2"}'),
+    ),
+    Target(
+        "PROXY protocol",
+        lambda data: proxy_protocol.parse(data) if proxy_protocol.begins(data) else None,
+        (ProtocolError,),
+        (
+            proxy_protocol.encode_v1(("10.0.0.1", 5), ("10.0.0.2", 6)),
+            proxy_protocol.encode_v2(("10.0.0.1", 5), ("10.0.0.2", 6)),
+        ),
+    ),
+    Target("layouts", zookeeper_layout.parse_layout, (), (zookeeper_layout.LAYOUT,)),
+    Target("manifests", manifest.decode, (DamagedError,), (manifest.encode(manifest.Manifest()),)),
+    Target("index trailers", lambda data: index.parse_trailer(data), (DamagedError,), (bytes(index.TRAILER_BYTES),)),
+    Target("index chunks", lambda data: index.parse_chunk(data, 1), (DamagedError,), (bytes(64),)),
+    Target(
+        "packets",
+        lambda data: digest.Digest(7, DigestType.CRC32C).verify(data, 0),
+        (DamagedError, ProtocolError),
+        (_joined(digest.Digest(7, DigestType.CRC32C).pack(0, -1, 3, [b"abc"])),),
+    ),
+)
+
+
+def mutated(seed: bytes, rng: random.Random) -> bytes:
+    """A neighbour of bytes that are right: flipped, cut, doubled, overwritten with numbers that are trouble."""
+    data = bytearray(seed)
+    for _ in range(rng.choice((0, 1, 1, 2, 4, 12))):
+        at = rng.randrange(len(data) + 1)
+        match rng.randrange(7):
+            case 0 if data:
+                data[at % len(data)] ^= 1 << rng.randrange(8)
+            case 1:
+                del data[at : at + rng.randrange(1, 9)]
+            case 2:
+                data[at:at] = rng.randbytes(rng.randrange(1, 9))
+            case 3:
+                data[at : at + 4] = struct.pack(">I", rng.choice((0, 1, 2**31 - 1, 2**31, 2**32 - 1, len(data))))
+            case 4:
+                data[at:at] = data[max(0, at - rng.randrange(1, 60)) : at]
+            case 5:
+                data[at : at + 1] = rng.choice(TROUBLE)
+            case _:
+                del data[at:]
+    return bytes(data)
+
+
+def outcome(decode: Callable[[Any], object], errors: tuple[type[DLogError], ...], given: Any) -> str:
+    """What came of it: the value, or the name of an error it may raise. Any other error is a defect and leaves."""
+    try:
+        return repr(decode(given))
+    except errors as error:
+        return type(error).__name__
+
+
+def one(target: Target, rng: random.Random) -> None:
+    """One round: arbitrary or mutated bytes, whole and in pieces. Raises what the decoder should not have."""
+    seeds = [rng.choice(target.seeds) for _ in range(rng.randrange(1, 4) if target.feed else 1)]
+    data = rng.randbytes(rng.randrange(200)) if rng.random() < 0.1 else mutated(b"".join(seeds), rng)
+    whole = outcome(target.decode, target.errors, data)
+    if target.feed is not None:
+        cuts = sorted(rng.randrange(len(data) + 1) for _ in range(rng.randrange(6)))
+        pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+        assert outcome(target.feed, target.errors, pieces) == whole, f"{target.name}: pieces differ: {data.hex()}"
