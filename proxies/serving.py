@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from dlog.errors import ConfigError, DLogError
 from dlog.events import ConnectionOpened, ConnectionRefused, Event
-from dlog.io import logs, metrics
+from dlog.io import logs, metrics, process
 from dlog.io.settings import configured, load
 from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
@@ -124,7 +124,10 @@ class Listener:
         self._empty = asyncio.Event()
 
     async def bind(self) -> str:
-        """Take the port; returns host:port as bound. Nobody is served before `serve`. Raises ConfigError."""
+        """Take the port; returns host:port as bound, with the machine's name for a host that stands for all.
+
+        Nobody is served before `serve`. Raises ConfigError.
+        """
         options = self._options
         loop = asyncio.get_running_loop()
         try:
@@ -135,8 +138,8 @@ class Listener:
             raise ConfigError(
                 f"cannot listen: {error.strerror or error}; is the port taken? address={options.host}:{options.port}"
             ) from error
-        port = self._server.sockets[0].getsockname()[1]
-        self.bound = f"[{options.host}]:{port}" if ":" in options.host else f"{options.host}:{port}"
+        host, port = process.reachable_host(options.host), self._server.sockets[0].getsockname()[1]
+        self.bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return self.bound
 
     async def serve(self) -> None:

@@ -44,7 +44,7 @@ async def serve(options: BookieOptions) -> None:
     """Live until SIGTERM. Raises what actors/bookie/life.py says, and ConfigError if the port cannot be bound."""
     stopping = process.stop_event(_tell)
     listener = _bind(options.host, options.port)
-    address = options.advertise or f"{options.host}:{listener.getsockname()[1]}"
+    address = options.advertise or f"{process.reachable_host(options.host)}:{listener.getsockname()[1]}"
     loop = asyncio.get_running_loop()
     endpoint: metrics.Endpoint | None = None
 

@@ -12,6 +12,7 @@ import gc
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Awaitable, Callable
 
@@ -29,6 +30,12 @@ _MMAP_BYTES = 32 << 20  # glibc's upper limit: smaller buffers come from the hea
 STALL_S = 0.005
 STALL_TOLD_S = 0.25
 _STALL_EVERY_S = 0.1
+
+
+def reachable_host(host: str) -> str:
+    """What others call this machine, for a process that listens on `host`: the host itself, or, where that stands for
+    every interface, the machine's name."""
+    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
 
 
 def run(main: Callable[[], Awaitable[int]]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.io.settings import load
+from dlog.wire.proxy import Hello
 from proxies import serving
+from proxies.connection import Connection, Session
 from proxies.read.options import ReadOptions
 from proxies.write.options import WriteOptions
 
@@ -54,3 +57,18 @@ def test_sizes_and_seconds_come_as_text_and_go_as_numbers() -> None:
     flags = {"cache_bytes_max": "64MiB", "idle_s": "2m", "port": "9001"}
     options = load(ReadOptions, "read", None, flags, environ={})
     assert (options.cache_bytes_max, options.idle_s, options.port) == (64 << 20, 120.0, 9001)
+
+
+async def test_a_proxy_on_every_interface_is_known_by_the_name_of_its_machine() -> None:
+    options = ReadOptions(host="0.0.0.0")
+    listener = serving.Listener("read", "", serving.limits(options), options, _no_session, tell=lambda _: None)
+    try:
+        host, _, port = (await listener.bind()).rpartition(":")
+    finally:
+        listener.close()
+    assert host == socket.gethostname()
+    assert int(port) > 0
+
+
+def _no_session(connection: Connection, hello: Hello) -> Session:
+    raise AssertionError("nobody connects")
