@@ -37,6 +37,7 @@ from dlog.errors import (
 from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
+from dlog.wire.proxy import GetOwner
 
 PRODUCER_ID_BYTES = 16
 _SLOT_BYTES = 4  # of length before each record of a set
@@ -257,6 +258,8 @@ class Producer:
                         self._router.owner_is(self.stream, self._moving_to)
                         self._moving_to = None
                     connection = await self._router.owner(self.stream, self._suspect)
+                    if self._since is None and self._sequence == 0:
+                        await self._ask_since(connection)
                     self._attach(connection)
                 except DLogError as error:
                     self._obstacle = error
@@ -264,6 +267,16 @@ class Producer:
                         self._fail_all(error)
                     else:
                         self._pause_due = True
+
+    async def _ask_since(self, connection: Connection) -> None:
+        """Before the first batch: a place below which it will not lie, so that it is never in doubt (see the law)."""
+        try:
+            result = await connection.ask(lambda request: GetOwner(request, self.stream, None))
+        except DLogError:
+            return  # what is wrong with it the batch will hear
+        place = result.get("since")
+        if place is not None:
+            self._since = self._reached = (int(place[0]), int(place[1]))
 
     def _attach(self, connection: Connection) -> None:
         if self._closed is not None or self._connection is not None:

@@ -228,7 +228,8 @@ class WriteSession(Dispatch):
             return self._location(advice.address, advice.epoch)
         holding = await house.holdings.ask(stream, None, suspect)
         assert isinstance(holding, Holding)
-        return self._location(house.address, holding.epoch)
+        place = house.tails.place(stream)
+        return self._location(house.address, holding.epoch) | ({} if place is None else {"since": list(place)})
 
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
         """For who would follow an owner: always an error that says where it is, if anywhere."""

@@ -80,6 +80,14 @@ class Tails:
         """Whether somebody listens to this stream."""
         return stream in self._tails
 
+    def place(self, stream: str) -> tuple[int, int, int] | None:
+        """The first place of a stream owned here that is not confirmed; None if it is not served."""
+        newest = self._newest.get(stream)
+        if not newest:
+            return None
+        segment = max(newest)
+        return segment, newest[segment].lac + 1, 0
+
     def remove(self, tail: Tail) -> None:
         tails = self._tails.get(tail.stream)
         if tails is not None:

@@ -246,6 +246,19 @@ async def test_a_new_producer_says_since_when_it_writes_and_its_batches_say_the_
     assert refused.producer != first.producer == second.producer
 
 
+async def test_an_owner_tells_a_new_producer_since_when_it_writes() -> None:
+    def tell(peer: Peer, message: proxy.Message) -> bool:
+        if not isinstance(message, proxy.GetOwner):
+            return False
+        peer.send(proxy.Done(message.request, {"location": peer.double.address, "since": [2, 9, 0]}))
+        return True
+
+    async with Double(script=tell) as double, dlog.connect(double.target) as client:
+        await client.append("s", b"a")
+        await client.append("s", b"b")
+    assert [w.since for w in double.writes] == [(2, 9, 0)] * 2
+
+
 async def test_a_producer_that_begins_anew_knows_since_when_from_what_it_wrote() -> None:
     async with Double() as double, dlog.connect(double.target) as client:
         await client.append("s", b"a")

@@ -1,0 +1,94 @@
+"""Each record once, through kills and more producers than an owner remembers; what is remembered is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import dlog
+from dlog.errors import ProducerUnknownError
+from dlog.log.options import OwnerOptions
+from dlog.wire.proxy import Create, Failed, Written
+from tests.integration.proxies.house import House
+from tests.integration.proxies.processes import ProxyCluster
+from tests.integration.proxies.raw import Raw, RawProducer
+
+PRODUCERS_MAX = OwnerOptions().producers_max
+MEMORY = {"store": "memory"}
+
+
+async def many(raw: Raw, count: int, since: tuple[int, int, int] | None = None) -> None:
+    """So many producers of one batch each."""
+    producers = []
+    for _ in range(count):
+        producer = RawProducer(raw, "orders", os.urandom(16))
+        producer.since = since
+        producers.append(producer)
+    batches = [producer.batch([b"."]) for producer in producers]
+    raw.say(*batches)
+    answers = [await producer.answer(batch.request) for producer, batch in zip(producers, batches, strict=True)]
+    refused = [answer for answer in answers if isinstance(answer, Failed)]
+    if refused:
+        assert {answer.code for answer in refused} == {ProducerUnknownError.code}
+        place = refused[-1].detail["since"]
+        await many(raw, len(refused), (place[0], place[1], place[2]))
+
+
+async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_written_twice(house: House) -> None:
+    """What a frozen proxy would do when it wakes: say again, word for word, what was written long ago."""
+    proxy = await house.write_proxy()
+    async with Raw(proxy.address) as raw:
+        await raw.ask(Create, "orders", MEMORY)
+        first = RawProducer(raw, "orders")
+        batch = first.batch([b"once"])
+        raw.say(batch)
+        assert isinstance(await first.answer(batch.request), Written)
+        await many(raw, PRODUCERS_MAX + 10)
+        late = RawProducer(raw, "orders", first.producer)
+        answer = await late.write([b"once"])
+        assert isinstance(answer, Failed)
+        assert (answer.code, answer.outcome_unknown) == (535, False)
+    async with dlog.connect("dlog://" + proxy.address + "," + (await house.read_proxy()).address) as client:
+        found = Counter([record.payload async for record in client.read("orders")])
+    assert found == {b"once": 1, b".": PRODUCERS_MAX + 10}
+
+
+@pytest.mark.zookeeper
+async def test_thousands_of_producers_through_kills_write_each_record_once(
+    cluster: ProxyCluster, tmp_path: Path
+) -> None:
+    """Each producer is a client's, so each has an id of its own; owners are killed under them."""
+    count = PRODUCERS_MAX + 200
+    async with dlog.connect(cluster.target) as admin:
+        await admin.create("orders")
+        acked: set[int] = set()
+        numbers = iter(range(count))
+
+        async def produce() -> None:
+            for number in numbers:
+                async with dlog.connect(cluster.target) as client:
+                    await client.append("orders", b"%d" % number)
+                    acked.add(number)
+
+        async def hurt() -> None:
+            for after in (count // 3, PRODUCERS_MAX + 100):
+                while len(acked) < after:
+                    await admin.append("pulse", b".")
+                owner = cluster.writer_at((await admin.owner("orders"))["location"])
+                owner.kill()
+                await asyncio.to_thread(owner.start)
+
+        await admin.create("pulse")
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(32):
+                tasks.create_task(produce())
+            tasks.create_task(hurt())
+        found = Counter([record.payload async for record in admin.read("orders")])
+        told = await admin.stat("orders")
+    assert acked == set(range(count))
+    assert found == Counter(b"%d" % number for number in range(count)), "each record is there once"
+    assert told["producers"] <= PRODUCERS_MAX
