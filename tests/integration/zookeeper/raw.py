@@ -70,7 +70,7 @@ class RawSession:
         self.zxid = 0
         self.events: list[tuple[int, str]] = []
 
-    async def attach(self, hosts: str, *, timeout_ms: int = 4000, fresh: bool = True, last_zxid: int = 0) -> Any:
+    async def attach(self, hosts: str, *, timeout_ms: int = 10_000, fresh: bool = True, last_zxid: int = 0) -> Any:
         """Connect; ask for a new session (fresh) or the one it had. Returns what the server said to it."""
         self.abort()
         host, _, port = hosts.rpartition(":")

@@ -286,19 +286,19 @@ async def survival(server: EmbeddedZooKeeper | ZooKeeperServer, restart: Callabl
     """What a crash leaves: everything that was answered, and the sessions."""
     ids = SessionIds()
     session, other = RawSession(ids), RawSession(ids)
-    told = [await session.attach(server.hosts, timeout_ms=10_000), await other.attach(server.hosts, timeout_ms=10_000)]
+    told = [await session.attach(server.hosts), await other.attach(server.hosts)]
     for flags in (0, 1, 2, 3):
         told.append(await session.ask("create2", raw.create("/d" if flags == 0 else "/n-", b"x", flags)))
     told.append(await session.ask("delete", raw.versioned("/d", 0)))
     told.append(await session.ask("exists", raw.watched("/d", True)))
     zxid = told[-1][1]
     await restart()
-    told.append(await session.attach(server.hosts, timeout_ms=10_000, fresh=False, last_zxid=zxid))
+    told.append(await session.attach(server.hosts, fresh=False, last_zxid=zxid))
     told.append(await session.ask("set_watches", raw.set_watches(zxid, [], ["/d"], ["/"])))
     told.append(await session.ask("create", raw.create("/n-", b"y", 3)))
     told.append(await session.ask("children2", raw.watched("/", False)))
     told.append(session.heard())
-    told.append(await other.attach(server.hosts, timeout_ms=10_000, fresh=False, last_zxid=zxid + 1000))
+    told.append(await other.attach(server.hosts, fresh=False, last_zxid=zxid + 1000))
     for each in (session, other):
         each.abort()
     return told
@@ -321,3 +321,43 @@ async def test_what_a_crash_leaves_is_what_the_real_server_leaves(own_zookeeper:
     modelled = await survival(model, down_and_up)
     await model.close()
     assert modelled == real
+
+
+async def watching_the_forbidden(hosts: str) -> list[Any]:
+    """Watches set by somebody who may not read what is made there."""
+    ids = SessionIds()
+    owner, stranger, friend = (RawSession(ids) for _ in range(3))
+    told = [await each.attach(hosts) for each in (owner, stranger, friend)]
+    for each in (owner, friend):
+        told.append(await each.ask("auth", raw.auth("digest", ALICE)))
+    for each in (stranger, friend):
+        told.append(await each.ask("exists", raw.watched("/p", True)))
+        told.append(await each.ask("add_watch", raw.versioned("/", 1)))
+        told.append(await each.ask("children", raw.watched("/", True)))
+    for op, body in (
+        ("create", raw.create("/p", b"", 0, ONLY_AUTHENTICATED)),
+        ("create", raw.create("/p/open", b"", 0)),
+        ("create", raw.create("/p/closed", b"", 0, ONLY_AUTHENTICATED)),
+        ("set", raw.set_data("/p/open", b"x", -1)),
+        ("set", raw.set_data("/p/closed", b"x", -1)),
+        ("delete", raw.versioned("/p/open", -1)),
+        ("delete", raw.versioned("/p/closed", -1)),
+        ("delete", raw.versioned("/p", -1)),
+    ):
+        told.append(await owner.ask(op, body))
+        for each in (stranger, friend):
+            told.append(await each.ask("exists", raw.watched("/p/open", False)))
+            told.append(each.heard())
+    for each in (owner, stranger, friend):
+        told.append(await each.ask("close"))
+        each.abort()
+    return told
+
+
+async def test_nobody_hears_of_what_he_may_not_read(own_zookeeper: EmbeddedZooKeeper) -> None:
+    await own_zookeeper.start()
+    real = await watching_the_forbidden(own_zookeeper.hosts)
+    async with model_server() as hosts:
+        modelled = await watching_the_forbidden(hosts)
+    for index, (theirs, ours) in enumerate(zip(real, modelled, strict=True)):
+        assert ours == theirs, f"step {index}"

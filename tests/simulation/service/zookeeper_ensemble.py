@@ -277,6 +277,10 @@ class Member:
                 if client.session_id == txn.ended and not client.is_closing:
                     self.drop(client)
                     client.link.end()
+        if self.is_lagging:  # nobody waits for a member that does not
+            self._answer_waiting(now)
+
+    def _answer_waiting(self, now: Now) -> None:
         for client in list(self._clients):
             if client.answer is not None and client.answer.zxid <= self.applied:
                 self._tell(client, client.answer)
