@@ -115,7 +115,8 @@ class _Pair:
     def finish(self, sink: asyncio.Transport) -> None:
         """One direction has come to its end: FIN; with both, the connection is over."""
         if not sink.is_closing():
-            sink.write_eof()
+            with contextlib.suppress(OSError):  # reset by the other end, and we are about to be told
+                sink.write_eof()
         if self.requests.is_done and self.replies.is_done:
             self._over = True
             self.links.pairs.discard(self)
