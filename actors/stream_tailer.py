@@ -87,7 +87,7 @@ class StreamTailer:
         self._options = options
         self._rng = rng
         self._readers = SegmentReaders(stream, stores)
-        self._views: set[View] = set()
+        self._views: dict[View, None] = {}  # in the order they came
         self._value: StreamMetadata | None = None
         self._segments: dict[int, Segment] = {}  # of the value, by number
         self._tail: Segment | None = None  # of the value: the one in progress
@@ -151,11 +151,11 @@ class StreamTailer:
     def attach(self, post: Callable[[Fact], None], on_lost: Callable[[], None]) -> View:
         """A new reader's door; close it at the end."""
         view = View(self, post, on_lost)
-        self._views.add(view)
+        self._views[view] = None
         return view
 
     def detach(self, view: View) -> None:
-        self._views.discard(view)
+        self._views.pop(view, None)
         self._watching = [(v, q) for v, q in self._watching if v is not view]
 
     def answer(self, view: View, question: SourceQuestion) -> None:
@@ -243,10 +243,11 @@ class StreamTailer:
                 self._readers.drop(key)
                 self._lacs.pop(key, None)
                 self._ended.discard(key)
-            elif new.completed and not old.completed:
+                continue
+            if new.completed and not old.completed:
                 self._readers.drop(key)  # opened again as what it is now
                 self._lacs.pop(key, None)
-            elif new.min_entry > old.min_entry:
+            if new.min_entry > old.min_entry:
                 self._cache.drop(key, new.min_entry)
 
     # ---- the LAC ----------------------------------------------------------------------------------------------------
@@ -260,7 +261,7 @@ class StreamTailer:
         """A reader has just come: what is confirmed by now, it must see.
 
         The owner knows. Without one that answers, metadata must be read anew, since it may name another by now; only
-        if it does not, the store tells what it knows.
+        if it does not, the store tells what it knows: what was heard of an owner before may be long behind that.
         """
         key = segment_key(question.segment)
         self._seekers += 1
@@ -496,7 +497,7 @@ class StreamTailer:
         finally:
             self._land(key, flight)
         if error is None:
-            self._cache.put(key, flight.first, payloads)
+            self._keep(segment.number, key, flight.first, payloads)
         for view, question in flight.waiters:
             if view.is_closed or view.keep(question):
                 continue
@@ -508,6 +509,14 @@ class StreamTailer:
                 self._read_ahead(segment, key, question.first + len(got))
             else:
                 self._get_entries(view, question)
+
+    def _keep(self, number: int, key: str, first: int, payloads: list[bytes]) -> None:
+        """Put into the cache what was fetched, but for what was truncated or deleted while it was on its way."""
+        now = self._segments.get(number)
+        if now is None or segment_key(now) != key or now.truncation is Truncation.TRUNCATED:
+            return
+        gone = max(0, now.min_entry - first)
+        self._cache.put(key, first + gone, payloads[gone:])
 
     def _land(self, key: str, flight: _Fetch) -> None:
         flights = self._flights[key]

@@ -41,10 +41,11 @@ class FaultKind(enum.Enum):
     SLOW_NODE = "slow_node"  # `a` takes `rate` seconds for everything it handles
     SLOW_DISK = "slow_disk"  # each sync of `a` takes `rate` seconds more
     CLOCK = "clock"  # the wall clock of `a` jumps by `rate` seconds, and back after for_s
+    WATCH_LATE = "watch_late"  # watches are called up to `rate` seconds late
     ENVIRONMENT = "environment"  # the world's own; `message` says which
 
 
-EVERY_KIND = tuple(kind for kind in FaultKind if kind is not FaultKind.ENVIRONMENT)
+EVERY_KIND = tuple(kind for kind in FaultKind if kind not in (FaultKind.WATCH_LATE, FaultKind.ENVIRONMENT))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

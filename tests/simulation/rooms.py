@@ -6,13 +6,13 @@ A room is loaded when it is asked for, so that hunting in one does not import th
 from __future__ import annotations
 
 import importlib
-import importlib.util
 
 from tests.simulation.worlds import Room
 
 _MODULES = {
     "ledger": "tests.simulation.ledger_world",
     "stream": "tests.simulation.stream_world",
+    "cache": "tests.simulation.cache_world",
     "service": "tests.simulation.service.room",
 }
 NAMES = tuple(_MODULES)

@@ -13,9 +13,8 @@ everything is read back and compared (stream_checks.py).
 
 from __future__ import annotations
 
-import contextlib
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +29,7 @@ from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSetting
 from dlog.options import draw
 from dlog.wire.proxy import Start
 from tests.simulation.kernel import Simulation, Violation
+from tests.simulation.mutants import planting
 from tests.simulation.network import Node
 from tests.simulation.plan import EVERY_KIND, Plan, draw_faults
 from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
@@ -348,7 +348,7 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
     violation, text, story = "", "", ""
     world = StreamWorld(plan, parts, trace=trace)
     try:
-        with _planted(parts.get("planted", ())):
+        with planting(parts.get("planted", ())):
             world.run()
     except Violation as error:
         violation, text = error.invariant, str(error)
@@ -369,22 +369,6 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
         lines=world.sim.lines,
         story=story,
     )
-
-
-@contextlib.contextmanager
-def _planted(pairs: Iterable[tuple[type, type]]) -> Iterator[None]:
-    """Let classes have the methods of their mutants; the machines are made of many parts."""
-    saved = [(cls, name, vars(cls)[name]) for cls, mutant in pairs for name in vars(mutant) if name in vars(cls)]
-    try:
-        for cls, mutant in pairs:
-            for name, value in vars(mutant).items():
-                if name in vars(cls) and not name.startswith("__d") and name != "__module__":
-                    setattr(cls, name, value)
-        yield
-    finally:
-        for cls, name, value in saved:
-            if not name.startswith("__d") and name != "__module__":
-                setattr(cls, name, value)
 
 
 def room() -> Room:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from actors.entry_cache import EntryCache
+from actors.segment_readers import segment_key
 from actors.source_view import View
 from actors.stream_tailer import StreamTailer, TailerOptions
 from dlog.errors import ConnectionLostError
@@ -18,7 +19,7 @@ from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, S
 from dlog.machine import Fact, OutcomeUnknown, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.quorum import Quorum
-from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.stores.contract import SegmentWriter, StoreUnavailableError
 from dlog.stores.memory import MemoryReader, MemoryStore
 
@@ -35,6 +36,7 @@ class Words:
         self.first: tuple[int, int, bool] | None = None  # said as soon as it is asked
         self.asked = asyncio.Event()
         self.lost = asyncio.Event()
+        self.frozen = False  # pings are not answered
 
     async def follow(
         self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
@@ -50,6 +52,8 @@ class Words:
     async def sync(self, address: str) -> None:
         if self.lost.is_set():
             raise ConnectionLostError("lost")
+        if self.frozen:
+            await self.lost.wait()
 
 
 class Asker:
@@ -117,6 +121,12 @@ class Stage:
         """The owner appends to the segment that was written last."""
         for entry in range(first, end):
             await self.writer.append(EntryId(entry), [b"%d" % entry])
+
+    async def change(self, segment: Segment) -> None:
+        """Write one segment of the stream's list."""
+        seen = await self.metadata.read(KEY)
+        assert isinstance(seen, Versioned)
+        await self.metadata.compare_and_set(KEY, seen.value.with_segment(segment), seen.version)
 
 
 @asynccontextmanager
@@ -264,3 +274,60 @@ async def test_out_of_reach_of_metadata_nobody_is_told_of_a_tail_that_may_have_m
 async def unreachable(key: Any) -> Any:
     await asyncio.sleep(0)
     return OutcomeUnknown("no ZooKeeper")
+
+
+async def test_what_is_truncated_while_it_is_fetched_is_not_kept(monkeypatch: Any) -> None:
+    async with stage() as on:
+        segment = await on.write(5, owned=False)
+        asker = Asker(on.source)
+        await asker.look()
+        real, asked, gate = MemoryReader.read, asyncio.Event(), asyncio.Event()
+
+        async def read(self: MemoryReader, first: Any, last: Any, max_bytes: int) -> list[bytes]:
+            asked.set()
+            await gate.wait()
+            return await real(self, first, last, max_bytes)
+
+        monkeypatch.setattr(MemoryReader, "read", read)
+        asker.view.ask(GetEntries(segment, EntryId(0), EntryId(4), 1000))
+        await asked.wait()
+        await on.change(replace(ended(segment, 4), truncation=Truncation.PARTIAL, min_entry=EntryId(3)))
+        await asker.hear(StreamSeen)
+        gate.set()
+        assert (await asker.hear(EntriesGot)).payloads == (b"0", b"1", b"2", b"3", b"4"), "it had asked before"
+        key = segment_key(segment)
+        assert [on.cache.holds(key, entry) for entry in range(5)] == [False, False, False, True, True]
+
+
+async def test_a_segment_that_ended_and_was_truncated_in_one_look_loses_its_beginning() -> None:
+    async with stage() as on:
+        segment = await on.write(5, owned=False)
+        asker = Asker(on.source)
+        await asker.look()
+        asker.view.ask(GetEntries(segment, EntryId(0), EntryId(4), 1000))
+        await asker.hear(EntriesGot)
+        await on.change(replace(ended(segment, 4), truncation=Truncation.PARTIAL, min_entry=EntryId(3)))
+        await asker.hear(StreamSeen)
+        key = segment_key(segment)
+        assert [on.cache.holds(key, entry) for entry in range(5)] == [False, False, False, True, True]
+
+
+async def test_what_a_silent_owner_said_before_is_not_taken_for_the_tail() -> None:
+    """The link is open and the owner frozen: the store knows more than it had said."""
+    async with stage() as on:
+        segment = await on.write(5)
+        on.words.first = (1, 1, False)
+        asker = Asker(on.source)
+        await asker.look()
+        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await asker.hear(LacSeen)).lac == 1
+        asker.view.ask(WatchLac(segment, EntryId(1)))  # keeps the link
+        on.words.frozen = True
+        late = Asker(on.source)
+        await late.look()
+        late.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await late.hear(LacSeen)).lac == 4
+
+
+def ended(segment: Segment, last: int) -> Segment:
+    return replace(segment, completed=True, last_entry=EntryId(last), last_slot=0, record_count=last + 1)

@@ -6,9 +6,11 @@ mutant whose defect no longer fits the code fails loudly instead of proving noth
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 import textwrap
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -29,3 +31,19 @@ def edited(cls: type, *edits: tuple[str, str, str]) -> type:
         exec(compile(source, f"<mutant {cls.__name__}.{method}>", "exec"), scope)
         namespace[method] = scope[method]
     return type(f"Mutant{cls.__name__}", (cls,), namespace)
+
+
+@contextlib.contextmanager
+def planting(pairs: Iterable[tuple[type, type]]) -> Iterator[None]:
+    """Let classes have the methods of their mutants; the machines are made of many parts."""
+    saved = [(cls, name, vars(cls)[name]) for cls, mutant in pairs for name in vars(mutant) if name in vars(cls)]
+    try:
+        for cls, mutant in pairs:
+            for name, value in vars(mutant).items():
+                if name in vars(cls) and not name.startswith("__d") and name != "__module__":
+                    setattr(cls, name, value)
+        yield
+    finally:
+        for cls, name, value in saved:
+            if not name.startswith("__d") and name != "__module__":
+                setattr(cls, name, value)

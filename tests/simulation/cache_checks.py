@@ -1,0 +1,156 @@
+"""What must hold of a read proxy's source and cache: R1 to R5, against the stream as it truly is.
+
+The law of this file: it is the god view. It knows every entry that was ever stored, when it was confirmed and when it
+was truncated; of the source it sees what is said to readers, and what the cache holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from actors.entry_cache import EntryCache
+from dlog.log.read_messages import LacSeen
+from dlog.model.dlsn import DLSN, of
+from dlog.model.segment import StreamMetadata, Truncation
+from dlog.wire.entry import decode_entry
+from dlog.wire.proxy import Entries
+from tests.simulation.cache_stream import StreamModel
+from tests.simulation.kernel import Violation
+
+Key = tuple[str, int]  # place and entry
+
+
+@dataclass(slots=True)
+class Watched:
+    """One reader, from its opening to its end. known_at: as new as that was, at its opening, what the proxy had read of
+    metadata. seen: what it was sent, users' records only."""
+
+    name: str
+    opened_at: int
+    known_at: int
+    follow: bool
+    start: DLSN | None = None
+    seen: list[Key] = field(default_factory=list)
+
+
+class CacheChecks:
+    """mute: invariants that are not checked."""
+
+    def __init__(self, stream: StreamModel, mute: Collection[str] = ()) -> None:
+        self.stream = stream
+        self.mute = mute
+        self.order: dict[Key, int] = {}  # users' entries, as they were confirmed
+        self.is_over = False
+        self._taken = 0
+
+    def fail(self, invariant: str, text: str) -> None:
+        if invariant not in self.mute and not self.is_over:
+            raise Violation(invariant, text)
+
+    # ---- what readers are told ---------------------------------------------------------------------------------------
+
+    def lac_said(self, seen: LacSeen) -> None:
+        """R2: an end that is told is one; R1: nothing above what is confirmed is told to be."""
+        place = self.stream.places.get(seen.place)
+        if place is None:
+            return
+        if seen.lac > place.confirmed:
+            self.fail("R1", f"LAC {seen.lac} of {seen.place} is told, confirmed is {place.confirmed}")
+        listed = self.stream.value.segment(seen.number) if self.stream.value is not None else None
+        is_there = listed is not None and listed.place == seen.place
+        if seen.ended and is_there and place.end is None:
+            self.fail("R2", f"segment {seen.number} is told to have ended at {seen.lac}, and goes on")
+
+    def sent(self, reader: Watched, known: StreamMetadata | None, entries: Entries, place_name: str) -> None:
+        """Entries leave for a client: R1, R4. known: the list that it must have been served from, or a newer one."""
+        place = self.stream.places[place_name]
+        first = first_readable(known)
+        if known is not None and known.segments and self.stream.places[known.segments[0].place].life != place.life:
+            first = None  # of another stream of that name
+        at = 0
+        for entry, length in enumerate(entries.lengths, entries.first_entry):
+            payload = bytes(entries.body[at : at + length])
+            at += length
+            if entry > place.confirmed:
+                self.fail("R1", f"{reader.name} was sent {place_name}:{entry}, confirmed is {place.confirmed}")
+            elif payload != place.payloads[entry]:
+                self.fail("R1", f"{reader.name} was sent other bytes than {place_name}:{entry} has")
+            if first is not None and of(place.number, entry, 0) < first:
+                self.fail("R4", f"{reader.name} was sent {place_name}:{entry}, truncated before it came")
+            if any(record.is_user for record in decode_entry(payload)):
+                reader.seen.append((place_name, entry))
+
+    def took_in(self) -> None:
+        """Number what was confirmed since the last look."""
+        for _, _, entry, place in self.stream.confirmed[self._taken :]:
+            self.order[place, entry] = len(self.order)
+        self._taken = len(self.stream.confirmed)
+
+    def contiguous(self, reader: Watched) -> None:
+        """S4: what one reader was sent is a run without a gap, as long as the stream is the same."""
+        self.took_in()
+        last: int | None = None
+        life = 0
+        for key in reader.seen:
+            index = self.order[key]
+            if self.stream.places[key[0]].life != life:
+                last, life = None, self.stream.places[key[0]].life
+            if last is not None and index != last + 1:
+                self.fail("S4", f"{reader.name} was sent {key} after number {last}, it is number {index}")
+            last = index
+
+    def ended(self, reader: Watched, position: DLSN, known: StreamMetadata | None) -> None:
+        """R2: a reader that does not follow was told that this is the tail.
+
+        It must have been sent all that was confirmed when it came and that the store shows by itself, in segments that
+        it must know of. What only an owner knows it may miss, for the owner may be out of reach.
+        """
+        self.contiguous(reader)
+        places = {s.place for s in known.segments} if known is not None else set()
+        for when, number, entry, name in reversed(self.stream.confirmed):
+            if of(number, entry, 0) < position:
+                break
+            if when > reader.opened_at or name not in places or not self._is_kept(name):
+                continue
+            shown_at = self.stream.places[name].shown.get(entry)
+            if shown_at is not None and shown_at <= reader.opened_at:
+                self.fail("R2", f"{reader.name} was told of the tail at {position}, {name}:{entry} was there before")
+
+    def _is_kept(self, place: str) -> bool:
+        value = self.stream.value
+        return value is not None and any(s.place == place for s in value.segments)
+
+    def end_of_stream(self, reader: Watched, position: DLSN) -> None:
+        """R2: the stream's end is told of a sealed stream only, behind its last record."""
+        value = self.stream.value
+        if value is None or not value.is_sealed:
+            self.fail("R2", f"{reader.name} was told of the stream's end, and it goes on")
+        elif value.segments and position <= value.segments[-1].last_dlsn:
+            self.fail("R2", f"{reader.name} was told of the stream's end at {position}")
+        self.contiguous(reader)
+
+    # ---- what the cache holds ----------------------------------------------------------------------------------------
+
+    def bounded(self, cache: EntryCache) -> None:
+        """R5: never more than it may hold, and its account is right."""
+        if cache.bytes > max(cache.bytes_max, 0):
+            self.fail("R5", f"the cache holds {cache.bytes} bytes, it may hold {cache.bytes_max}")
+
+    def forgotten(self, cache: EntryCache, then: StreamMetadata | None) -> None:
+        """R4: nothing is kept of what metadata, as it stood a while ago, says is gone."""
+        kept = {s.place: s for s in (then.segments if then is not None else ())}
+        for key, entry in tuple(cache._entries):
+            place = key.partition(":")[2]
+            segment = kept.get(place)
+            if segment is None:
+                if not self.stream.is_listed(place):
+                    self.fail("R4", f"the cache holds {place}:{entry}, which left the stream's list")
+            elif segment.truncation is Truncation.TRUNCATED or entry < segment.min_entry:
+                self.fail("R4", f"the cache holds {place}:{entry}, which is truncated")
+
+
+def first_readable(value: StreamMetadata | None) -> DLSN | None:
+    """The truncation point."""
+    segments = value.segments if value is not None else ()
+    return next((s.first_dlsn for s in segments if s.truncation is not Truncation.TRUNCATED), None)

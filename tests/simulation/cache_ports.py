@@ -1,0 +1,286 @@
+"""What stands behind the source of a read proxy, as the real ports: metadata, a segment store, owners to listen to.
+
+The law of this room: a port answers late, with less than was asked, or with an error; it never lies. Metadata may be as
+old as `lag_s` says, for a follower of the ensemble answers reads, but never older than what this session has seen. A
+watch may come late or twice; after contact was lost all are called.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from dlog.errors import ConnectionLostError, OwnedElsewhereError, StreamUnavailableError
+from dlog.io.metadata import SessionState, Unsubscribe
+from dlog.machine import Missing, Outcome, OutcomeUnknown, Versioned
+from dlog.model.ids import EntryId, StreamName
+from dlog.stores.contract import (
+    Capabilities,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentTruncatedError,
+    StoreUnavailableError,
+)
+from tests.simulation.cache_stream import Channel, Place
+from tests.simulation.plan import FaultKind
+from tests.simulation.service.loop import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.cache_world import CacheWorld
+
+S = 1_000_000_000
+
+
+class MetadataPort:
+    """A Metadata, as far as a source asks one."""
+
+    def __init__(self, world: CacheWorld, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self.seen_at = 0  # as new as that is what was told
+        self._read_at = 0  # no read is older than one before it
+        self._watches: list[Callable[[], None]] = []
+
+    @property
+    def state(self) -> SessionState:
+        return SessionState.SUSPENDED if self._world.is_on(FaultKind.META_CUT) else SessionState.CONNECTED
+
+    async def read(self, key: object) -> Outcome:
+        world = self._world
+        await asyncio.sleep(world.latency_s(0.001))
+        if world.is_on(FaultKind.META_CUT):
+            await asyncio.sleep(0.1)
+            return OutcomeUnknown("out of reach")
+        lag = int(world.rng.random() * world.config["lag_s"] * S)
+        self._read_at = read_at = max(self._read_at, world.loop.now - lag)
+        value = world.stream.value_at(read_at)
+        late_s = world.rate(FaultKind.META_DELAY)
+        await asyncio.sleep(world.latency_s(0.001) + world.rng.random() * late_s)
+        if world.rng.random() < world.rate(FaultKind.META_REPLY_LOST):
+            return OutcomeUnknown("the reply was lost")
+        self.seen_at = max(self.seen_at, read_at)
+        return Missing() if value is None else Versioned(value, read_at)
+
+    def watch(self, key: object, callback: Callable[[], None]) -> Unsubscribe:
+        self._watches.append(callback)
+        return lambda: self._watches.remove(callback) if callback in self._watches else None
+
+    def changed(self) -> None:
+        """Something was written: tell the watches, sooner or later."""
+        world = self._world
+        if world.is_on(FaultKind.META_CUT):
+            return
+        late_s = world.rate(FaultKind.WATCH_LATE)
+        times = 2 if world.rng.random() < 0.1 else 1
+        for _ in range(times):
+            # A watch fires on the follower that the session reads from, so never before a read would show the change.
+            delay_s = world.config["lag_s"] + world.latency_s(0.001) + world.rng.random() * late_s
+            self._process.post(self._call, delay_ns=int(delay_s * S))
+
+    def back(self) -> None:
+        """Contact was lost and is there again."""
+        self._process.post(self._call, delay_ns=int(self._world.config["lag_s"] * S))
+
+    def _call(self) -> None:
+        for callback in tuple(self._watches):
+            callback()
+
+
+class StorePort:
+    """A SegmentStore, as far as a source asks one."""
+
+    name = "ledger"
+
+    def __init__(self, world: CacheWorld) -> None:
+        self._world = world
+        final = world.stream.final
+        self.capabilities = Capabilities(visible_is_final=final, entry_bytes_max=1 << 20)
+
+    async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> ReaderPort:
+        await self._world.store_answers()
+        return ReaderPort(self._world, self.find(ref.place), sealed_at)
+
+    async def last_confirmed(self, ref: SegmentRef) -> EntryId:
+        await self._world.store_answers()
+        return EntryId(self.find(ref.place).lac_of_store)
+
+    def find(self, name: str) -> Place:
+        place = self._world.stream.places[name]
+        if place.is_gone:
+            raise SegmentNotFoundError(f"no such segment: place={name}")
+        return place
+
+
+class ReaderPort:
+    """A SegmentReader."""
+
+    def __init__(self, world: CacheWorld, place: Place, sealed_at: EntryId | None) -> None:
+        self._world = world
+        self._place = place
+        self._end = sealed_at
+        self._lac = place.lac_of_store if sealed_at is None else sealed_at
+        self._is_open = True
+
+    @property
+    def last_confirmed(self) -> EntryId:
+        return EntryId(self._lac)
+
+    @property
+    def end(self) -> EntryId | None:
+        return self._end
+
+    def learn_lac(self, lac: EntryId) -> None:
+        self._lac = max(self._lac, lac)
+
+    async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        assert first <= self._lac, f"read above the LAC: place={self._place.name} first={first} lac={self._lac}"
+        await self._answers()
+        place, rng = self._place, self._world.rng
+        last = EntryId(min(last, self._lac, first + rng.choice((0, 1, 100))))
+        found: list[bytes] = []
+        size = 0
+        for entry in range(first, min(last, len(place.payloads) - 1) + 1):
+            found.append(place.payloads[entry])
+            size += len(found[-1])
+            if size >= max_bytes:
+                break
+        if not found:
+            raise StoreUnavailableError(f"not there: place={place.name} entry={first}")
+        if rng.random() < self._world.rate(FaultKind.LOSS):
+            raise StoreUnavailableError("the answer was lost")
+        return found
+
+    async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
+        deadline = self._world.loop.now + int(timeout_s * S)
+        while True:
+            await self._answers()
+            self._lac = max(self._lac, self._place.lac_of_store)
+            if self._end is None and self._place.end is not None:
+                self._end = EntryId(self._place.end)
+            if self._lac > known or self._end is not None or self._world.loop.now >= deadline:
+                return EntryId(self._lac)
+            await asyncio.sleep(min(0.02, timeout_s))
+
+    async def _answers(self) -> None:
+        await self._world.store_answers()
+        if not self._is_open:
+            raise StoreUnavailableError("the reader is closed")
+        if self._place.is_gone:
+            raise SegmentTruncatedError(f"the segment is gone: place={self._place.name}")
+
+    async def close(self) -> None:
+        self._is_open = False
+
+
+class OwnersPort:
+    """An Upstream: links to owners, which may be cut, frozen, deposed or gone."""
+
+    def __init__(self, world: CacheWorld, process: Process) -> None:
+        self._world = world
+        self._process = process
+        self._open: dict[str, _Followed] = {}
+
+    async def follow(
+        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
+    ) -> None:
+        world = self._world
+        await self._reach()
+        owner = world.stream.owners.get(address)
+        if owner is None or not owner.is_alive:
+            current = world.stream.owner
+            if owner is not None and current is not None and current.is_ready and world.rng.random() < 0.5:
+                raise OwnedElsewhereError("owned elsewhere", location=current.address)
+            raise ConnectionLostError(f"nobody listens: address={address}")
+        if not owner.is_ready and world.rng.random() < 0.5:
+            raise StreamUnavailableError("the owner takes the stream over")
+        followed = self._open[address] = _Followed()
+        on_open()
+        process = self._process
+
+        def say(number: int, lac: int, ended: bool) -> None:
+            if world.is_on(FaultKind.CUT) or followed.held:
+                followed.held.append((number, lac, ended))
+            else:
+                process.post(followed.deliver, hear, number, lac, ended)
+
+        def lose() -> None:
+            process.post(followed.wake, True)
+
+        channel = Channel(say, lose)
+        owner.channels.append(channel)
+        for number, last in owner.ended[-1:]:
+            world.stream.say(channel, number, last, True)
+        if owner.place is not None:
+            world.stream.say(channel, owner.place.number, owner.place.confirmed, False)
+        try:
+            while not followed.is_lost:
+                if world.is_on(FaultKind.CUT) and world.loop.now - world.struck[FaultKind.CUT] > S:
+                    break  # pings stay unanswered
+                if not world.is_on(FaultKind.CUT):
+                    held, followed.held = followed.held, []
+                    for words in held:
+                        followed.deliver(hear, *words)
+                await followed.sleep(0.05)
+        finally:
+            if channel in owner.channels:
+                owner.channels.remove(channel)
+            if self._open.get(address) is followed:
+                del self._open[address]
+        raise ConnectionLostError(f"lost the owner: address={address}")
+
+    async def sync(self, address: str) -> None:
+        """A ping, answered after all that was said before."""
+        await self._reach()
+        followed = self._open.get(address)
+        owner = self._world.stream.owners.get(address)
+        if followed is None or followed.is_lost or owner is None or not owner.is_alive:
+            raise ConnectionLostError(f"lost the owner: address={address}")
+        due = max((channel.heard_at for channel in owner.channels), default=0)
+        while followed.held or self._world.loop.now <= due:
+            if followed.is_lost or followed.is_over:
+                raise ConnectionLostError(f"lost the owner: address={address}")
+            await asyncio.sleep(0.001)
+
+    async def _reach(self) -> None:
+        """A round trip, or nothing for as long as the link is cut."""
+        world = self._world
+        await asyncio.sleep(world.latency_s(0.001))
+        waited = 0.0
+        while world.is_on(FaultKind.CUT):
+            await asyncio.sleep(0.02)
+            waited += 0.02
+            if waited > 0.5:
+                raise ConnectionLostError("no answer")
+
+
+class _Followed:
+    """One link that is open."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[int, int, bool]] = []
+        self.is_lost = False
+        self.is_over = False
+        self._wake = asyncio.Event()
+
+    def deliver(self, hear: Callable[[int, int, bool], None], number: int, lac: int, ended: bool) -> None:
+        if not self.is_lost:
+            hear(number, lac, ended)
+
+    def wake(self, lost: bool) -> None:
+        self.is_lost = self.is_lost or lost
+        self._wake.set()
+
+    async def sleep(self, seconds: float) -> None:
+        """Until something happens, or for so long."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+
+def draw_latency(rng: random.Random, mean_s: float) -> float:
+    """Exponential, with a heavy tail."""
+    return rng.expovariate(1.0) * mean_s * (50 if rng.random() < 0.01 else 1)

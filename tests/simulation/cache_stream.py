@@ -1,0 +1,353 @@
+"""One stream as a read proxy meets it from outside: owners that come and go, segments, metadata; all of it a model.
+
+The law of this room: what is here is the truth that readers are judged by. An owner appends and confirms in order; when
+it dies a recovery decides the end of its segment once and for all, and of what was not confirmed keeps whatever prefix
+chance kept; the number of a segment that ended empty comes again at another place. A place is never used twice. The
+store alone shows an entry once a later one carries it (or at once, where what is visible is final).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
+from dlog.wire.entry import Record, control_record, encode_entry
+from tests.simulation.service.loop import SimulatedLoop
+
+STREAM = StreamName("s")
+SEALED_TXID = Txid(2**63 - 1)
+MS = 1_000_000
+S = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a segment lies. carried: what a reader of the store alone may know to be confirmed."""
+
+    name: str
+    number: int
+    life: int  # of the stream, which may be deleted and made again
+    payloads: list[bytes] = field(default_factory=list)
+    users: list[bool] = field(default_factory=list)  # whether an entry holds a user's record
+    confirmed: int = -1
+    carried: int = -1
+    end: int | None = None
+    is_gone: bool = False
+    shown: dict[int, int] = field(default_factory=dict)  # entry -> when a reader of the store alone could see it
+
+    @property
+    def lac_of_store(self) -> int:
+        return self.carried if self.end is None else self.end
+
+
+class Channel:
+    """A proxy that listens to an owner: what it is told comes in order."""
+
+    def __init__(self, say: Callable[[int, int, bool], None], lose: Callable[[], None]) -> None:
+        self.say = say
+        self.lose = lose
+        self.heard_at = 0  # when the last word arrives
+
+
+class OwnerModel:
+    """One tenure. It confirms nothing once its segment's end was decided, but may go on talking of what was."""
+
+    def __init__(self, address: str, epoch: int) -> None:
+        self.address = address
+        self.epoch = epoch
+        self.is_alive = True
+        self.is_ready = False
+        self.place: Place | None = None
+        self.ended: list[tuple[int, int]] = []
+        self.channels: list[Channel] = []
+
+
+class StreamModel:
+    """The stream and what befalls it. `rng` draws latencies; changes of metadata are told to `on_change`."""
+
+    def __init__(self, loop: SimulatedLoop, rng: random.Random, *, final: bool, reach: Callable[[str], None]) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.final = final
+        self.reach = reach
+        self.places: dict[str, Place] = {}
+        self.value: StreamMetadata | None = StreamMetadata(name=STREAM)
+        self.history: list[tuple[int, StreamMetadata | None]] = [(loop.now, self.value)]
+        self.on_change: Callable[[], None] = lambda: None
+        self.owners: dict[str, OwnerModel] = {}
+        self.owner: OwnerModel | None = None
+        self.confirmed: list[tuple[int, int, int, str]] = []  # when, number, entry, place: of users' entries, in order
+        self.written = 0
+        self.lives = 1
+        self._epochs = 0
+        self._made = 0
+
+    # ---- metadata ----------------------------------------------------------------------------------------------------
+
+    def write(self, value: StreamMetadata | None) -> None:
+        self.value = value
+        self.history.append((self.loop.now, value))
+        self.on_change()
+
+    def decide(self, place: Place, end: int) -> int:
+        """The segment's end, for good."""
+        place.end = end
+        self._show(place, end)
+        return end
+
+    def is_listed(self, place: str) -> bool:
+        """Whether metadata names the place now."""
+        return self.value is not None and any(s.place == place for s in self.value.segments)
+
+    def value_at(self, when: int) -> StreamMetadata | None:
+        """Metadata as it stood at a time."""
+        found = self.history[0][1]
+        for since, value in reversed(self.history):
+            if since <= when:
+                return value
+        return found
+
+    def values_since(self, when: int) -> list[StreamMetadata | None]:
+        """Metadata as it stood then, and all that it has been since."""
+        return [self.value_at(when), *(value for at, value in self.history if at > when)]
+
+    # ---- owners ------------------------------------------------------------------------------------------------------
+
+    def take_over(self, *, dead_s: float) -> None:
+        """The owner is dead or deposed; another claims the stream, recovers the last segment and goes on."""
+        if self.value is None or self.value.is_sealed:
+            return
+        old = self.owner
+        if old is not None:
+            old.is_alive = False
+            self.reach("take_over")
+            if self.rng.random() < 0.5:
+                self._lose(old)
+        self._epochs += 1
+        self._made += 1
+        owner = self.owner = OwnerModel(f"w{self._epochs}", self._epochs)
+        self.owners[owner.address] = owner
+        self.after(dead_s, self._claim, owner)
+
+    def _lose(self, owner: OwnerModel) -> None:
+        channels, owner.channels = owner.channels, []
+        for channel in channels:
+            channel.lose()
+
+    def _claim(self, owner: OwnerModel) -> None:
+        if owner is not self.owner or self.value is None:
+            return
+        claim = Owner(
+            epoch=Epoch(owner.epoch), proxy=ProxyId(owner.address), address=owner.address, claim=owner.address
+        )
+        self.write(replace(self.value, owner=claim))
+        self.after(self.rng.random() * 0.05, self._recover, owner)
+
+    def _recover(self, owner: OwnerModel) -> None:
+        if owner is not self.owner or self.value is None:
+            return
+        last = next(iter(self.value.in_progress), None)
+        if last is not None:
+            place = self.places[last.place]
+            if place.end is None:
+                end = self.rng.randint(place.confirmed, len(place.payloads) - 1)
+                for entry in range(place.confirmed + 1, end + 1):
+                    self._confirmed(place, entry)
+                del place.payloads[end + 1 :], place.users[end + 1 :]
+                self.decide(place, end)
+                self.reach("recovered")
+        self.after(self.rng.random() * 0.05, self._start, owner)
+
+    def _start(self, owner: OwnerModel) -> None:
+        """One write completes the old segment (or drops an empty one) and names the next."""
+        value = self.value
+        if owner is not self.owner or value is None:
+            return
+        number = value.max_segment + 1
+        for segment in value.in_progress:
+            place = self.places[segment.place]
+            assert place.end is not None
+            if place.end == NO_ENTRY:
+                value = value.without_segment(segment.number)
+                number = segment.number
+                self.reach("number_came_again")
+            else:
+                value = value.with_segment(self._completed(segment, place))
+        owner.is_ready = True
+        self.write(self._opened(value, number, owner))
+        for old in self.owners.values():
+            if old is not owner:
+                self.after(self.rng.random() * 0.5, self._lose, old)
+
+    def _completed(self, segment: Segment, place: Place) -> Segment:
+        assert place.end is not None
+        last = place.end
+        count = sum(place.users)
+        return replace(
+            segment, completed=True, last_entry=EntryId(last), last_slot=0, last_txid=Txid(0), record_count=count
+        )
+
+    def _opened(self, value: StreamMetadata, number: int, owner: OwnerModel) -> StreamMetadata:
+        self._made += 1
+        place = owner.place = Place(f"{number}.{self._made}", number, self.lives)
+        self.places[place.name] = place
+        segment = Segment(number=SegmentNumber(number), place=place.name, first_txid=Txid(0))
+        self.reach("segment_started")
+        return replace(value.with_segment(segment), max_segment=SegmentNumber(max(number, value.max_segment)))
+
+    def roll(self) -> None:
+        """End the segment where it is confirmed and start the next one, in one write or in two."""
+        owner, value = self.owner, self.value
+        if owner is None or not owner.is_ready or owner.place is None or value is None or value.is_sealed:
+            return
+        place = owner.place
+        if place.end is not None or place.confirmed != len(place.payloads) - 1 or place.confirmed < 0:
+            return
+        end = self.decide(place, place.confirmed)
+        segment = value.segment(place.number)
+        assert segment is not None and segment.place == place.name
+        owner.ended.append((place.number, end))
+        self._tell(owner, place.number, end, True)
+        self.write(self._opened(value.with_segment(self._completed(segment, place)), place.number + 1, owner))
+        self.reach("rolled")
+
+    def seal(self) -> None:
+        """No more records, ever."""
+        owner, value = self.owner, self.value
+        if owner is None or not owner.is_ready or owner.place is None or value is None or value.is_sealed:
+            return
+        place = owner.place
+        if place.end is not None or place.confirmed != len(place.payloads) - 1:
+            return
+        end = self.decide(place, place.confirmed)
+        segment = value.segment(place.number)
+        assert segment is not None
+        if end == NO_ENTRY:
+            value = value.without_segment(segment.number)
+        else:
+            value = value.with_segment(self._completed(segment, place))
+        self._tell(owner, place.number, end, True)
+        self.write(replace(value, max_txid=SEALED_TXID))
+        self.reach("sealed")
+
+    # ---- records -----------------------------------------------------------------------------------------------------
+
+    def append(self, *, control: bool = False) -> None:
+        """The owner appends an entry; it is confirmed a little later, in order, if the owner still may."""
+        owner = self.owner
+        if owner is None or not owner.is_ready or not owner.is_alive or owner.place is None:
+            return
+        place = owner.place
+        if place.end is not None:
+            return
+        position = sum(place.users) + (not control)
+        if control:
+            record = control_record(position, 0)
+        else:
+            self.written += 1
+            text = f"record {self.written} ".encode() + bytes(self.rng.choice((0, 5, 200)))
+            record = Record(0, position, 0, text)
+        place.payloads.append(b"".join(bytes(part) for part in encode_entry([record])))
+        place.users.append(not control)
+        if not self.final:
+            self._show(place, place.confirmed)
+        self.after(self.rng.expovariate(1.0) * 0.002, self._confirm, owner, place, len(place.payloads) - 1)
+
+    def _confirm(self, owner: OwnerModel, place: Place, entry: int) -> None:
+        if place.end is not None or not owner.is_alive:
+            return
+        for one in range(place.confirmed + 1, entry + 1):
+            self._confirmed(place, one)
+        self._tell(owner, place.number, place.confirmed, False)
+        if not self.final and any(place.users[place.carried + 1 : place.confirmed + 1]):
+            self.after(0.005, self._carry, owner, place, entry)
+
+    def _confirmed(self, place: Place, entry: int) -> None:
+        place.confirmed = max(place.confirmed, entry)
+        if self.final:
+            self._show(place, place.confirmed)
+        if place.users[entry]:
+            self.confirmed.append((self.loop.now, place.number, entry, place.name))
+
+    def _show(self, place: Place, upto: int) -> None:
+        for entry in range(place.carried + 1, upto + 1):
+            place.shown[entry] = self.loop.now
+        place.carried = max(place.carried, upto)
+
+    def _carry(self, owner: OwnerModel, place: Place, entry: int) -> None:
+        """Nothing followed: a control record lets readers of the store alone see what was confirmed."""
+        if place.end is None and len(place.payloads) - 1 == entry and owner is self.owner:
+            self.append(control=True)
+
+    def _tell(self, owner: OwnerModel, number: int, lac: int, ended: bool) -> None:
+        for channel in owner.channels:
+            self.say(channel, number, lac, ended)
+
+    def say(self, channel: Channel, number: int, lac: int, ended: bool) -> None:
+        """On its way: it arrives later, in order."""
+        channel.heard_at = max(channel.heard_at + 1, self.loop.now + int(self.rng.expovariate(1.0) * MS))
+        self.loop.at(channel.heard_at, self.loop.world, channel.say, number, lac, ended)
+
+    # ---- the other end of the stream ---------------------------------------------------------------------------------
+
+    def truncate(self) -> None:
+        """Move the first readable place forward: within a segment, and over whole ones that leave list and store."""
+        value = self.value
+        if value is None:
+            return
+        done = [s for s in value.segments if s.completed and s.truncation is not Truncation.TRUNCATED]
+        if not done:
+            return
+        victim = self.rng.choice(done)
+        whole = [s for s in done if s.number < victim.number]
+        for segment in whole:
+            value = value.with_segment(replace(segment, truncation=Truncation.TRUNCATED))
+            self.after(self.rng.choice((0.3, 0.6, 4.0)), self._drop, segment)
+        if victim.min_entry < victim.last_entry:
+            entry = self.rng.randint(victim.min_entry, victim.last_entry)
+            value = value.with_segment(replace(victim, truncation=Truncation.PARTIAL, min_entry=EntryId(entry)))
+        self.write(value)
+        self.reach("truncated")
+
+    def _drop(self, segment: Segment) -> None:
+        """The segment leaves the list, then the store."""
+        value = self.value
+        if value is not None and value.segments and value.segments[0].place == segment.place:
+            self.write(value.without_segment(segment.number))
+            self.after(0.3, self._forget, segment.place)
+        elif value is not None and any(s.place == segment.place for s in value.segments):
+            self.after(0.1, self._drop, segment)
+
+    def _forget(self, place: str) -> None:
+        self.places[place].is_gone = True
+        self.reach("deleted_segment")
+
+    def delete(self) -> None:
+        """Delete the stream; another of the same name is made a little later."""
+        value = self.value
+        if value is None:
+            return
+        if self.owner is not None:
+            self.owner.is_alive = False
+            self._lose(self.owner)
+        self.write(None)
+        for segment in value.segments:
+            place = self.places[segment.place]
+            if place.end is None:
+                self.decide(place, place.confirmed)
+            self.after(0.3, self._forget, segment.place)
+        self.reach("deleted")
+        self.after(self.rng.random() * 0.3, self._create)
+
+    def _create(self) -> None:
+        if self.value is None:
+            self.lives += 1
+            self.write(StreamMetadata(name=STREAM))
+            self.take_over(dead_s=0.0)
+
+    def after(self, delay_s: float, callback: Callable[..., None], *args: object) -> None:
+        """Later, as the world."""
+        self.loop.at(self.loop.now + int(delay_s * S), self.loop.world, callback, *args)

@@ -1,0 +1,563 @@
+"""The world of a read proxy's cache: the source of one stream as it ships, its readers, and a stream that never rests.
+
+Everything between a reader's machine and the ports is the real code (actors/stream_tailer.py with its views, segment
+readers, upstream and cache; dlog/log/reading.py under its driver), on the virtual loop of tests/simulation/service. The
+stream, its owners, store and metadata are models (cache_stream.py, cache_ports.py).
+
+Styles of plan:
+- "swarm": any faults; take-overs, rolls, truncation now and then;
+- "roll": segments of a few entries, owners that die, numbers that come again;
+- "trim": truncation and deletion all the time, a cache that is almost too small;
+- "tail": readers that only want to know what is there now, while owners are cut off.
+
+After the faults the world heals; then every reader must reach the tail, and the cache must hold nothing that is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import random
+from collections import Counter
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from actors.entry_cache import EntryCache
+from actors.stream_tailer import StreamTailer, TailerOptions
+from dlog.io.driver import Driver
+from dlog.log.read_messages import READER, SOURCE, GetEntries, LacSeen
+from dlog.log.reading import ReadingOptions, StreamReader
+from dlog.machine import Fact, PeerLost, Received
+from dlog.model.dlsn import of
+from dlog.model.segment import StreamMetadata
+from dlog.options import draw
+from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
+from tests.simulation.cache_checks import CacheChecks, Watched, first_readable
+from tests.simulation.cache_ports import MetadataPort, OwnersPort, StorePort, draw_latency
+from tests.simulation.cache_stream import STREAM, StreamModel
+from tests.simulation.kernel import Violation
+from tests.simulation.mutants import planting
+from tests.simulation.plan import Fault, FaultKind, Plan
+from tests.simulation.service.loop import Process, SimulatedLoop
+from tests.simulation.worlds import Outcome, Room
+
+S = 1_000_000_000
+STYLES = ("swarm", "roll", "trim", "tail")
+KINDS = (
+    FaultKind.CRASH,  # of the read proxy
+    FaultKind.PAUSE,
+    FaultKind.CUT,  # from the read proxy to owners
+    FaultKind.LOSS,  # of the store's answers
+    FaultKind.SLOW,  # the store
+    FaultKind.META_CUT,
+    FaultKind.META_DELAY,
+    FaultKind.META_REPLY_LOST,
+    FaultKind.WATCH_LATE,
+)
+MARKS = ("take_over", "segment_started", "truncated", "rolled", "recovered")
+MUST_REACH = (
+    "sent",
+    "caught_up",
+    "end_of_stream",
+    "truncated_reader",
+    "take_over",
+    "recovered",
+    "rolled",
+    "number_came_again",
+    "truncated",
+    "deleted_segment",
+    "deleted",
+    "cache_hit",
+    "evicted",
+    "source_failed",
+    "reader_held",
+)
+PROGRESS = {
+    "entries read": ("sent",),
+    "take-overs": ("take_over",),
+    "recoveries": ("recovered",),
+    "segments": ("segment_started",),
+    "readers": ("opened",),
+}
+RARE = ("deleted_reader", "number_came_again", "lost_source")
+SETTLE_S = 60.0
+R4_AFTER_S = 2.0  # truncated data has left the cache by then, when metadata can be reached
+Op = tuple[float, str]
+
+
+def draw_plan(seed: int, style: str = "swarm") -> Plan:
+    """The plan that a seed means."""
+    rng = random.Random(f"cache/{style}/{seed}/plan")
+    duration = rng.choice((0.5, 2.0))
+    styles: dict[str, dict[str, float]] = {
+        "swarm": {"append": 60, "take_over": 2, "roll": 6, "truncate": 3, "delete": 0.3, "open": 4, "hold": 2},
+        "roll": {"append": 30, "take_over": 8, "roll": 10, "truncate": 1, "delete": 0.3, "open": 4, "hold": 1},
+        "trim": {"append": 40, "take_over": 1, "roll": 12, "truncate": 10, "delete": 1, "open": 6, "hold": 2},
+        "tail": {"append": 40, "take_over": 3, "roll": 3, "truncate": 0.5, "delete": 0, "open": 12, "hold": 1},
+    }
+    weights = styles[style]
+    names = sorted(weights)
+    count = rng.choice((20, 60, 150))
+    script = sorted(
+        (rng.uniform(0, duration), rng.choices(names, [weights[n] for n in names])[0]) for _ in range(count)
+    )
+    config: dict[str, Any] = {
+        "style": style,
+        "final": rng.random() < 0.3,
+        "cache_bytes": rng.choice((300, 2_000, 1 << 20)) if style == "trim" else rng.choice((2_000, 1 << 20)),
+        "lag_s": 0.0,  # a read of metadata shows all that was written before it was asked for
+        "followers": 0.3 if style == "tail" else 0.7,
+        "dead_s": rng.choice((0.01, 0.1, 0.5)),
+        "seal": rng.random() < 0.3,
+        "duration_s": duration,
+        "script": [[round(at_s, 6), op] for at_s, op in script],
+    }
+    return Plan(seed=seed, config=config, faults=_draw_faults(rng, duration))
+
+
+def _draw_faults(rng: random.Random, duration: float) -> tuple[Fault, ...]:
+    enabled = [kind for kind in KINDS if rng.random() < 0.4]
+    if not enabled:
+        return ()
+    faults = []
+    for _ in range(rng.randint(1, 10)):
+        kind = rng.choice(enabled)
+        mark, count = ("", 1) if rng.random() < 0.6 else (rng.choice(MARKS), rng.randint(1, 3))
+        at_s = rng.uniform(0, 0.02 if mark else duration)
+        for_s = rng.choice((0.01, 0.1, 0.5)) * rng.uniform(0.5, 2.0)
+        rate = {
+            FaultKind.LOSS: rng.uniform(0.05, 0.8),
+            FaultKind.SLOW: rng.choice((0.02, 0.2)),
+            FaultKind.META_DELAY: rng.choice((0.02, 0.3)),
+            FaultKind.META_REPLY_LOST: rng.uniform(0.1, 1.0),
+            FaultKind.WATCH_LATE: rng.choice((0.05, 1.0)),
+        }.get(kind, 0.0)
+        faults.append(Fault(kind=kind, at_s=at_s, for_s=for_s, a="r", rate=rate, mark=mark, count=count))
+    return tuple(faults)
+
+
+class ReaderHost:
+    """One reader in the proxy's process: its machine under its driver, its door to the source, its client's credit."""
+
+    def __init__(self, world: CacheWorld, read: Read, machine: StreamReader, watched: Watched) -> None:
+        self.world = world
+        self.watched = watched
+        self.machine = machine
+        self.ended = ""
+        self._places: dict[int, str] = {}  # where the segments lie that it asked entries of
+        self.driver = Driver(machine, name=watched.name, send=self._send)
+        self.view = world.tailer.attach(self._heard, self._lost)
+        self.driver.post(Received(READER, read))
+        self._read = read
+
+    async def run(self) -> None:
+        try:
+            await self.driver.run()
+        finally:
+            self.view.close()
+
+    def _heard(self, fact: Fact) -> None:
+        assert isinstance(fact, Received)
+        if isinstance(fact.message, LacSeen):
+            self.world.checks.lac_said(fact.message)
+        elif type(fact.message).__name__ == "SourceFailed":
+            self.world.reach("source_failed")
+        self.driver.post(fact)
+
+    def _lost(self) -> None:
+        self.world.reach("lost_source")
+        self.driver.post(PeerLost(SOURCE, "the source ended"))
+
+    def _send(self, peer: object, message: Any) -> None:
+        world = self.world
+        if peer == SOURCE:
+            if isinstance(message, GetEntries):
+                self._places[message.segment.number] = message.segment.place
+                if world.cache.holds(f"ledger:{message.segment.place}", message.first):
+                    world.reach("cache_hit")
+            self.view.ask(message)
+            return
+        if isinstance(message, Entries):
+            self._sent(message)
+        elif isinstance(message, ReaderEvent):
+            self._told(message.kind, message.detail)
+        if self.machine.has_ended:
+            self.driver.stop()
+
+    def _sent(self, entries: Entries) -> None:
+        world = self.world
+        world.reach("sent")
+        world.checks.sent(self.watched, world.known(self.watched), entries, self._places[entries.segment])
+        world.checks.bounded(world.cache)
+        delay_s = draw_latency(world.rng, 0.002)
+        world.loop.call_later(
+            delay_s, self.driver.post, Received(READER, Credit(self._read.request, len(entries.body)))
+        )
+
+    def _told(self, kind: ReaderEventKind, detail: Mapping[str, Any]) -> None:
+        world, watched = self.world, self.watched
+        match kind:
+            case ReaderEventKind.STARTED:
+                watched.start = of(*detail["dlsn"])
+            case ReaderEventKind.CAUGHT_UP:
+                world.reach("caught_up")
+                if not watched.follow:
+                    self.ended = "caught up"
+                    world.checks.ended(watched, self.machine.position, world.known(watched))
+            case ReaderEventKind.END_OF_STREAM:
+                self.ended = "end of stream"
+                world.reach("end_of_stream")
+                world.checks.end_of_stream(watched, self.machine.position)
+            case ReaderEventKind.TRUNCATED:
+                self.ended = "truncated"
+                world.reach("truncated_reader")
+                points = {first_readable(value) for value in world.stream.values_since(world.sure_at(watched))}
+                if of(*detail["first"]) not in points:
+                    world.checks.fail("R4", f"{watched.name} was told that {detail} is the first, it was {points}")
+            case ReaderEventKind.DELETED:
+                self.ended = "deleted"
+                world.reach("deleted_reader")
+                if not world.was_deleted_since(world.sure_at(watched)):
+                    world.checks.fail("R3", f"{watched.name} was told that the stream is not there")
+            case ReaderEventKind.DAMAGED:
+                self.ended = "damaged"
+                if not world.was_deleted_since(world.sure_at(watched)):
+                    world.checks.fail("R3", f"{watched.name} was told of damage: {detail}")
+
+
+def _judge(task: asyncio.Task[None]) -> None:
+    """What ends a life, but its own end, ends the trial."""
+    if task.cancelled():
+        return
+    error: BaseException | None = task.exception()
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, Violation):
+        raise error
+    if error is not None:
+        raise Violation("assert", f"{task.get_name()} ended with {error!r}") from error
+
+
+class CacheWorld:
+    """One history of one stream's source."""
+
+    def __init__(self, plan: Plan, parts: Mapping[str, Any], *, trace: bool = False) -> None:
+        self.plan = plan
+        self.config = plan.config
+        self.lines: list[str] | None = [] if trace else None
+        self.reached: Counter[str] = Counter()
+        self.loop = SimulatedLoop(f"cache/{plan.seed}")
+        if trace:
+            assert self.lines is not None
+            self.loop.on_line = self.lines.append
+        self.rng = random.Random(f"cache/{plan.seed}/environment")
+        self.struck: dict[FaultKind, int] = {}
+        self.healed = False
+        self._until: dict[FaultKind, int] = {}
+        self._rates: dict[FaultKind, float] = {}
+        self._marked: dict[str, list[Fault]] = {}
+        self.trouble_at = 0  # when contact with metadata was last in doubt, or the proxy did not run
+        self.readers: list[ReaderHost] = []
+        self.opened = 0
+        self._lives: list[asyncio.Task[None]] = []
+        self.stream = StreamModel(self.loop, self.rng, final=self.config["final"], reach=self.reach)
+        self.checks = CacheChecks(self.stream, parts.get("mute", ()))
+        self.stream.on_change = self._changed
+        self.store = StorePort(self)
+        self.process = self._start()
+        for fault in plan.faults:
+            if fault.mark:
+                self._marked.setdefault(fault.mark, []).append(fault)
+            else:
+                self.stream.after(fault.at_s, self._strike, fault)
+
+    # ---- the proxy ---------------------------------------------------------------------------------------------------
+
+    def _start(self) -> Process:
+        """A new life of the read proxy: an empty cache, a new source."""
+        process = self.loop.spawn("r")
+        self.metadata = MetadataPort(self, process)
+        self.cache = EntryCache(self.config["cache_bytes"])
+        options = draw(TailerOptions, random.Random(self.rng.random()))
+        self.tailer: StreamTailer
+        tailer = StreamTailer(
+            STREAM,
+            metadata=self.metadata,  # type: ignore[arg-type]  # as far as a source asks one
+            stores={"ledger": self.store},  # type: ignore[dict-item]  # the same
+            cache=self.cache,
+            fetches=asyncio.Semaphore(2),
+            upstream=OwnersPort(self, process),
+            options=options,
+            rng=random.Random(self.rng.random()),
+        )
+        self.tailer = tailer
+        self.process = process
+        process.post(lambda: self._live(tailer.run(), "source"))
+        return process
+
+    def _live(self, life: Coroutine[Any, Any, None], name: str) -> None:
+        task = self.loop.create_task(life, name=name)
+        task.add_done_callback(_judge)
+        self._lives.append(task)
+
+    def open_reader(self) -> None:
+        """Somebody begins to read."""
+        rng, stream = self.rng, self.stream
+        start, value = rng.choice(((Start.START, None), (Start.TAIL, None), (Start.START, None)))
+        if stream.confirmed and rng.random() < 0.5:
+            _, number, entry, _ = rng.choice(stream.confirmed)
+            start, value = Start.DLSN, (number, entry, 0)
+        follow = rng.random() < self.config["followers"]
+        self.process.post(self._open, start, value, follow)
+
+    def _open(self, start: Start, value: Any, follow: bool) -> None:
+        self.opened += 1
+        self.reach("opened")
+        watched = Watched(f"reader-{self.opened}", self.loop.now, self.metadata.seen_at, follow)
+        read = Read(self.opened, STREAM, start, value, self.rng.choice((1, 200, 10**6)), follow)
+        machine = StreamReader(draw(ReadingOptions, random.Random(self.rng.random())))
+        host = ReaderHost(self, read, machine, watched)
+        self.readers.append(host)
+        self._live(host.run(), watched.name)
+
+    def known(self, watched: Watched) -> StreamMetadata | None:
+        """The list that a reader must have been served from, or a newer one."""
+        return self.stream.value_at(self.sure_at(watched))
+
+    def sure_at(self, watched: Watched) -> int:
+        """Nothing older than that may be told to a reader: its opening, or the last contact with metadata before it if
+        contact was in doubt meanwhile."""
+        return watched.opened_at if self.trouble_at < watched.opened_at else watched.known_at
+
+    def _hold(self) -> None:
+        """A client does not take what it is sent, for a while."""
+        living = [r for r in self.readers if not r.ended]
+        if not living:
+            return
+        host, process = self.rng.choice(living), self.process
+        self.reach("reader_held")
+        process.post(host.view.hold, True)
+        process.post(host.view.hold, False, delay_ns=int(self.rng.random() * 0.3 * S))
+
+    # ---- faults ------------------------------------------------------------------------------------------------------
+
+    def reach(self, mark: str) -> None:
+        self.reached[mark] += 1
+        for fault in self._marked.get(mark, ()):
+            if fault.count == self.reached[mark] and not self.healed:
+                self.stream.after(fault.at_s, self._strike, fault)
+
+    def is_on(self, kind: FaultKind) -> bool:
+        return self._until.get(kind, 0) > self.loop.now
+
+    def rate(self, kind: FaultKind) -> float:
+        return self._rates.get(kind, 0.0) if self.is_on(kind) else 0.0
+
+    def latency_s(self, mean_s: float) -> float:
+        return draw_latency(self.rng, mean_s)
+
+    async def store_answers(self) -> None:
+        """A round trip to the store, or its refusal."""
+        await asyncio.sleep(self.latency_s(0.001) + self.rng.random() * self.rate(FaultKind.SLOW))
+
+    def _strike(self, fault: Fault) -> None:
+        if self.healed:
+            return
+        self.reached[f"fault.{fault.kind.value}"] += 1
+        self.loop.note(f"fault {fault}")
+        until = self.loop.now + int(fault.for_s * S)
+        match fault.kind:
+            case FaultKind.CRASH:
+                self._crash()
+            case FaultKind.PAUSE:
+                process = self.process
+                self.loop.pause(process)
+                self.loop.at(until, self.loop.world, self.loop.resume, process)
+                self.trouble_at = max(self.trouble_at, until)
+            case _:
+                self.struck[fault.kind] = self.loop.now
+                self._until[fault.kind] = max(until, self._until.get(fault.kind, 0))
+                self._rates[fault.kind] = fault.rate
+                if fault.kind in (FaultKind.META_CUT, FaultKind.META_DELAY, FaultKind.META_REPLY_LOST):
+                    self.trouble_at = max(self.trouble_at, self._until[fault.kind])
+                if fault.kind is FaultKind.META_CUT:
+                    self.loop.at(self._until[fault.kind] + 1, self.loop.world, self.metadata.back)
+                if fault.kind is FaultKind.WATCH_LATE:
+                    self.trouble_at = max(self.trouble_at, until + int(fault.rate * S))
+
+    def _crash(self) -> None:
+        """The proxy dies and starts again with nothing; those who followed come back."""
+        again = sum(not r.ended for r in self.readers)
+        for host in self.readers:
+            if not host.ended:
+                self.checks.contiguous(host.watched)
+                host.ended = "crash"
+                self.process.post(host.driver.stop)
+        self.process.post(self.tailer.stop)  # what it had is gone, and nobody is left to hear what it may still say
+        self._start()
+        self.trouble_at = self.loop.now + S // 10
+        for _ in range(again):
+            self.open_reader()
+
+    def heal(self) -> None:
+        self.healed = True
+        cut = self.is_on(FaultKind.META_CUT)
+        self._until.clear()
+        self.loop.resume(self.process)
+        if cut:
+            self.metadata.back()
+
+    # ---- what happens ------------------------------------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        self.metadata.changed()
+        now = self.loop.now
+        self.stream.after(R4_AFTER_S, self._look_at_cache, now)
+
+    def _look_at_cache(self, changed_at: int) -> None:
+        if self.trouble_at < changed_at:
+            self.checks.forgotten(self.cache, self.stream.value_at(changed_at))
+            self.reach("cache_looked_at")
+
+    def was_deleted_since(self, when: int) -> bool:
+        """Whether the stream was gone at any time since then."""
+        return None in self.stream.values_since(when)
+
+    def _play(self, op: str) -> None:
+        match op:
+            case "append":
+                self.stream.append()
+            case "take_over":
+                self.stream.take_over(dead_s=self.rng.random() * self.config["dead_s"])
+            case "roll":
+                self.stream.roll()
+            case "truncate":
+                self.stream.truncate()
+            case "delete":
+                self.stream.delete()
+            case "open":
+                self.open_reader()
+            case "hold":
+                self._hold()
+
+    def run(self) -> None:
+        loop, config = self.loop, self.config
+        begun = loop.now_s
+        self.stream.take_over(dead_s=0.0)
+        self.open_reader()
+        for at_s, op in config["script"]:
+            self.stream.after(at_s, self._play, op)
+        loop.run(until_s=begun + config["duration_s"] * 1.1)
+        self.heal()
+        self._end_of_script()
+        if not loop.run(until_s=loop.now_s + SETTLE_S, until=self._is_settled) and not self._is_settled():
+            late = [r for r in self.readers if not self._is_done(r)]
+            names, tail = [r.watched.name for r in late], self.stream.confirmed[-1:]
+            if any(r.machine.position.entry <= r.machine._lac for r in late):
+                self.checks.fail("R3", f"all is well, and these do not get what they know to be there: {names} {tail}")
+            self.checks.fail("R2", f"all is well, and these were not told: {names} {tail}")
+        loop.run(until_s=loop.now_s + R4_AFTER_S + 2.0)
+        self.checks.forgotten(self.cache, self.stream.value_at(loop.now - int(R4_AFTER_S * S)))
+        for host in self.readers:
+            self.checks.contiguous(host.watched)
+        self.reached["evicted"] += self.cache.bytes_max < 1 << 20 and len(self.stream.confirmed) > 20
+
+    def close(self) -> None:
+        """Let the living end by themselves: a coroutine that the collector must close may run code that waits."""
+        self._until.clear()
+        self.loop.resume(self.process)
+        self.process.post(self.tailer.stop)
+        for host in self.readers:
+            self.process.post(host.driver.stop)
+        self.checks.is_over = True
+        until_s = self.loop.now_s + 5.0
+        while any(not life.done() for life in self._lives) and self.loop.now_s < until_s:
+            with contextlib.suppress(Violation):  # the verdict stands; what a defect still causes is of no interest
+                self.loop.failures.clear()
+                self.loop.run(until_s=until_s)
+
+    def _end_of_script(self) -> None:
+        """Now an owner must come, a last record be written, and the stream perhaps be sealed."""
+        stream = self.stream
+        if stream.value is not None and (stream.owner is None or not stream.owner.is_alive):
+            stream.take_over(dead_s=0.0)
+        for step in range(1, 6):
+            stream.after(1.0 + 0.05 * step, stream.append)
+        if self.config["seal"]:
+            self._seal_after = True
+            stream.after(1.8, self._seal)
+
+    def _seal(self) -> None:
+        if self.stream.value is None or not self.stream.value.is_sealed:
+            self.stream.seal()
+            self.stream.after(0.2, self._seal)
+
+    def _is_settled(self) -> bool:
+        if self.loop.now_s < 1000.0 + self.config["duration_s"] * 1.1 + 2.5:
+            return False
+        if self.config["seal"] and not (self.stream.value is not None and self.stream.value.is_sealed):
+            return False
+        return all(self._is_done(reader) for reader in self.readers)
+
+    def _is_done(self, host: ReaderHost) -> bool:
+        if host.ended or not host.watched.follow:
+            return bool(host.ended)
+        if self.config["seal"] or not self.stream.confirmed:
+            return not self.config["seal"]
+        _, number, entry, _ = self.stream.confirmed[-1]
+        return host.machine.position > of(number, entry, 0)
+
+
+def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:
+    """Run one plan to its end or to the first violation. parts["planted"]: pairs of a class and its mutant."""
+    parts = parts or {}
+    with planting(parts.get("planted", ())):
+        world = CacheWorld(plan, parts, trace=trace)
+        violation, text = _judged(world)
+        failed = list(world.loop.failures)
+        world.close()
+        loop, reached, lines = world.loop, world.reached, world.lines
+        loop.keep(world)  # let go together with everything else of the trial
+        del world
+        failed += loop.dispose()
+    if failed and not violation:
+        violation, text = "V3", failed[0]
+    return Outcome(
+        plan=plan,
+        violation=violation,
+        text=text,
+        reached=reached,
+        trace_hash=loop.trace_hash & 0xFFFFFFFF,
+        events=loop.events,
+        virtual_s=loop.now_s - 1000.0,
+        lines=lines,
+    )
+
+
+def _judged(world: CacheWorld) -> tuple[str, str]:
+    """Run to the end or to the first violation: which, and how."""
+    try:
+        world.run()
+    except Violation as found:
+        return found.invariant, str(found)
+    except AssertionError as error:
+        return "assert", f"{error!r}"
+    return "", ""
+
+
+def room() -> Room:
+    """The room `cache` of `python -m tests.simulation`."""
+    from tests.simulation.mutants.cache import MUTANTS
+
+    gc.freeze()
+    return Room(
+        name="cache",
+        styles=STYLES,
+        draw=draw_plan,
+        run=run_plan,
+        must_reach=MUST_REACH,
+        mutants=MUTANTS,
+        progress=PROGRESS,
+        rare=RARE,
+    )

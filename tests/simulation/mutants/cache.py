@@ -1,0 +1,167 @@
+"""Mutants of a stream's source on a read proxy: what it keeps, what it believes, what it forgets.
+
+Each is a defect that a cache invites: it believes an old word, keeps what is gone, or tells an end that is none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actors.entry_cache import EntryCache
+from actors.stream_tailer import StreamTailer
+from actors.upstream import Heard
+from tests.simulation.cache_ports import MetadataPort
+from tests.simulation.mutants import edited
+from tests.simulation.worlds import Mutant
+
+Edit = tuple[str, str, str]
+
+
+def planted(cls: type, *edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"planted": ((cls, edited(cls, *edits)),), "mute": mute}
+
+
+COHERENCE = (
+    Mutant(
+        name="a LAC is believed for the place that the number has in the list as it is known",
+        invariants=("R1", "R2"),
+        style="roll",
+        parts=planted(
+            Heard,
+            (
+                "__call__",
+                "self._listener.believe(self, number)",
+                "self.place(number, self._listener._segments.get(number))",
+            ),
+        ),
+    ),
+    Mutant(
+        name="reads of metadata may be older than the question",
+        invariants=("R1", "R2"),
+        style="roll",
+        parts=planted(MetadataPort, ("read", 'world.config["lag_s"]', "0.05")),
+    ),
+    Mutant(
+        name="the cache knows entries by segment number, not by place",
+        invariants=("R1",),
+        style="trim",
+        parts=planted(
+            StreamTailer,
+            ("_get_entries", "key = segment_key(segment)", "key = str(segment.number)"),
+            ("_keep", "segment_key(now) != key or ", ""),
+        ),
+    ),
+    Mutant(
+        name="entries are asked for as far as the reader's list says, whatever is confirmed",
+        invariants=("R1", "S4", "assert"),
+        parts=planted(StreamTailer, ("_lac_seen", "now.last_entry, True", "EntryId(now.last_entry + 1), True")),
+    ),
+)
+
+STALENESS = (
+    Mutant(
+        name="what an owner said before it fell silent counts as the tail",
+        invariants=("R2",),
+        style="tail",
+        parts=planted(StreamTailer, ("_find_tail", "not (told and key in self._lacs)", "key not in self._lacs")),
+    ),
+    Mutant(
+        name="the LAC moves and nobody is told",
+        invariants=("R2",),
+        parts=planted(StreamTailer, ("_learn", "self._settle_watches()", "pass")),
+    ),
+    Mutant(
+        name="one segment's end is told of another",
+        invariants=("R2",),
+        parts=planted(
+            StreamTailer,
+            (
+                "_lac_seen",
+                "EntryId(max(lac, question.known)), key in self._ended",
+                "EntryId(max(lac, question.known)), bool(self._ended)",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a new reader is served from the list as it is remembered",
+        invariants=("R2", "R3", "R4"),
+        parts=planted(StreamTailer, ("_get_stream", "and (view.has_seen or is_cut_off)", "")),
+    ),
+)
+
+NEGATIVES = (
+    Mutant(
+        name="a fetch that failed is joined by those who ask again",
+        invariants=("R3",),
+        parts=planted(
+            StreamTailer,
+            (
+                "_fetch",
+                "finally:\n        self._land(key, flight)",
+                "finally:\n        error or self._land(key, flight)",
+            ),
+        ),
+    ),
+    Mutant(
+        name="that entries could not be had is remembered",
+        invariants=("R3",),
+        parts=planted(
+            StreamTailer,
+            ("_fetch", "error = failure", "error = failure\n        self._ended.add('!' + key)"),
+            (
+                "_get_entries",
+                "    payloads = self",
+                "    if '!' + key in self._ended:\n"
+                "        view.say(SourceFailed(question, MetadataUnavailableError('remembered')))\n"
+                "        return\n"
+                "    payloads = self",
+            ),
+        ),
+    ),
+    Mutant(
+        name="that there is no such stream is remembered",
+        invariants=("R3",),
+        style="trim",
+        parts=planted(
+            StreamTailer, ("_get_stream", "(view.has_seen or is_cut_off)", "(view.has_seen or self._value is None)")
+        ),
+    ),
+)
+
+FORGETTING = (
+    Mutant(
+        name="truncated segments stay in the cache until they leave the list",
+        invariants=("R4",),
+        style="trim",
+        parts=planted(
+            StreamTailer, ("_forget", "new is None or new.truncation is Truncation.TRUNCATED", "new is None")
+        ),
+    ),
+    Mutant(
+        name="what was truncated while it was fetched is kept",
+        invariants=("R4",),
+        style="trim",
+        parts=planted(
+            StreamTailer,
+            ("_keep", "now is None or segment_key(now) != key or now.truncation is Truncation.TRUNCATED", "False"),
+            ("_keep", "max(0, now.min_entry - first)", "0"),
+        ),
+    ),
+    Mutant(
+        name="a segment that ended and was cut off in one look keeps its beginning",
+        invariants=("R4",),
+        style="trim",
+        seeds=2000,
+        parts=planted(
+            StreamTailer, ("_forget", "if new.min_entry > old.min_entry", "elif new.min_entry > old.min_entry")
+        ),
+    ),
+    Mutant(
+        name="one entry goes for each that comes, however large",
+        invariants=("R5",),
+        style="trim",
+        parts=planted(EntryCache, ("put", "while self.bytes > self.bytes_max:", "if self.bytes > self.bytes_max:")),
+    ),
+)
+
+MUTANTS = (*COHERENCE, *STALENESS, *NEGATIVES, *FORGETTING)
