@@ -9,8 +9,10 @@ The law of this file:
   So nothing that an earlier life left behind is ever taken for new, nor anything a client wrote to look like a group.
 - A group is written only after the one before it is durable. So a group that does not verify is a torn tail, and was
   never acknowledged, exactly if no valid group with a higher number exists anywhere behind it; otherwise it is damage.
+  An idle writer puts an empty group behind the last one soon, so that this tells of the last one, too.
+- A file is made only when the one before it is durable under its name, so a number missing among them is damage.
 
-    file header   "DLJ1" | owner u32 | file id u64 | nonce u64 | crc u32                      padded to 4096
+    file header   "DLJ1" | owner u32 | file id u64 | nonce u64 | size u64 | crc u32           padded to 4096
     group header  "GRUP" | body length u32 | group u64 | first sequence u64 | count u32 | crc u32
     record        length u32 | kind u8 | 0 0 0 | sequence u64 | payload crc u32 | head crc u32 | payload
 """
@@ -30,7 +32,7 @@ from dlog.errors import DamagedError
 BLOCK = 4096
 HEADER_BYTES = BLOCK
 
-_FILE = struct.Struct(">4sIQQ")
+_FILE = struct.Struct(">4sIQQQ")
 _GROUP = struct.Struct(">4sIQQI")
 _HEAD = struct.Struct(">IBxxxQI")
 _CRC = struct.Struct(">I")
@@ -98,23 +100,29 @@ def parse_ledger_record(payload: bytes) -> tuple[int, bytes, bool]:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 
-def file_header(file_id: int, owner: int, nonce: int) -> bytes:
-    """First block of a file. owner: a number of the bookie; nonce: 64 bits nobody can guess, drawn anew each time."""
-    head = _FILE.pack(_FILE_MAGIC, owner, file_id, nonce)
+def file_header(file_id: int, owner: int, nonce: int, size: int) -> bytes:
+    """First block of a file. owner: a number of the bookie; nonce: 64 bits nobody can guess, drawn anew each time.
+
+    size: in bytes, as the file was made; one found shorter has been cut off.
+    """
+    head = _FILE.pack(_FILE_MAGIC, owner, file_id, nonce, size)
     return (head + _CRC.pack(crc32c(head))).ljust(HEADER_BYTES, b"\0")
 
 
-def seed_of(header: bytes, file_id: int, owner: int) -> int:
-    """What every check inside the file starts from.
+def seed_of(header: bytes, file_id: int, owner: int, size: int) -> int:
+    """What every check inside the file starts from. size: of the file as it is found.
 
-    Raises JournalDamaged if `header` (the first block or its begin) is not the header of this file of this bookie.
+    Raises JournalDamaged if `header` (the first block or its begin) is not the header of this file of this bookie, or
+    the file has been cut off.
     """
     if len(header) >= _FILE.size + 4:
-        magic, stored_owner, stored_id, _ = _FILE.unpack_from(header)
+        magic, stored_owner, stored_id, _, stored_size = _FILE.unpack_from(header)
         head = header[: _FILE.size]
         if magic == _FILE_MAGIC and crc32c(head) == _CRC.unpack_from(header, _FILE.size)[0]:
             if stored_owner != owner:
                 raise JournalDamaged(f"journal file is another bookie's: file={file_id}")
+            if size < stored_size:
+                raise JournalDamaged(f"journal file is cut off: file={file_id} size={size} of={stored_size}")
             if stored_id == file_id:
                 return crc32c(head, crc32c(head))
     raise JournalDamaged(f"journal file's header does not verify: file={file_id}")
@@ -210,8 +218,9 @@ def replay(files: Sequence[JournalFile], mark: Mark, on_damage: Callable[[Damage
         at = HEADER_BYTES
     last_id = mark.file - 1
     for file in files:
-        if file.file_id != last_id + 1 and last_id >= mark.file and torn is None:
-            torn = Damage(last_id + 1, 0, expected)  # a file is missing; damage if anything follows
+        if file.file_id != last_id + 1 and last_id >= mark.file:
+            on_damage(torn or Damage(last_id + 1, 0, expected))  # files are made in order: one is missing
+            torn = None
         last_id = file.file_id
         while True:
             found = _header_at(file, at)

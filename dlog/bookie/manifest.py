@@ -15,14 +15,15 @@ from fastcrc.crc32 import iscsi as crc32c
 from dlog.bookie.journal import FIRST_MARK, Mark
 from dlog.errors import DamagedError, UnsupportedVersionError
 
-_VERSION = 1
+_VERSION = 2
 
 
 class RunFile(NamedTuple):
-    """An index run."""
+    """An index run. `crc`: of its footer, so that no other run is taken for it."""
 
     run: int
     size: int
+    crc: int
 
 
 class LogFile(NamedTuple):
@@ -58,13 +59,13 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Raises DamagedError, or UnsupportedVersionError for one written by a later version."""
+    """Raises DamagedError, or UnsupportedVersionError for one written by another version."""
     text, crc = data[:-9], data[-9:]
     if crc != b"%08x\n" % crc32c(text):
         raise DamagedError("a ledger directory's MANIFEST does not verify")
     document = json.loads(text)
     if document["version"] != _VERSION:
-        raise UnsupportedVersionError(f"MANIFEST was written by a later version: version={document['version']}")
+        raise UnsupportedVersionError(f"MANIFEST was written by another version: version={document['version']}")
     return Manifest(
         mark=Mark(*document["mark"]),
         next_file=document["next_file"],

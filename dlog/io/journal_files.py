@@ -8,6 +8,7 @@ Names: `journal-<id>` in use or prepared; `spare-<id>` zero-filled or recycled, 
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import threading
 from collections import deque
@@ -31,6 +32,7 @@ from dlog.io.disk import Disk, File
 
 _FILL_BYTES = 1 << 20
 _SPARES_MAX = 4
+_NAME = re.compile("(journal|spare)-([0-9a-f]{16})")  # what else lies in the directory is not ours
 
 
 class JournalFiles:
@@ -59,11 +61,12 @@ class JournalFiles:
         self._spares: list[str] = []
         self._next_id = 1
         for name in disk.names(directory):
-            kind, _, number = name.partition("-")
-            if kind == "journal" and number.isalnum():
-                self._ids.add(int(number, 16))
-            elif kind == "spare":
-                self._spares.append(name)
+            if named := _NAME.fullmatch(name):
+                if named[1] == "journal":
+                    self._ids.add(int(named[2], 16))
+                else:
+                    self._spares.append(name)
+        self._is_refused_here = False  # what lies behind the mark may be a whole group: only writing over it will do
         self._plan: JournalPlan | None = None
         self._file: File | None = None
 
@@ -83,7 +86,7 @@ class JournalFiles:
             file = self._disk.open(self._path(file_id))
             opened.append(file)
             try:
-                seed = seed_of(file.pread(HEADER_BYTES, 0), file_id, self._owner)
+                seed = seed_of(file.pread(HEADER_BYTES, 0), file_id, self._owner, file.size())
             except JournalDamaged:
                 on_damage(Damage(file_id, 0, mark.group))
                 continue
@@ -117,7 +120,7 @@ class JournalFiles:
         """
         plan = self._plan
         assert plan is not None and self._file is not None
-        if plan.must_roll(sum([len(r.payload) for r in records]), len(records)):
+        if not self._is_refused_here and plan.must_roll(sum([len(r.payload) for r in records]), len(records)):
             file_id, seed, file = self._take_next()
             self._file.close()
             self._file = file
@@ -128,8 +131,10 @@ class JournalFiles:
             self._file.pwritev(buffers, offset)
         except OSError:
             plan.mark = before  # a group with this number is written here again, or never
+            self._is_refused_here = True
             raise
         self._file.datasync()
+        self._is_refused_here = False
         return plan.mark
 
     def _take_next(self) -> tuple[int, int, File]:
@@ -179,7 +184,7 @@ class JournalFiles:
         file = self._disk.open(path)
         try:
             file_id = self._next_id
-            header = file_header(file_id, self._owner, self._random_bits(64))
+            header = file_header(file_id, self._owner, self._random_bits(64), self._file_bytes)
             file.pwritev([header], 0)
             file.datasync()
             self._disk.rename(path, self._path(file_id))
@@ -191,7 +196,7 @@ class JournalFiles:
             self._spares.remove(path.rpartition("/")[2])
         self._next_id = file_id + 1
         self._ids.add(file_id)
-        return file_id, seed_of(header, file_id, self._owner), file
+        return file_id, seed_of(header, file_id, self._owner, self._file_bytes), file
 
     def _spare(self) -> str:
         """Path of a file of full size."""

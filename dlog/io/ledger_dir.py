@@ -8,7 +8,7 @@ One thread flushes and merges; any thread may look up.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dlog.bookie.cache import Half, Stored
@@ -38,6 +38,7 @@ from dlog.errors import DamagedError
 from dlog.io.disk import Disk, File, read_whole, write_whole
 
 MANIFEST = "MANIFEST"
+_OURS = ("index-", "entries-")
 _WRITE_BYTES = 1 << 20
 _CHUNK_PLACES = CHUNK_ENTRIES * PLACE_BYTES
 
@@ -45,12 +46,16 @@ _CHUNK_PLACES = CHUNK_ENTRIES * PLACE_BYTES
 class _Run:
     """An open index run."""
 
-    __slots__ = ("file", "number", "rows", "size", "table")
+    __slots__ = ("file", "named", "number", "rows", "size", "table")
 
-    def __init__(self, number: int, file: File, size: int) -> None:
+    def __init__(self, named: RunFile, file: File) -> None:
         """Read table and states. Raises DamagedError."""
+        number, size, named_crc = named
         chunks, states, offset, crc = parse_trailer(file.pread(TRAILER_BYTES, max(0, size - TRAILER_BYTES)))
+        if crc != named_crc:
+            raise DamagedError("an index run is not the one that the MANIFEST names")
         footer = file.pread(size - TRAILER_BYTES - offset, offset)
+        self.named = named
         self.number = number
         self.file = file
         self.size = size
@@ -85,10 +90,12 @@ class LedgerDir:
                 self.manifest = decode(data)
             except DamagedError as error:
                 raise DamagedError(f"{error.message}: dir={self._directory}") from error
+        elif any(name.startswith(_OURS) for name in self._disk.names(self._directory)):
+            raise DamagedError(f"MANIFEST is missing where there are entries: dir={self._directory}")
         self._runs = tuple(self._open_run(run) for run in self.manifest.runs)
         known = {_run_name(r.run) for r in self.manifest.runs} | {_log_name(e.log) for e in self.manifest.logs}
         for name in self._disk.names(self._directory):
-            if name.startswith(("index-", "entries-")) and name not in known:
+            if name.startswith(_OURS) and name not in known:
                 self._disk.unlink(f"{self._directory}/{name}")
         rows: dict[int, LedgerRow] = {}
         for run in self._runs:
@@ -174,7 +181,7 @@ class LedgerDir:
                 log = LogFile(next_file, 0, 0)
                 next_file += 1
             logs = (*logs, self._write_entries(log, entries, builder, chunks))
-        run = RunFile(next_file, self._write_run(next_file, [*chunks, builder.finish(rows)]))
+        run = self._write_run(next_file, [*chunks, builder.finish(rows)])
         opened = self._open_run(run)
         opened.rows = []
         manifest = Manifest(mark=mark, next_file=next_file + 1, runs=(*old.runs, run), logs=logs, limbo=limbo)
@@ -196,16 +203,18 @@ class LedgerDir:
         file.datasync()
         return LogFile(log.log, writer.offset, section)
 
-    def _write_run(self, number: int, buffers: Sequence[bytes]) -> int:
+    def _write_run(self, number: int, buffers: Iterable[bytes]) -> RunFile:
+        """The last of the buffers ends with the trailer. Durable when it returns."""
         file = self._create(_run_name(number))
         writer = _Appender(file, 0)
-        writer.add(run_header(number))
+        buffer = run_header(number)
+        writer.add(buffer)
         for buffer in buffers:
             writer.add(buffer)
         writer.write()
         file.datasync()
         file.close()
-        return writer.offset
+        return RunFile(number, writer.offset, parse_trailer(buffer[-TRAILER_BYTES:])[3])
 
     def _create(self, name: str) -> File:
         """A new file; one that a failed flush left behind gives way."""
@@ -227,7 +236,7 @@ class LedgerDir:
         except FileNotFoundError as error:
             raise DamagedError(f"an index run is missing: dir={self._directory} run={run.run}") from error
         try:
-            return _Run(run.run, file, run.size)
+            return _Run(run, file)
         except DamagedError as error:
             raise DamagedError(f"{error.message}: dir={self._directory} run={run.run}") from error
 
@@ -243,21 +252,8 @@ class LedgerDir:
         if not count:
             return False
         kept, merged = self._runs[:-count], self._runs[-count:]
-        builder = RunBuilder()
         number = old.next_file
-        file = self._create(_run_name(number))
-        writer = _Appender(file, 0)
-        writer.add(run_header(number))
-        for ledger, places in merge([MergeSource(run.table, run.read_chunk) for run in merged]):
-            writer.add(builder.chunk(ledger, places))
-        rows: dict[int, LedgerRow] = {}
-        for run in merged:
-            rows.update((row.ledger, row) for row in _Run(run.number, run.file, run.size).rows)
-        writer.add(builder.finish(rows[ledger] for ledger in sorted(rows)))
-        writer.write()
-        file.datasync()
-        file.close()
-        result = RunFile(number, writer.offset)
+        result = self._write_run(number, _merged(merged))
         opened = self._open_run(result)
         opened.rows = []
         self._install(
@@ -271,6 +267,17 @@ class LedgerDir:
     def close(self) -> None:
         for file in [*self._logs.values(), *(run.file for run in self._runs)]:
             file.close()
+
+
+def _merged(runs: Sequence[_Run]) -> Iterator[bytes]:
+    """What the merged run holds: chunks, then table, states and trailer."""
+    builder = RunBuilder()
+    for ledger, places in merge([MergeSource(run.table, run.read_chunk) for run in runs]):
+        yield builder.chunk(ledger, places)
+    rows: dict[int, LedgerRow] = {}
+    for run in runs:
+        rows.update((row.ledger, row) for row in _Run(run.named, run.file).rows)
+    yield builder.finish(rows[ledger] for ledger in sorted(rows))
 
 
 class _Appender:

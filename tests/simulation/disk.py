@@ -99,6 +99,7 @@ class SimulatedDisk:
         self.copy_on_write = False  # writing over what is there needs room, too
         self.unreadable: set[tuple[int, int]] = set()  # (inode, sector); heals when it is written
         self.syncs_failed = 0
+        self.on_operation: Callable[[], None] | None = None  # called after each; may do something in between
         self._astray: dict[int, int | None] = {}  # inode -> by how many bytes its next write misses; None: is lost
         self._inodes = max(self.image.contents, default=0)
         self._open: dict[int, int] = {}  # handles by inode
@@ -115,10 +116,10 @@ class SimulatedDisk:
             raise FileExistsError(errno.EEXIST, "file exists", path)
         if self.used >= self.bytes_max:
             raise OSError(errno.ENOSPC, "no space", path)
-        self._inodes += 1
-        self.image.contents[self._inodes] = bytearray()
-        self._name(Name(path, self._inodes))
-        return SimulatedFile(self, self._inodes, mount)
+        inode = self._inodes = self._inodes + 1
+        self.image.contents[inode] = bytearray()
+        self._name(Name(path, inode))
+        return SimulatedFile(self, inode, mount)
 
     def open(self, path: str, mount: Mount | None = None) -> SimulatedFile:
         if path not in self.image.names:
@@ -320,6 +321,8 @@ class SimulatedDisk:
 
     def _did(self, operation: Operation) -> None:
         self.operations.append(operation)
+        if self.on_operation is not None:
+            self.on_operation()
         if not self.settling or isinstance(operation, Write | Name):
             return
         before, self.operations = self.operations[:-1], []

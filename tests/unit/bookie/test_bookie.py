@@ -12,8 +12,8 @@ from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import AddEntry, Auth, AuthDone, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from tests.crashpoints.station import KEY, Station, add, batch, fence, fresh, packet, read
 from tests.simulation.disk import SimulatedDisk, all_lost
-from tests.unit.bookie.station import KEY, Station, add, batch, fence, fresh, packet, read
 
 OPTIONS = BookieOptions(journal_file_bytes=64 * 1024, disk_free_min_bytes=1000, disk_free_reserve_bytes=500)
 

@@ -28,8 +28,8 @@ from dlog.bookie.journal import (
 )
 from dlog.bookie.options import BookieOptions
 from dlog.wire.bookie import Code
+from tests.crashpoints.station import Station, add, packet
 from tests.simulation.disk import SimulatedDisk
-from tests.unit.bookie.station import Station, add, packet
 
 OPTIONS = BookieOptions(journal_file_bytes=64 * 1024, read_cache_bytes=0)
 
@@ -47,9 +47,9 @@ class Tape:
         self.plan = JournalPlan(Mark(1, HEADER_BYTES, 0, 0), file_bytes, self._make(1))
 
     def _make(self, file_id: int) -> int:
-        header = file_header(file_id, 5, 1000 + file_id)
+        header = file_header(file_id, 5, 1000 + file_id, self._file_bytes)
         self.files[file_id] = bytearray(header.ljust(self._file_bytes, b"\0"))
-        return seed_of(header, file_id, 5)
+        return seed_of(header, file_id, 5, self._file_bytes)
 
     def write(self, *payloads: bytes) -> Mark:
         if self.plan.must_roll(sum(map(len, payloads)), len(payloads)):
@@ -69,8 +69,8 @@ class Tape:
             damages.append(damage)
 
         files = [
-            JournalFile(i, seed_of(bytes(data), i, 5), len(data), lambda n, at, data=data: bytes(data[at : at + n]))  # type: ignore[misc]
-            for i, data in sorted(self.files.items())
+            JournalFile(i, seed_of(bytes(data), i, 5, size), size, lambda n, at, data=data: bytes(data[at : at + n]))  # type: ignore[misc]
+            for i, data, size in ((i, data, len(data)) for i, data in sorted(self.files.items()))
             if i >= mark.file
         ]
         return [r.payload for group in replay(files, mark, on_damage) for r in group.records]
@@ -154,6 +154,16 @@ def test_a_missing_file_is_damage() -> None:
         tape.read(Mark(1, HEADER_BYTES, 0, 0))
 
 
+def test_a_missing_file_is_damage_though_nothing_follows() -> None:
+    """Files are made ahead: the one behind the missing one may be empty, and the missing one was the last in use."""
+    tape = Tape()
+    tape.write(b"a")
+    tape.files[3] = tape.files[1].copy()
+    tape.files[3][:HEADER_BYTES] = file_header(3, 5, 1003, 16 * BLOCK)
+    with pytest.raises(JournalDamaged):
+        tape.read(Mark(1, HEADER_BYTES, 0, 0))
+
+
 def test_who_goes_on_after_damage_gets_what_is_behind_it() -> None:
     tape = Tape()
     tape.write(b"a")
@@ -167,14 +177,16 @@ def test_who_goes_on_after_damage_gets_what_is_behind_it() -> None:
 
 
 def test_a_header_is_of_one_file_of_one_bookie() -> None:
-    header = file_header(3, 5, 9)
-    assert seed_of(header, 3, 5) != seed_of(file_header(3, 5, 10), 3, 5)
+    header = file_header(3, 5, 9, 100)
+    assert seed_of(header, 3, 5, 100) != seed_of(file_header(3, 5, 10, 100), 3, 5, 100)
     with pytest.raises(JournalDamaged, match="another bookie"):
-        seed_of(header, 3, 6)
+        seed_of(header, 3, 6, 100)
+    with pytest.raises(JournalDamaged, match="cut off"):
+        seed_of(header, 3, 5, 99)
     with pytest.raises(JournalDamaged):
-        seed_of(header, 4, 5)
+        seed_of(header, 4, 5, 100)
     with pytest.raises(JournalDamaged):
-        seed_of(b"", 3, 5)
+        seed_of(b"", 3, 5, 100)
 
 
 def test_groups_of_another_life_do_not_verify() -> None:
@@ -182,7 +194,7 @@ def test_groups_of_another_life_do_not_verify() -> None:
     tape = Tape()
     for payload in (b"a", b"b", b"c"):
         tape.write(payload)
-    tape.files[1][:HEADER_BYTES] = file_header(1, 5, 777)
+    tape.files[1][:HEADER_BYTES] = file_header(1, 5, 777, 16 * BLOCK)
     assert tape.read() == []
 
 
@@ -245,3 +257,41 @@ def test_a_marked_idle_journal_shows_damage_of_its_last_group() -> None:
     disk.image.flip_bit(journal_path(disk), (HEADER_BYTES + 100) * 8)
     with pytest.raises(JournalDamaged):
         Station(disk, OPTIONS)
+
+
+def test_what_was_refused_in_the_middle_of_a_file_is_written_over_before_the_next_file_is_begun() -> None:
+    """A file system that copies on write may refuse a group of which every record arrived, all but its padding."""
+    disk = SimulatedDisk()
+    station = Station(disk, OPTIONS)
+    station.ask(add(1, 0, b"before"))
+    station.commit()
+    disk.copy_on_write, disk.bytes_max = True, disk.used + 3 * 512
+    station.ask(add(1, 1, b"refused", recovery=True))
+    station.commit()
+    disk.copy_on_write, disk.bytes_max = False, 1 << 40
+    mark = station.opened.journal.mark
+    station.ask(add(1, 2, bytes(63 * 1024), recovery=True))
+    station.commit()
+    assert station.opened.journal.mark.file == mark.file
+    station.ask(add(1, 3, b"behind", recovery=True))
+    station.commit()
+    assert station.opened.journal.mark.file == mark.file + 1
+    station.take_answers()
+    again = Station(SimulatedDisk(disk.image), OPTIONS)
+    assert [again.stored(1, entry) for entry in range(4)] == [
+        packet(1, 0, b"before"),
+        Code.NO_ENTRY,
+        packet(1, 2, bytes(63 * 1024)),
+        packet(1, 3, b"behind"),
+    ]
+
+
+def test_names_that_are_not_ours_are_left_alone() -> None:
+    disk = SimulatedDisk()
+    for name in ("journal-old", "journal-", "spare-mine", "journal-00000000000000zz", "core"):
+        disk.create(f"/journal/{name}")
+    station = Station(disk, OPTIONS)
+    station.ask(add(1, 0))
+    station.commit()
+    assert Station(disk, OPTIONS).stored(1, 0) == packet(1, 0)
+    assert {"journal-old", "journal-", "spare-mine", "core"} <= set(disk.names("/journal"))

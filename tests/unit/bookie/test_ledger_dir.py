@@ -9,16 +9,17 @@ import pytest
 from dlog.bookie.cache import Half, ReadCache, Stored
 from dlog.bookie.entry_log import parse_section_end
 from dlog.bookie.index import CHUNK_ENTRIES, LedgerRow, runs_to_merge
-from dlog.bookie.journal import FIRST_MARK
+from dlog.bookie.journal import FIRST_MARK, Mark
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.bookie.messages import CheckpointDue
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
+from dlog.io.bookie_store import LedgerDirs
 from dlog.io.ledger_dir import LedgerDir
 from dlog.wire.bookie import Code
 from dlog.wire.digest import crc32c
+from tests.crashpoints.station import Station, add, packet
 from tests.simulation.disk import SimulatedDisk
-from tests.unit.bookie.station import Station, add, packet
 
 DIR = "/d"
 
@@ -148,8 +149,32 @@ def test_a_missing_entry_log_is_told_and_its_entries_are_errors() -> None:
     assert station.stored(2, 0) is Code.IO_ERROR
 
 
+def test_a_directory_with_entries_and_no_manifest_is_refused_and_nothing_is_removed() -> None:
+    disk = SimulatedDisk()
+    directory(disk).flush(half((1, 0)), [], FIRST_MARK)
+    disk.unlink(f"{DIR}/MANIFEST")
+    before = disk.names(DIR)
+    with pytest.raises(DamagedError, match="MANIFEST is missing"):
+        directory(disk)
+    assert disk.names(DIR) == before
+
+
+def test_an_older_checkpoint_that_finishes_after_a_newer_one_moves_no_mark_back() -> None:
+    """BookKeeper #4105 and #4740: the last mark went back to where the journal had been deleted already."""
+    disk = SimulatedDisk()
+    dirs = LedgerDirs(disk, [DIR], 1 << 30)
+    dirs.load(lambda _: None)
+    dirs.flush(half((1, 1)), [row(1, 1)], Mark(5, 4096, 50, 500))
+    dirs.flush(half((1, 0)), [row(1, 1)], Mark(3, 4096, 30, 300))
+    assert dirs.mark == Mark(5, 4096, 50, 500)
+    again = LedgerDirs(disk, [DIR], 1 << 30)
+    again.load(lambda _: None)
+    assert again.mark == Mark(5, 4096, 50, 500)
+    assert again.lookup(1, 0, 1, 100) and again.lookup(1, 1, 1, 100)
+
+
 def test_manifest_round_trip_and_damage() -> None:
-    manifest = Manifest(next_file=9, runs=(RunFile(3, 100),), logs=(LogFile(1, 5, 6),), limbo=True)
+    manifest = Manifest(next_file=9, runs=(RunFile(3, 100, 77),), logs=(LogFile(1, 5, 6),), limbo=True)
     data = encode(manifest)
     assert decode(data) == manifest
     for at in range(len(data)):

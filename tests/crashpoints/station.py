@@ -12,7 +12,7 @@ from dlog.bookie.messages import CheckpointDue, Fetch, Fetched, Flush, Flushed, 
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event
-from dlog.io.bookie_store import StoragePaths, open_storage
+from dlog.io.bookie_store import Opened, StoragePaths, open_storage
 from dlog.io.disk import NO_SPACE
 from dlog.machine import Persist, Persisted, Received, Send, Tell
 from dlog.model.ids import EntryId, LedgerId
@@ -46,10 +46,17 @@ def batch(ledger: int, start: int, count: int = 0, size: int = 1 << 20) -> Batch
 class Station:
     """One life of a bookie. `answers` gathers (peer, message) in order; `journal` holds what waits to be written."""
 
-    def __init__(self, disk: SimulatedDisk, options: BookieOptions) -> None:
+    def __init__(
+        self,
+        disk: SimulatedDisk,
+        options: BookieOptions,
+        opened: Opened | None = None,
+        events: list[Event] | None = None,
+    ) -> None:
+        """opened: what somebody else opened already, telling `events`."""
         self.disk = disk
-        self.events: list[Event] = []
-        self.opened = open_storage(disk, options, PATHS, "bookie:1", self.events.append)
+        self.events: list[Event] = [] if events is None else events
+        self.opened = opened or open_storage(disk, options, PATHS, "bookie:1", self.events.append)
         self.machine = Bookie(options, self.opened.rows, limbo=self.opened.limbo)
         self.answers: list[tuple[Any, Any]] = []
         self.waiting: list[tuple[int, tuple[Record, ...]]] = []
@@ -90,7 +97,11 @@ class Station:
             self.handle(Persisted(waiting[-1][0]))
 
     def mark_idle(self) -> None:
-        self._mark = self.opened.journal.write([])
+        try:
+            self._mark = self.opened.journal.write([])
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
 
     def checkpoint(self) -> None:
         self.handle(CheckpointDue())
@@ -99,20 +110,38 @@ class Station:
     def flush(self) -> None:
         """What the flush thread does."""
         while self.flushes:
-            flush, mark = self.flushes.pop(0)
+            if not self._flush_one():
+                return
+            self.opened.journal.release(self.opened.dirs.mark)
             try:
-                self.opened.dirs.flush(flush.entries, flush.rows, mark)
+                self.opened.dirs.merge_runs(self.events.append)
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
-                self.handle(Flushed(str(error)))
-                return
-            self.handle(Flushed())
-            self.opened.journal.release(self.opened.dirs.mark)
-            self.opened.dirs.merge_runs(self.events.append)
+
+    def flush_only(self) -> None:
+        """The first part of it, in which the journal may go on."""
+        while self.flushes and self._flush_one():
+            pass
+
+    def _flush_one(self) -> bool:
+        flush, mark = self.flushes.pop(0)
+        try:
+            self.opened.dirs.flush(flush.entries, flush.rows, mark)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self.handle(Flushed(str(error)))
+            return False
+        self.handle(Flushed())
+        return True
 
     def prepare(self) -> None:
-        self.opened.journal.prepare()
+        try:
+            self.opened.journal.prepare()
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
 
     def take_answers(self) -> list[Any]:
         taken, self.answers = self.answers, []
@@ -139,6 +168,8 @@ class Station:
             packets = self.opened.dirs.lookup(fetch.ledger, fetch.entry, fetch.entries_max, fetch.bytes_max)
         except DamagedError as error:
             self.handle(Fetched(fetch.token, (), error.message))
+        except OSError as error:
+            self.handle(Fetched(fetch.token, (), str(error)))
         else:
             self.handle(Fetched(fetch.token, tuple(packets)))
 

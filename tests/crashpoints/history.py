@@ -1,0 +1,104 @@
+"""What a bookie was asked, what it acknowledged after how many disk operations, and what a later life must know of it.
+
+The law of this file: judged is only what a client could see. J1-J4: acknowledged is a subset of served, served a subset
+of what was sent, bytes equal; a fence that was answered holds; a master key that was taken is the key.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead
+from tests.crashpoints.station import Station, add, fence, packet
+
+ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
+
+
+@dataclass
+class History:
+    """`added` and `fenced` begin with the number of disk operations after which the answer was given."""
+
+    sent: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    added: list[tuple[int, int, int]] = field(default_factory=list)
+    fenced: list[tuple[int, int]] = field(default_factory=list)
+    fences_sent: set[int] = field(default_factory=set)
+    refused: int = 0
+
+    def known_at(self, after: int) -> History:
+        """As it was after so many operations, as the past of a later life."""
+        return History(
+            dict(self.sent),
+            [(0, ledger, entry) for at, ledger, entry in self.added if at <= after],
+            [(0, ledger) for at, ledger in self.fenced if at <= after],
+            set(self.fences_sent),
+        )
+
+
+class Script:
+    """Asks one life of a bookie and keeps its history. may_refuse: for want of room, adds may get READ_ONLY."""
+
+    def __init__(self, station: Station, history: History, rng: random.Random, *, may_refuse: bool = False) -> None:
+        self.station = station
+        self.history = history
+        self.rng = rng
+        self.may_refuse = may_refuse
+
+    def add(self, ledger: int, entry: int, body: bytes | None = None) -> None:
+        if body is None:
+            body = self.rng.randbytes(self.rng.choice((0, 10, 600, 5000)))
+        self.history.sent[ledger, entry] = packet(ledger, entry, body)
+        self.station.ask(add(ledger, entry, body, recovery=True))
+        self.note()
+
+    def fence(self, ledger: int) -> None:
+        self.history.fences_sent.add(ledger)
+        self.station.ask(fence(ledger, -1))
+        self.note()
+
+    def commit(self) -> None:
+        self.station.commit()
+        self.note()
+
+    def note(self) -> None:
+        now = len(self.station.disk.operations)
+        for answer in self.station.take_answers():
+            if isinstance(answer, EntryAdded):
+                if answer.code is Code.OK:
+                    self.history.added.append((now, answer.ledger, answer.entry))
+                else:
+                    assert self.may_refuse and answer.code is Code.READ_ONLY, answer
+                    self.history.refused += 1
+            elif isinstance(answer, EntryRead) and answer.fence:
+                if answer.code in (Code.OK, Code.NO_ENTRY):
+                    self.history.fenced.append((now, answer.ledger))
+                else:
+                    assert self.may_refuse and answer.code is Code.IO_ERROR, answer
+
+
+def judge(station: Station, history: History, after: int, *, lost: tuple[Code, ...] = ()) -> None:
+    """What a bookie started after that point must answer. lost: what may be said instead of anything (limbo)."""
+    acked = {(ledger, entry) for at, ledger, entry in history.added if at <= after}
+    for (ledger, entry), sent in history.sent.items():
+        found = station.stored(ledger, entry)
+        if found == sent or found in lost:
+            continue
+        assert (ledger, entry) not in acked, f"acknowledged and not there: ledger={ledger} entry={entry} {found!r}"
+        assert found in ABSENT and not lost, f"never sent: ledger={ledger} entry={entry} found={found!r}"
+    for ledger in {ledger for at, ledger in history.fenced if at <= after}:
+        code = asked(station, add(ledger, 10_000))
+        assert code in (Code.FENCED, *lost), f"a fence was forgotten: ledger={ledger} code={code}"
+    for ledger in {ledger for ledger, _ in acked}:
+        code = asked(station, add(ledger, 10_000, key=b"z" * 20))
+        assert code in (Code.UNAUTHORIZED, *lost), f"a key was forgotten: ledger={ledger} code={code}"
+    if lost:
+        return
+    for ledger in {ledger for ledger, _ in history.sent} - history.fences_sent:
+        assert station.stored(ledger, 9_999) in ABSENT
+
+
+def asked(station: Station, request: AddEntry) -> Code | None:
+    """The answer's code; None: the add was taken."""
+    station.take_answers()
+    station.ask(request)
+    return next((answer.code for answer in station.take_answers()), None)

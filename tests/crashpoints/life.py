@@ -1,0 +1,63 @@
+"""One start of a bookie on a simulated disk through the code of the first minute: locks, cookies, storage; no loop.
+
+The metadata store is the one in memory; what it awaits is a turn of a loop that nobody needs: coroutines are stepped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar, TypeVarTuple, cast
+
+from dlog.bookie.options import BookieOptions
+from dlog.events import Event
+from dlog.io.bookie_dirs import check_cookies, lock_dirs, paths_of
+from dlog.io.bookie_store import Opened, open_storage
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.io.threads import Threads
+from dlog.model.ids import BookieId
+from tests.crashpoints.station import PATHS, Station
+from tests.simulation.disk import SimulatedDisk
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+OPTIONS = BookieOptions(
+    journal_dir=PATHS.journal,
+    ledger_dirs=",".join(PATHS.ledgers),
+    journal_file_bytes=16 * 1024,
+    entry_log_bytes=400,
+    read_cache_bytes=0,
+    disk_free_min_bytes=0,
+    disk_free_reserve_bytes=0,
+)
+BOOKIE = BookieId("bookie:1")
+
+
+class _Here:
+    """Does what blocks at once."""
+
+    async def run(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        return work(*args)
+
+
+def stepped(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that waits for nothing but its turn."""
+    while True:
+        try:
+            work.send(None)
+        except StopIteration as done:
+            return cast(T, done.value)
+
+
+def begin(
+    disk: SimulatedDisk, metadata: MemoryMetadata, options: BookieOptions = OPTIONS, bookie: BookieId = BOOKIE
+) -> Station:
+    """Raises what a bookie that must not serve raises."""
+    dirs = lock_dirs(paths_of(options, disk), disk)
+    try:
+        stepped(check_cookies(dirs, bookie, metadata, cast(Threads, _Here())))
+        events: list[Event] = []
+        opened: Opened = open_storage(disk, options, dirs.paths, bookie, events.append)
+        return Station(disk, options, opened, events)
+    finally:
+        dirs.close()

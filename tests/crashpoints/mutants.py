@@ -1,0 +1,295 @@
+"""Planted defects of a bookie's storage: each is caught by the sweep that it names, or the sweeps prove nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from dlog.bookie.bookie import Bookie
+from dlog.bookie.cache import Half
+from dlog.bookie.index import LedgerRow, MergeSource
+from dlog.bookie.journal import Mark, Record
+from dlog.bookie.messages import PersistRefused
+from dlog.bookie.restoring import Restored
+from dlog.io.bookie_store import LedgerDirs
+from dlog.io.disk import Disk
+from dlog.io.journal_files import JournalFiles
+from dlog.io.ledger_dir import LedgerDir
+from dlog.machine import Peer, Send
+from dlog.wire.bookie import Code, EntryAdded, EntryRead, ReadEntry
+from tests.crashpoints.station import Station
+from tests.simulation.disk import SimulatedDisk, SimulatedFile
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """story: where to look; empty: everywhere."""
+
+    name: str
+    invariant: str
+    plant: Callable[[Patch], None]
+    sweep: str = "power"
+    story: str = ""
+
+
+def _answered_before_the_sync(patch: Patch) -> None:
+    patch.setattr(SimulatedFile, "datasync", lambda file: None)
+
+
+def _names_are_not_synced(patch: Patch) -> None:
+    patch.setattr(SimulatedDisk, "sync_dir", lambda disk, directory: None)
+
+
+def _manifest_is_renamed_without_a_sync_of_the_directory(patch: Patch) -> None:
+    def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(f"{directory}/{name}.new")
+        file = disk.create(f"{directory}/{name}.new")
+        file.pwritev([data], 0)
+        file.datasync()
+        disk.rename(f"{directory}/{name}.new", f"{directory}/{name}")
+
+    patch.setattr("dlog.io.ledger_dir.write_whole", write_whole)
+
+
+def _manifest_is_written_over_in_place(patch: Patch) -> None:
+    def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
+        there = name in disk.names(directory)
+        file = disk.open(f"{directory}/{name}") if there else disk.create(f"{directory}/{name}")
+        file.pwritev([data.ljust(file.size(), b" ")], 0)
+        file.datasync()
+        disk.sync_dir(directory)
+
+    patch.setattr("dlog.io.ledger_dir.write_whole", write_whole)
+
+
+def _manifest_is_renamed_before_it_is_synced(patch: Patch) -> None:
+    def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(f"{directory}/{name}.new")
+        file = disk.create(f"{directory}/{name}.new")
+        file.pwritev([data], 0)
+        disk.rename(f"{directory}/{name}.new", f"{directory}/{name}")
+        disk.sync_dir(directory)
+
+    patch.setattr("dlog.io.ledger_dir.write_whole", write_whole)
+
+
+def _fence_is_answered_at_once(patch: Patch) -> None:
+    fence_of = Bookie._fence
+
+    def hasty(machine: Bookie, peer: Peer, m: ReadEntry, out: list[Any]) -> Code | None:
+        code = fence_of(machine, peer, m, out)
+        if code is None:
+            out.append(Send(peer, EntryRead(m.ledger, m.entry, Code.NO_ENTRY, b"", True)))
+        return code
+
+    patch.setattr(Bookie, "_fence", hasty)
+
+
+def _checkpoint_forgets_fences(patch: Patch) -> None:
+    flush = LedgerDirs.flush
+
+    def forgetful(
+        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False
+    ) -> None:
+        flush(dirs, entries, [row._replace(fenced=False) for row in rows], mark, limbo=limbo)
+
+    patch.setattr(LedgerDirs, "flush", forgetful)
+
+
+def _checkpoint_forgets_keys(patch: Patch) -> None:
+    flush = LedgerDirs.flush
+
+    def forgetful(
+        dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False
+    ) -> None:
+        flush(dirs, entries, [row._replace(master_key=b"") for row in rows], mark, limbo=limbo)
+
+    patch.setattr(LedgerDirs, "flush", forgetful)
+
+
+def _replay_takes_the_first_of_each_group(patch: Patch) -> None:
+    apply = Restored.apply
+    seen: list[int] = []
+
+    def lazy(restored: Restored, record: Record, *, salvage: bool) -> None:
+        seen.append(1)
+        if record.kind == 2 or len(seen) % 3:
+            apply(restored, record, salvage=salvage)
+
+    patch.setattr(Restored, "apply", lazy)
+
+
+def _journal_is_not_checked(patch: Patch) -> None:
+    patch.setattr("dlog.bookie.journal.crc32c", lambda *_: 0)
+    patch.setattr("dlog.bookie.bookie.crc32c", lambda *_: 0)
+    patch.setattr(
+        "dlog.io.ledger_dir.take_entry", lambda data, at, ledger, entry, length: data[at + 8 : at + 8 + length]
+    )
+
+
+def _stale_groups_count(patch: Patch) -> None:
+    """Lives of a file are not told apart, nor what a client wrote from what we did."""
+    patch.setattr("dlog.io.journal_files.seed_of", lambda header, file_id, owner, size: 1)
+
+
+def _restart_writes_behind_a_torn_tail(patch: Patch) -> None:
+    """The mark is not moved to the new file before the first write there."""
+    patch.setattr(JournalFiles, "start", _start_without_a_new_mark)
+
+
+_start = JournalFiles.start
+
+
+def _start_without_a_new_mark(files: JournalFiles, after: Mark) -> Mark:
+    _start(files, after)
+    return after
+
+
+def _mark_runs_ahead(patch: Patch) -> None:
+    """The mark of a flush is durable before its entries are."""
+    flush = LedgerDirs.flush
+
+    def early(dirs: LedgerDirs, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False) -> None:
+        flush(dirs, {}, [], mark, limbo=limbo)
+        flush(dirs, entries, rows, mark, limbo=limbo)
+
+    patch.setattr(LedgerDirs, "flush", early)
+
+
+def _mark_is_taken_when_it_is_written(patch: Patch) -> None:
+    """Not when the entries of the flush were chosen: what came between is in no index."""
+    init = Station._flush_one
+
+    def late(station: Station) -> bool:
+        station.flushes[0] = (station.flushes[0][0], station.opened.journal.mark)
+        return init(station)
+
+    patch.setattr(Station, "_flush_one", late)
+
+
+def _files_are_given_free_too_early(patch: Patch) -> None:
+    release = JournalFiles.release
+    patch.setattr(JournalFiles, "release", lambda files, mark: release(files, files.mark))
+
+
+def _replay_begins_at_the_newest_mark(patch: Patch) -> None:
+    """Of the directories, not the oldest."""
+    patch.setattr(LedgerDirs, "mark", property(lambda dirs: max(d.manifest.mark for d in dirs._dirs)))
+
+
+def _failed_sync_is_tried_again(patch: Patch) -> None:
+    datasync = SimulatedFile.datasync
+
+    def stubborn(file: SimulatedFile) -> None:
+        try:
+            datasync(file)
+        except OSError:
+            datasync(file)
+
+    patch.setattr(SimulatedFile, "datasync", stubborn)
+
+
+def _failed_sync_is_taken_for_no_room(patch: Patch) -> None:
+    datasync = SimulatedFile.datasync
+
+    def mistaken(file: SimulatedFile) -> None:
+        try:
+            datasync(file)
+        except OSError as error:
+            raise OSError(errno.ENOSPC, "no space") from error
+
+    patch.setattr(SimulatedFile, "datasync", mistaken)
+
+
+def _merge_drops_the_runs_first(patch: Patch) -> None:
+    install = LedgerDir._install
+
+    def hasty(directory: LedgerDir, manifest: Any, runs: tuple[Any, ...]) -> None:
+        kept = {run.run for run in manifest.runs}
+        for run in directory.manifest.runs:
+            if run.run not in kept:
+                directory._disk.unlink(f"{directory._directory}/index-{run.run:08x}")
+                directory._disk.sync_dir(directory._directory)
+                directory._disk.create(f"{directory._directory}/index-{run.run:08x}")
+        install(directory, manifest, runs)
+
+    patch.setattr(LedgerDir, "_install", hasty)
+
+
+def _merge_forgets_the_oldest(patch: Patch) -> None:
+    def short(sources: Sequence[MergeSource]) -> Any:
+        return merge(sources[1:])
+
+    from dlog.bookie.index import merge
+
+    patch.setattr("dlog.io.ledger_dir.merge", short)
+
+
+def _no_room_is_answered_as_done(patch: Patch) -> None:
+    refused = Bookie._persist_refused
+
+    def lying(machine: Bookie, fact: PersistRefused, out: list[Any]) -> None:
+        first = len(out)
+        refused(machine, fact, out)
+        for at in range(first, len(out)):
+            message = getattr(out[at], "message", None)
+            if isinstance(message, EntryAdded):
+                out[at] = Send(out[at].peer, EntryAdded(message.ledger, message.entry, Code.OK))
+
+    patch.setattr(Bookie, "_persist_refused", lying)
+
+
+def _refused_group_is_left_behind(patch: Patch) -> None:
+    """The number goes on though its group is torn."""
+    write = JournalFiles.write
+
+    def careless(files: JournalFiles, records: Sequence[Record]) -> Mark:
+        try:
+            return write(files, records)
+        except OSError:
+            plan = files._plan
+            assert plan is not None
+            file, offset, group, sequence = plan.mark
+            plan.mark = Mark(file, offset + 4096, group + 1, sequence + len(records))
+            raise
+
+    patch.setattr(JournalFiles, "write", careless)
+
+
+MUTANTS = [
+    Mutant("answered before the sync", "J1", _answered_before_the_sync),
+    Mutant("names are not synced", "J1", _names_are_not_synced),
+    Mutant("fence is answered at once", "J2", _fence_is_answered_at_once),
+    Mutant("checkpoint forgets fences", "J2", _checkpoint_forgets_fences),
+    Mutant("checkpoint forgets keys", "J3", _checkpoint_forgets_keys),
+    Mutant("replay leaves records out", "J3", _replay_takes_the_first_of_each_group),
+    Mutant("journal is not checked", "J4", _journal_is_not_checked),
+    Mutant("stale groups count", "J4", _stale_groups_count, story="hostile"),
+    Mutant("restart writes behind a torn tail", "J4", _restart_writes_behind_a_torn_tail),
+    Mutant("mark runs ahead of the flush", "J6", _mark_runs_ahead),
+    Mutant("mark is taken when it is written", "J6", _mark_is_taken_when_it_is_written),
+    Mutant(
+        "manifest is renamed without a sync of the directory",
+        "J6",
+        _manifest_is_renamed_without_a_sync_of_the_directory,
+    ),
+    Mutant("manifest is written over in place", "J6", _manifest_is_written_over_in_place),
+    Mutant("manifest is renamed before it is synced", "J6", _manifest_is_renamed_before_it_is_synced),
+    Mutant("journal files are given free too early", "J6", _files_are_given_free_too_early),
+    Mutant("replay begins at the newest mark", "J6", _replay_begins_at_the_newest_mark),
+    Mutant("failed sync is tried again", "J7", _failed_sync_is_tried_again, "syncs"),
+    Mutant("failed sync is taken for no room", "J7", _failed_sync_is_taken_for_no_room, "syncs"),
+    Mutant("merge drops the runs first", "J9", _merge_drops_the_runs_first, story="merging"),
+    Mutant("merge forgets the oldest run", "J9", _merge_forgets_the_oldest, story="merging"),
+    Mutant("no room is answered as done", "J10", _no_room_is_answered_as_done, "room"),
+    Mutant("refused group is left behind", "J10", _refused_group_is_left_behind, "room"),
+]

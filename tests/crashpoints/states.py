@@ -1,0 +1,63 @@
+"""Every state in which a power cut may leave a disk: each prefix of the operations, subsets of what was not synced.
+
+ALICE's method (OSDI 2014) on a disk of 512-byte sectors: of up to EXHAUSTIVE unsure sectors and names every subset is
+made; of more all, none, each one alone missing, and seeded random ones. Equal images are given once.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from tests.simulation.disk import Image, Keep, SimulatedDisk, all_kept, all_lost, coin
+
+EXHAUSTIVE = 8
+
+
+def states(disk: SimulatedDisk, rng: random.Random, samples: int) -> Iterator[tuple[int, Image]]:
+    """(operations done, what is left). samples: random subsets of a point with more than EXHAUSTIVE unsure parts."""
+    seen: set[int] = set()
+    for after in range(len(disk.operations) + 1):
+        for keep in _ways(disk, after, rng, samples):
+            image = disk.cut(after, keep)
+            mark = hash((after, _fingerprint(image)))
+            if mark not in seen:
+                seen.add(mark)
+                yield after, image
+
+
+def _ways(disk: SimulatedDisk, after: int, rng: random.Random, samples: int) -> Iterator[Keep]:
+    count = 0
+
+    def counting() -> bool:
+        nonlocal count
+        count += 1
+        return True
+
+    disk.cut(after, counting)
+    if count <= EXHAUSTIVE:
+        for bits in range(1 << count):
+            yield _pattern(bits)
+        return
+    yield all_kept
+    yield all_lost
+    for missing in rng.sample(range(count), min(count, samples)):
+        yield _pattern(~(1 << missing))
+    for _ in range(samples):
+        yield coin(rng, rng.choice((0.1, 0.5, 0.9)))
+
+
+def _pattern(bits: int) -> Keep:
+    left = bits
+
+    def keep() -> bool:
+        nonlocal left
+        kept = left & 1
+        left >>= 1
+        return bool(kept)
+
+    return keep
+
+
+def _fingerprint(image: Image) -> int:
+    return hash(tuple((path, bytes(image.contents[inode])) for path, inode in sorted(image.names.items())))

@@ -1,0 +1,174 @@
+"""What a bookie does in its life, as scripts: each brings another part of its storage to where a crash could hurt.
+
+A script runs once; tests/crashpoints/states.py then cuts the power at every operation it made.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dlog.bookie.journal import BLOCK, encode_group
+from dlog.bookie.messages import CheckpointDue, SpaceSeen
+from dlog.bookie.options import BookieOptions
+from tests.crashpoints.history import History, Script
+from tests.crashpoints.station import Station
+from tests.simulation.disk import SimulatedDisk
+
+SMALL = BookieOptions(
+    journal_file_bytes=16 * 1024,
+    entry_log_bytes=3000,
+    read_cache_bytes=0,
+    disk_free_min_bytes=0,
+    disk_free_reserve_bytes=0,
+)
+LOG_ROLLS = BookieOptions(
+    journal_file_bytes=64 * 1024,
+    entry_log_bytes=200,
+    read_cache_bytes=0,
+    disk_free_min_bytes=0,
+    disk_free_reserve_bytes=0,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    name: str
+    tell: Callable[[Script], None]
+    options: BookieOptions = SMALL
+    may_refuse: bool = False
+    samples: int = 0  # at least so many, for a story in which few of the states matter
+
+    def live(self, seed: int, disk: SimulatedDisk | None = None) -> Script:
+        """One life from its first start, told whole."""
+        rng = random.Random(f"{self.name}/{seed}")
+        script = Script(Station(disk or SimulatedDisk(), self.options), History(), rng, may_refuse=self.may_refuse)
+        self.tell(script)
+        return script
+
+
+def mixed(script: Script, steps: int = 18, first_entry: int = 0) -> None:
+    """Adds, fences, commits, checkpoints that finish late, files made ahead, idle marks."""
+    rng, station = script.rng, script.station
+    entries = dict.fromkeys(range(1, 5), first_entry)
+    for step in range(steps):
+        ledger = rng.randint(1, 4)
+        for _ in range(rng.randint(1, 3)):
+            script.add(ledger, entries[ledger])
+            entries[ledger] += rng.choice((1, 1, 2))
+        if step % 7 == 3:
+            script.fence(rng.choice((4, 100 + first_entry + step)))
+        if rng.random() < 0.8:
+            script.commit()
+        if step % 5 == 1:
+            station.handle(CheckpointDue())
+        if step % 5 == 4:
+            station.flush()  # of what was there three steps ago
+        if rng.random() < 0.3:
+            station.prepare()
+        if rng.random() < 0.1:
+            script.commit()
+            station.mark_idle()
+    script.commit()
+
+
+def together(script: Script) -> None:
+    """As `mixed`, with groups written between the operations of flushes and merges, as another thread would."""
+    station, rng = script.station, script.rng
+    flush = station.flush
+    at = 10_000
+
+    def between() -> None:
+        nonlocal at
+        if rng.random() < 0.4:
+            station.disk.on_operation = None
+            script.add(rng.randint(1, 4), at)
+            at += 1
+            script.commit()
+            station.disk.on_operation = between
+
+    def interrupted() -> None:
+        station.disk.on_operation = between
+        station.flush_only()
+        station.disk.on_operation = None
+        flush()
+
+    station.flush = interrupted  # type: ignore[method-assign]
+    mixed(script, 14)
+
+
+def recycling(script: Script) -> None:
+    """The journal rolls again and again, files are released, kept as spares, dropped when there are many."""
+    for step in range(8):
+        for entry in range(3):
+            script.add(step % 2 + 1, step * 10 + entry, script.rng.randbytes(3000))
+            script.commit()
+        if step in (2, 7):
+            script.station.checkpoint()
+        if step % 2:
+            script.station.prepare()
+            script.station.mark_idle()
+
+
+def merging(script: Script) -> None:
+    """Every checkpoint makes a run and fills a log; runs merge, logs roll, states of ledgers move along."""
+    for step in range(6):
+        for ledger in (1, 2):
+            script.add(ledger, step, b"step %d" % step)
+        if step == 1:
+            script.fence(1)
+        script.commit()
+        script.station.checkpoint()
+
+
+def large(script: Script) -> None:
+    """A group larger than a journal file gets one that grows."""
+    script.add(1, 0, b"small")
+    script.commit()
+    script.add(1, 1, bytes(20 * 1024))
+    script.add(2, 0, b"with it")
+    script.commit()
+    script.add(1, 2, b"behind it")
+    script.commit()
+
+
+def hostile(script: Script) -> None:
+    """A client's payload looks like a later group, at the place where a replay would look for one."""
+    header = encode_group(1, 10**6, 10**9, [])[0][0]
+    script.add(1, 0, b"")
+    script.commit()
+    script.add(1, 1, (bytes(BLOCK - 32 - 24 - 32) + header).ljust(2 * BLOCK, b"\0"))
+    script.commit()
+    script.add(1, 2, b"")
+    script.commit()
+
+
+def filling(script: Script) -> None:
+    """The disk is full for a while, and for a while even for writing over what is there."""
+    station, disk = script.station, script.station.disk
+    mixed(script, 5)
+    disk.bytes_max = disk.used + script.rng.randint(0, 3000)
+    mixed(script, 5, 100)
+    station.flush()
+    disk.copy_on_write = True
+    mixed(script, 3, 200)
+    script.add(1, 290, script.rng.randbytes(9000))
+    script.commit()
+    disk.copy_on_write, disk.bytes_max = False, 1 << 40
+    station.checkpoint()
+    script.note()
+    station.handle(SpaceSeen(1 << 40))
+    script.may_refuse = False
+    mixed(script, 5, 300)
+
+
+STORIES = [
+    Story("mixed", mixed),
+    Story("together", together),
+    Story("recycling", recycling),
+    Story("merging", merging, LOG_ROLLS),
+    Story("large", large),
+    Story("hostile", hostile, samples=40),
+    Story("filling", filling, may_refuse=True),
+]
