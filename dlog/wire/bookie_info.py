@@ -10,6 +10,7 @@ the one this bookie had. Source: BookKeeper, BookieServiceInfo, Cookie.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from dlog.wire.protobuf import BYTES, VARINT, Buffer, Malformed, bytes_field, in
 ENDPOINT_ID = "bookie"
 ENDPOINT_PROTOCOL = "bookie-rpc"
 COOKIE_VERSION = 5
+_PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
 
 
 # ---- registration ---------------------------------------------------------------------------------------------------
@@ -58,7 +60,7 @@ def address_of(bookie: BookieId, data: Buffer) -> tuple[str, int]:
     """
     if not data:
         host, _, port = bookie.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or not _PORT.match(port) or not 0 < int(port) < 65536:
             raise DamagedError(f"bookie registered without an address: bookie={bookie}")
         return host, int(port)
     for endpoint in decode_service_info(data).endpoints:
@@ -175,6 +177,6 @@ def _counted(dirs: tuple[str, ...]) -> str:
 
 def _uncounted(text: str) -> tuple[str, ...]:
     count, *dirs = text.split("\t")
-    if not count.isascii() or not count.isdigit() or int(count) != len(dirs):
+    if count != str(len(dirs)):
         raise CookieError(f"cookie says another number of directories than it lists: value={text[:80]!r}")
     return tuple(dirs)

@@ -1,8 +1,8 @@
 """Fuzz for a while: `python -m tests.fuzz --minutes 10 [--seed N] [--only decoders|sessions]`.
 
-Decoders get mutated bytes (tests/fuzz/decoders.py); real processes get sessions gone wrong (tests/fuzz/sessions.py) while
-a good client appends and reads back beside them. Prints what was done, memory of the processes before and after, and the
-seed of the first failure; exit 1 if there was one.
+Decoders get mutated bytes (tests/fuzz/decoders.py); real processes get sessions gone wrong (tests/fuzz/sessions.py)
+while a good client appends and reads back beside them. Prints what was done, memory of the processes before and after,
+and the seed of the first failure; exit 1 if there was one.
 """
 
 from __future__ import annotations
