@@ -94,11 +94,11 @@ class Detector:
 
     def _follow_members(self, tasks: asyncio.TaskGroup) -> None:
         proxies = self._metadata.known_members().write_proxies
-        wanted = {p.address for p in proxies.values() if p.proxy != self._me and p.address != self._address}
-        for address in self._watched.keys() - wanted:
+        wanted = {p.address: None for p in proxies.values() if p.proxy != self._me and p.address != self._address}
+        for address in [address for address in self._watched if address not in wanted]:
             self._watched.pop(address).cancel()
             self._suspected.discard(address)
-        for address in wanted - self._watched.keys():
+        for address in [address for address in wanted if address not in self._watched]:
             self._watched[address] = tasks.create_task(self._watch(address), name=f"watch proxy {address}")
 
     async def _watch(self, address: str) -> None:

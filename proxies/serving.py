@@ -111,7 +111,7 @@ class Listener:
         self.limits = limits
         self.bound = ""
         self.hello_s = options.hello_s
-        self.connections: set[Connection] = set()
+        self.connections: dict[Connection, None] = {}  # in the order they came
         self.accepted = 0
         self.refused_count = 0
         self.half_bytes = 0  # of frames that are not whole
@@ -181,7 +181,7 @@ class Listener:
     # ---- Reception --------------------------------------------------------------------------------------------------
 
     def admit(self, connection: Connection) -> bool:
-        self.connections.add(connection)
+        self.connections[connection] = None
         self.accepted += 1
         if len(self.connections) > self._options.connections_max:
             self.refused_count += 1
@@ -212,7 +212,7 @@ class Listener:
         return self.half_bytes <= self._options.receive_bytes_max
 
     def leave(self, connection: Connection) -> None:
-        self.connections.discard(connection)
+        self.connections.pop(connection, None)
         if self._hosts and connection.is_identified:
             host = _host_of(connection.peer)
             self._hosts[host] -= 1

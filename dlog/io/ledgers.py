@@ -96,7 +96,7 @@ class Ledgers:
         self._tasks = asyncio.TaskGroup()
         self._open = False
         self._drivers: dict[Driver, asyncio.Task[None]] = {}
-        self._watches: set[_Watch] = set()
+        self._watches: dict[_Watch, None] = {}
 
     async def __aenter__(self) -> Ledgers:
         await self._tasks.__aenter__()
@@ -191,9 +191,9 @@ class Ledgers:
         digest = self._digest(ledger, metadata, password)
         if metadata.is_closed or last_entry is not None:
             return LedgerReader(ledger, metadata, digest, self._start, last_entry, _nothing)
-        watch = _Watch(ledger, self._metadata, self._tasks, self._watches.discard)
+        watch = _Watch(ledger, self._metadata, self._tasks, self._unwatch)
         reader = LedgerReader(ledger, metadata, digest, self._start, None, watch.stop)
-        self._watches.add(watch)
+        self._watches[watch] = None
         watch.begin(reader)
         return reader
 
@@ -289,6 +289,9 @@ class Ledgers:
         except Exception as error:  # noqa: BLE001  a broken machine costs its handle, never the process
             story = "\n".join([repr(error), *getattr(error, "__notes__", ())])
             self._on_event(LedgerHandleFailed(ledger, driver.name, story))
+
+    def _unwatch(self, watch: _Watch) -> None:
+        self._watches.pop(watch, None)
 
     def _forget(self, driver: Driver, asker: Asker, _: asyncio.Task[None]) -> None:
         driver.dispose()

@@ -138,7 +138,7 @@ class LedgerStore:
     def __init__(self, ledgers: Ledgers, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
         self.capabilities = Capabilities(visible_is_final=False, entry_bytes_max=entry_bytes_max)
         self._ledgers = ledgers
-        self._writers: set[LedgerSegmentWriter] = set()
+        self._writers: dict[LedgerSegmentWriter, None] = {}  # in the order they came
 
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
@@ -146,8 +146,8 @@ class LedgerStore:
         custom = ((_STREAM, stream.encode()), (_NUMBER, b"%d" % number), (_EPOCH, b"%d" % epoch))
         with _store_errors():
             ledger = await self._ledgers.create(quorum, ensemble_min=quorum.write, custom=custom)
-        writer = LedgerSegmentWriter(ledger, self.capabilities.entry_bytes_max, self._writers.discard)
-        self._writers.add(writer)
+        writer = LedgerSegmentWriter(ledger, self.capabilities.entry_bytes_max, self._forget)
+        self._writers[writer] = None
         return writer
 
     async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
@@ -183,6 +183,9 @@ class LedgerStore:
         """Abandon every open writer."""
         for writer in list(self._writers):
             await writer.abandon()
+
+    def _forget(self, writer: LedgerSegmentWriter) -> None:
+        self._writers.pop(writer, None)
 
 
 class LedgerSegmentWriter:

@@ -88,7 +88,7 @@ class WriteSession(Dispatch):
         super().__init__(house, connection, hello)
         self._house = house
         self._tails: dict[int, lac.Tail] = {}
-        self._moved: set[lac.Tail] = set()
+        self._moved: dict[lac.Tail, None] = {}
         self._handlers |= {
             Write: self._write,
             Tail: self._tail,
@@ -109,7 +109,7 @@ class WriteSession(Dispatch):
     def flush(self) -> None:
         super().flush()
         if self._moved and self._is_writable:
-            moved, self._moved = self._moved, set()
+            moved, self._moved = self._moved, {}
             for tail in moved:
                 for told in tail.take():
                     self._connection.send(told)
@@ -181,16 +181,16 @@ class WriteSession(Dispatch):
             self._forwarding.cancel(m.request)
         tail = self._tails.pop(m.request, None)
         if tail is not None:
-            self._moved.discard(tail)
+            self._moved.pop(tail, None)
             self._house.tails.remove(tail)
 
     def lac_moved(self, tail: lac.Tail) -> None:
-        self._moved.add(tail)
+        self._moved[tail] = None
         self._connection.plan_flush()
 
     def tail_ended(self, tail: lac.Tail, error: DLogError) -> None:
         del self._tails[tail.request]
-        self._moved.discard(tail)
+        self._moved.pop(tail, None)
         for told in tail.take():
             self._connection.send(told)
         self._connection.fail(tail.request, error)

@@ -53,7 +53,7 @@ class Tails:
     """All subscriptions of this process, by stream, and the newest LAC of each stream owned here."""
 
     def __init__(self) -> None:
-        self._tails: dict[str, set[Tail]] = {}
+        self._tails: dict[str, dict[Tail, None]] = {}  # in the order they came
         self._newest: dict[str, dict[int, LacMoved]] = {}  # of the last segments
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class Tails:
 
     def add(self, tail: Tail) -> None:
         """Begin with where the stream stands."""
-        self._tails.setdefault(tail.stream, set()).add(tail)
+        self._tails.setdefault(tail.stream, {})[tail] = None
         for event in self._newest.get(tail.stream, {}).values():
             tail.note(event)
             tail.listener.lac_moved(tail)
@@ -91,7 +91,7 @@ class Tails:
     def remove(self, tail: Tail) -> None:
         tails = self._tails.get(tail.stream)
         if tails is not None:
-            tails.discard(tail)
+            tails.pop(tail, None)
             if not tails:
                 del self._tails[tail.stream]
 
