@@ -408,7 +408,10 @@ class LedgerRecoverer:
             for bookie in list(window.failed):
                 if self._placement.is_writable(bookie):
                     self._effects += window.readmit(bookie)
-        if not window.can_progress() and not self._waiting:
+        if window.can_progress():
+            if window.failed:
+                self._pause()  # who else must answer may be frozen, and those that failed back long before that shows
+        elif not self._waiting:
             why = f"too few bookies to write entries again: ledger={self.ledger} entry={window.lac + 1}"
             self._wait(NotEnoughBookiesError(why))
 

@@ -4,6 +4,8 @@ Styles of plan:
 - "swarm": tens of entries, any faults, bursts around recoveries and ensemble changes;
 - "scope": one to three entries, every message may be held or lost by its number on its link;
 - "churn": many entries under way and bookies that fail one after the other, with metadata that answers badly;
+- "frozen": one bookie stands still from before a recovery to the end, and shows it to nobody; the others fail for a
+  moment and are back: the recovery must end long before the silent one is given up;
 - "calm": nobody recovers until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 
 After the faults the world heals; then the ledger must end up closed, everybody must have an answer, and everything
@@ -54,7 +56,9 @@ MUST_REACH = (
     "metadata.conflict",
     "recovery_changed_ensemble",
     "settled_unknown",
+    "recovered_beside_the_silent",
 )
+STYLES = ("swarm", "churn", "scope", "frozen", "calm")
 CHANGES = ("ensemble_change", "recovery_changed_ensemble")
 RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
 SETTLE_S = 120.0
@@ -86,6 +90,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     """The plan that a seed means."""
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
+    draws["frozen"] = _draw_frozen
     plan = draws[style](seed, rng, style)
     return with_config(plan, real=rng.random() < 0.5)  # the real bookie machine, or the looser model
 
@@ -228,6 +233,40 @@ def _draw_scope(seed: int, rng: random.Random, style: str) -> Plan:
         kind = rng.choice((FaultKind.POWER, FaultKind.CRASH, FaultKind.PAUSE))
         mark = rng.choice(("", "recovery", "fenced_cover"))
         faults.append(Fault(kind=kind, a=victim, at_s=rng.uniform(0, 0.02), for_s=rng.uniform(0.001, 0.1), mark=mark))
+    return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def _draw_frozen(seed: int, rng: random.Random, style: str) -> Plan:
+    """One member is silent for ever and its connections stay open; enough others refuse once, or are lost once."""
+    frozen, *others = rng.sample(["b1", "b2", "b3"], 3)
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [3, 3, 2],
+        "bookies": 3,
+        "entries": rng.choice((1, 5, 20)),
+        "gap_s": 0.001,
+        "payload_max": 20,
+        "calm": False,
+        "recover_at": [0.1],
+        "close": False,
+        "duration_s": 1.0,
+        "fifo": True,
+        "timeout_s": 60.0,
+        "sync_s": 0.001,
+        "digest": "CRC32C",
+        "recovered_by_s": 20.0,
+    }
+    faults = [Fault(kind=FaultKind.PAUSE, a=frozen, at_s=rng.uniform(0.0, 0.09), for_s=1000.0)]
+    for bookie in others:
+        at_s, for_s = rng.choice((0.0, 0.0005, 0.002)) * rng.random(), rng.uniform(0.01, 0.3)
+        mark = rng.choice(("recovery", "recovery", "fenced_cover"))
+        match rng.choice(("refuse", "refuse", "crash", "")):
+            case "refuse":
+                kind, rate = FaultKind.ENVIRONMENT, 1.0
+                fault = Fault(kind=kind, a=bookie, at_s=at_s, for_s=for_s, rate=rate, message="io_error", mark=mark)
+                faults.append(fault)
+            case "crash":
+                faults.append(Fault(kind=FaultKind.CRASH, a=bookie, at_s=at_s, for_s=for_s, mark=mark))
     return Plan(seed=seed, config=config, faults=tuple(faults))
 
 
@@ -423,6 +462,10 @@ class LedgerWorld:
             if config["close"]:
                 sim.call_in(config["duration_s"] * 0.9, self.close)
         sim.run(until_s=config["duration_s"] + 0.5)
+        if "recovered_by_s" in config:
+            if not sim.run(until_s=config["recovered_by_s"], until=lambda: bool(self.recovered)):
+                raise Violation("liveness", "enough bookies are well, and a recovery waits for the one that is silent")
+            sim.reach("recovered_beside_the_silent")
         sim.heal()
         for ailments in self.ailments.values():
             ailments.cure()
@@ -481,7 +524,7 @@ def room() -> Room:
 
     return Room(
         name="ledger",
-        styles=("swarm", "churn", "scope", "calm"),
+        styles=STYLES,
         draw=draw_plan,
         run=run_plan,
         must_reach=MUST_REACH,

@@ -276,6 +276,35 @@ RECOVERY = (
     ),
 )
 
+RECOVERY_LIVENESS = (
+    Mutant(
+        name="entries are not written again to those who are back while another is silent",
+        invariants=("liveness",),
+        style="frozen",
+        parts=recoverer(("_mend", "if window.failed:", "if False:")),
+    ),
+    Mutant(
+        name="those who refused a fence are asked again only when the silent one has answered",
+        invariants=("liveness",),
+        style="frozen",
+        parts=recoverer(
+            ("_retry", "for place in sorted(self._mute):", "for place in sorted(self._mute) if stuck else ():")
+        ),
+    ),
+    Mutant(
+        name="those who could not tell of an entry are asked again only when the silent one has answered",
+        invariants=("liveness",),
+        style="frozen",
+        parts=recoverer(
+            (
+                "_retry",
+                "for place in sorted(search.doubtful):",
+                "for place in sorted(search.doubtful) if stuck else ():",
+            )
+        ),
+    ),
+)
+
 BOOKIE = (
     Mutant(name="the fence is not durable", invariants=("L8",), parts=bookie(FENCE_NOT_DURABLE)),
     Mutant(
@@ -338,4 +367,4 @@ READERS = (
     ),
 )
 
-MUTANTS = (*WRITER, *RECOVERY, *BOOKIE, *READERS)
+MUTANTS = (*WRITER, *RECOVERY, *RECOVERY_LIVENESS, *BOOKIE, *READERS)

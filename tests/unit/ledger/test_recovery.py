@@ -136,6 +136,18 @@ def test_bookies_that_come_back_need_not_wait_for_one_that_is_frozen() -> None:
     assert story.has_not(0, "a", "b")[-1].startswith("write v2 closed")
 
 
+def test_entries_are_written_again_to_who_is_back_while_another_is_frozen() -> None:
+    """There is nobody to replace b with, and c never answers: a and b are an ack quorum."""
+    story = recovery(placement=spare("a", "b", "c"), attempts_max=1)
+    story.has_not(-1, "a", "b")
+    story.has("a", 0, packet(0, b"x", length=1))
+    story.stored(0, "a")
+    assert story.refused(0, "b", Code.IO_ERROR) == []
+    assert story.fires("retry") == ["store 0 on b lac=-1 length=1 recovery"]
+    assert only(story.stored(0, "b"), "read") == []
+    assert story.has_not(1, "a", "b") == ["write v2 closed at 0 length=1: 0 a b c"]
+
+
 def test_too_few_fences_are_asked_for_again() -> None:
     story = recovery()
     story.lost("a", "b")
