@@ -144,7 +144,7 @@ def test_entries_are_written_again_to_who_is_back_while_another_is_frozen() -> N
     story.stored(0, "a")
     assert story.refused(0, "b", Code.IO_ERROR) == []
     assert story.fires("retry") == ["store 0 on b lac=-1 length=1 recovery"]
-    assert only(story.stored(0, "b"), "read") == []
+    assert only(story.stored(0, "b"), "read") == [f"read 1 of {bookie} fencing" for bookie in "bca"]
     assert story.has_not(1, "a", "b") == ["write v2 closed at 0 length=1: 0 a b c"]
 
 
