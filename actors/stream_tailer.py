@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from actors.entry_cache import EntryCache
 from actors.segment_readers import SegmentReaders, segment_key
@@ -104,6 +105,7 @@ class StreamTailer:
         self._seekers = 0  # readers that wait for an owner's word
         self._stopping = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
+        self._errands: set[asyncio.Task[None]] = set()  # what somebody asked for and waits for
 
     @property
     def value(self) -> StreamMetadata | None:
@@ -127,8 +129,9 @@ class StreamTailer:
                     self._tasks.create_task(self._ask_store(), name=f"store's lac of {self.stream}"),
                 ]
                 await self._stopping.wait()
-                for life in lives:
-                    life.cancel()
+                # an errand may wait for one of the lives; whoever waits for the errand is told that we are lost
+                for task in (*lives, *self._errands):
+                    task.cancel()
         finally:
             unsubscribe()
             self._begin_anew()
@@ -168,9 +171,15 @@ class StreamTailer:
             case GetEntries():
                 self._get_entries(view, question)
             case WatchLac(_, known) if known < NO_ENTRY:
-                self._tasks.create_task(self._find_tail(view, question), name=f"find the tail of {self.stream}")
+                self._run(self._find_tail(view, question), f"find the tail of {self.stream}")
             case WatchLac():
                 self._watch(view, question)
+
+    def _run(self, errand: Coroutine[Any, Any, None], name: str) -> None:
+        assert self._tasks is not None, "questions come while the tailer lives"
+        task = self._tasks.create_task(errand, name=name)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
@@ -480,8 +489,7 @@ class StreamTailer:
                 return flight
         flight = _Fetch(first, max(last, self.lac(segment)))
         flights.append(flight)
-        assert self._tasks is not None, "questions come while the tailer lives"
-        self._tasks.create_task(self._fetch(segment, key, flight), name=f"fetch {self.stream} {key} {first}")
+        self._run(self._fetch(segment, key, flight), f"fetch {self.stream} {key} {first}")
         return flight
 
     async def _fetch(self, segment: Segment, key: str, flight: _Fetch) -> None:

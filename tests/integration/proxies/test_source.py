@@ -331,3 +331,26 @@ async def test_what_a_silent_owner_said_before_is_not_taken_for_the_tail() -> No
 
 def ended(segment: Segment, last: int) -> Segment:
     return replace(segment, completed=True, last_entry=EntryId(last), last_slot=0, record_count=last + 1)
+
+
+async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the_tail() -> None:
+    """Or whoever asks for the stream next would wait for the end of this source, for ever."""
+    on = Stage()
+    async with asyncio.TaskGroup() as tasks:
+        life = tasks.create_task(on.source.run())
+        segment = await on.write(1, owned=False)
+        asker = Asker(on.source)
+        await asker.look()
+        asked = asyncio.Event()
+
+        async def never(key: Any) -> Any:
+            asked.set()
+            await asyncio.Event().wait()
+
+        on.metadata.read = never  # type: ignore[method-assign]
+        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        await asked.wait()
+        asker.view.close()
+        on.source.stop()
+        async with asyncio.timeout(10.0):
+            await life
