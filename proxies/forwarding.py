@@ -35,8 +35,8 @@ from proxies.pipe import Answer, Pipe, unreachable
 from proxies.routes import Routes
 
 CONNECT_S = 1.0
-PING_EVERY_S = 0.5
-PING_TIMEOUT_S = 1.0  # a pipe that is silent for so long after a ping is given up
+PING_EVERY_S = 0.25
+PING_TIMEOUT_S = 0.6  # a pipe that is silent for so long after a ping is given up; a mistake costs a repeat
 ANSWER_S = 15.0
 READS_MAX = 1000  # of one connection
 _GO_ON = (ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP)  # a reader that follows lives on after these
@@ -85,7 +85,7 @@ class Forwarding:
         self._carriage = carriage
         self._connection = connection
         self._lanes: dict[str, _Lane] = {}
-        self._pipes: set[Pipe] = set()  # also those whose proxy goes away
+        self._pipes: dict[Pipe, None] = {}  # also those whose proxy goes away
         self._reads: dict[int, tuple[_Lane, int | None]] = {}  # client's number -> lane, number on its pipe once asked
         self._writable = True
         self._is_closed = False
@@ -192,7 +192,7 @@ class Forwarding:
         pipe.on_goaway = partial(self._leaving, lane)
         pipe.on_full = partial(self._full, lane)
         self._carriage.pipes += 1
-        self._pipes.add(pipe)
+        self._pipes[pipe] = None
         pipe.hold(not self._writable)
         waiting, lane.waiting = lane.waiting, []
         for run, _ in waiting:
@@ -211,7 +211,7 @@ class Forwarding:
 
     def _gone(self, lane: _Lane, pipe: Pipe) -> None:
         if pipe in self._pipes:
-            self._pipes.discard(pipe)
+            del self._pipes[pipe]
             self._carriage.pipes -= 1
         self._ended(lane)
 
