@@ -26,9 +26,9 @@ KINDS = {"journal", "index", "entries", "MANIFEST", "VERSION"}
 
 def hurt_all(before: Held, seed: int, share: float) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for what, hurt in flips(before.image, random.Random(seed), share):
-        judge_damaged(before, hurt, what, counts)
     for what, hurt in wounds(before.image, random.Random(seed), 300):
+        judge_damaged(before, hurt, what, counts)
+    for what, hurt in flips(before.image, random.Random(seed), share):
         judge_damaged(before, hurt, what, counts)
     return counts
 

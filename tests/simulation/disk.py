@@ -210,7 +210,7 @@ class SimulatedDisk:
     # ---- faults ------------------------------------------------------------------------------------------------------
 
     def flip_bit(self, path: str, bit: int) -> None:
-        """At rest: in what a reader gets now and in what is left after a power cut."""
+        """At rest: in what a reader gets now and, of what a settling disk has settled, in what a power cut leaves."""
         inode = self.image.names[path]
         for image in (self.image, self.start):
             content = image.contents.get(inode, bytearray())

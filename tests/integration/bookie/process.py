@@ -31,13 +31,23 @@ class BookieProcess:
         self.zookeeper = zookeeper
         self.options = {**SMALL, **options}
         self.log = directory.with_name(directory.name + ".log")
+        self.under: list[str] = []  # a command that runs the bookie, e.g. a tracer
         self.id = ""
         self.address = ("", 0)
         self._process: subprocess.Popen[bytes] | None = None
 
     def launch(self) -> subprocess.Popen[bytes]:
         """Start it and return; `start` also waits until it serves."""
-        command = [sys.executable, "-m", "actors.bookie", "--dir", str(self.directory), "--zookeeper", self.zookeeper]
+        command = [
+            *self.under,
+            sys.executable,
+            "-m",
+            "actors.bookie",
+            "--dir",
+            str(self.directory),
+            "--zookeeper",
+            self.zookeeper,
+        ]
         command += ["--port", str(self.address[1]), "--log-format", "json"]
         for key, value in self.options.items():
             command += [f"--{key.replace('_', '-')}"] + ([] if value is True else [str(value)])
