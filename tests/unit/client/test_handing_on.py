@@ -1,0 +1,80 @@
+"""A client that is sent to an address out of its reach asks for forwarding, remembers, and goes home when it can."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+import dlog
+from dlog.wire.proxy import GetOwner, Hello, ReaderEvent, ReaderEventKind
+from dlog.wire.proxy import Message as ProxyMessage
+from dlog.wire.proxy import Read as ProxyRead
+from tests.integration.proxies.unreachable import filtered, refused
+from tests.unit.client.proxy_double import Double, Log, Peer
+
+HANDS_ON = {"hops_max": 1}
+
+
+def hops(double: Double) -> list[int]:
+    return [m.hops for m in double.heard if isinstance(m, Hello)]
+
+
+@pytest.mark.parametrize("kind", [refused, filtered])
+async def test_work_for_an_owner_out_of_reach_goes_through_the_one_in_reach(kind: object) -> None:
+    assert callable(kind)
+    with kind() as address:
+        async with Double() as double, dlog.connect(double.target) as client:
+            double.owner, double.limits = address, HANDS_ON
+            await client.append("s", b"0")
+            asked = len(double.of(GetOwner))
+            for number in range(1, 5):
+                await client.append("s", b"%d" % number)
+            assert double.log.payloads == [b"0", b"1", b"2", b"3", b"4"]
+            assert hops(double) == [0, 1]
+            assert len(double.of(GetOwner)) == asked, "what is out of reach is remembered"
+
+
+async def test_a_proxy_that_does_not_hand_on_is_not_asked_to() -> None:
+    with refused() as address:
+        async with Double() as double, dlog.connect(double.target, append_deadline_s=0.5) as client:
+            double.owner = address
+            with pytest.raises(dlog.RequestTimeoutError) as failed:
+                await client.append("s", b"x")
+            assert address in str(failed.value)
+            assert not double.writes
+
+
+async def test_the_work_moves_to_the_owner_once_that_can_be_reached() -> None:
+    log = Log()
+    async with Double(log) as owner, Double(log) as between:
+        with refused() as address:
+            between.owner, between.limits = address, HANDS_ON
+            async with dlog.connect(between.target, direct_retry_s=0.02, direct_rest_s=0.02) as client:
+                await client.append("s", b"0")
+                assert len(between.writes) == 1
+                between.owner = owner.address  # the stream moves to one that we can reach
+                async with asyncio.timeout(20.0):
+                    while not owner.writes:
+                        await client.append("s", b"more")
+                count = len(between.writes)
+                await client.append("s", b"last")
+                assert len(between.writes) == count
+        assert [int(w.sequence) for w in (*between.writes, *owner.writes)] == list(range(len(log.payloads)))
+
+
+async def test_a_read_that_is_moved_out_of_reach_is_served_where_it_was_asked() -> None:
+    with refused() as address:
+
+        def moves(peer: Peer, message: ProxyMessage) -> bool:
+            if isinstance(message, ProxyRead) and not message.forwarded:
+                peer.send(ReaderEvent(message.request, ReaderEventKind.MOVED, {"location": address}))
+                return True
+            return False
+
+        async with Double(role="read", script=moves) as double, dlog.connect(double.target) as client:
+            double.limits = HANDS_ON
+            double.log.fill(b"a", b"b")
+            assert [record.payload async for record in client.read("s")] == [b"a", b"b"]
+            assert hops(double) == [0, 1]
+            assert [m.forwarded for m in double.heard if isinstance(m, ProxyRead)] == [False, True]
