@@ -42,6 +42,7 @@ class Faults:
 
     def __init__(self, cluster: Cluster, client: dlog.Client, seed: int) -> None:
         self.done: list[Done] = []
+        self.unhealed: list[str] = []  # faults whose part did not come back
         self._cluster = cluster
         self._client = client
         self._rng = random.Random(seed)
@@ -51,6 +52,13 @@ class Faults:
         """Do it and heal it; noted in `done`."""
         done = Done(fault, time.monotonic_ns(), target=fault.target)
         self.done.append(done)
+        try:
+            await self._do(fault, done)
+        except TimeoutError:
+            self.unhealed.append(f"{done.target} after {fault}, for {_READY_S:g} s")
+        done.healed = time.monotonic_ns()
+
+    async def _do(self, fault: Fault, done: Done) -> None:
         match fault.kind:
             case "kill":
                 await self._kill(done, signal.SIGKILL)
@@ -72,7 +80,6 @@ class Faults:
                 await self._release(done)
             case kind:
                 raise ValueError(f"no such fault: kind={kind}")
-        done.healed = time.monotonic_ns()
 
     # ---- kinds ------------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,6 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 _WAITING_MAX = 256 * 1024  # bytes of one direction that wait before its source is not read any more
 _SLOW_STEP_S = 0.02
@@ -79,9 +78,9 @@ class Links:
         for pair in tuple(self.pairs):
             pair.reset()
 
-    def source_of(self, peer: tuple[str, int]) -> str:
+    def source_of(self, peer: tuple[str, int], port: int) -> str:
         """The part at the other end of a connection to us; "" if it is none of ours."""
-        inode = _inode(peer[1])
+        inode = _inode(peer[1], port)
         if inode is None:
             return ""
         wanted = f"socket:[{inode}]"
@@ -174,6 +173,8 @@ class _Flow:
             self._waiting.clear()  # nobody is left to hear it
             self._waiting_bytes = 0
         while sink is not None and not held and self._waiting and not self.sink_is_full and self._timer is None:
+            if sink.is_closing():
+                break
             data = self._waiting.popleft()
             if weather.reset_after is not None and len(data) >= weather.reset_after:
                 sink.write(data[: weather.reset_after])
@@ -255,7 +256,7 @@ class _Near(_End):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
-        source = self._links.source_of(transport.get_extra_info("peername"))
+        source = self._links.source_of(transport.get_extra_info("peername"), transport.get_extra_info("sockname")[1])
         pair = _Pair(self._links, source, self._target, transport)
         self.feeds, self.fed_by = pair.requests, pair.replies
         self._links.tasks.create_task(self._dial(pair), name=f"dial {self._target}")
@@ -292,11 +293,28 @@ class _Far(_End):
         super().data_received(data)
 
 
-def _inode(port: int) -> int | None:
-    """The socket on this machine that is bound to 127.0.0.1:port and connected."""
-    wanted = f"0100007F:{port:04X}"
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1] == wanted and fields[9] != "0":
-            return int(fields[9])
-    return None
+_DIAG = struct.Struct("=IHHIIBBBBI")  # netlink header; family, protocol, extensions, padding, states
+_ENDS = struct.Struct("!HH4s12x4s12x")  # ports and addresses, the peer's first
+_TAIL = struct.Struct("=III")  # interface, no cookie
+_INODE = struct.Struct("=I")
+_INODE_AT = 16 + 4 + 48 + 4 * 4
+_SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, _NETLINK_SOCK_DIAG = 20, 1, 4
+
+
+def _inode(peer_port: int, port: int) -> int | None:
+    """The socket at the other end of a connection of 127.0.0.1, asked of the kernel; None if it is gone. Reading all of
+    /proc/net/tcp instead would hold the loop up for long on a machine with many connections."""
+    here = socket.inet_aton("127.0.0.1")
+    asked = _ENDS.pack(peer_port, port, here, here) + _TAIL.pack(0, 0xFFFFFFFF, 0xFFFFFFFF)
+    head = _DIAG.pack(
+        _DIAG.size + len(asked),
+        *(_SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST, 0, 0),
+        *(socket.AF_INET, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF),
+    )
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _NETLINK_SOCK_DIAG) as kernel:
+        kernel.send(head + asked)
+        answer = kernel.recv(4096)
+    if len(answer) < _INODE_AT + _INODE.size:
+        return None
+    inode: int = _INODE.unpack_from(answer, _INODE_AT)[0]
+    return inode or None

@@ -147,6 +147,7 @@ async def _run(plan: Plan, cluster: Cluster, clients: list[_Client], rate: int, 
         faults = Faults(cluster, control, plan.seed)
         begun_s = time.monotonic()
         await _do(plan, faults, begun_s, say)
+        unhealed += faults.unhealed
         cluster.links.heal()
         try:
             await cluster.wait_ready()
