@@ -5,13 +5,15 @@ The law of this room:
 - nothing here waits, and nothing a stranger sends reaches further than this connection: bytes that are no frames, a
   first frame that is no hello, a hello that does not come, all end in a closed connection and nothing else;
 - what is said during one turn of the loop leaves in one write at its end;
-- a peer that does not take what we say is not listened to either, so what it can make us keep is bounded.
+- a peer that does not take what we say is not listened to either, so what it can make us keep is bounded; one that says
+  thousands of things at once is heard a few hundred at a time, and who half says something has so long to finish.
 """
 
 from __future__ import annotations
 
 import asyncio
 import enum
+from collections.abc import Iterator
 from typing import Protocol, cast
 
 from dlog.errors import (
@@ -19,6 +21,7 @@ from dlog.errors import (
     OverCapacityError,
     ProducerUnknownError,
     ProtocolError,
+    RequestTimeoutError,
     SequenceGapError,
     TruncatedError,
     UnauthorizedError,
@@ -30,6 +33,8 @@ from dlog.wire.proxy import PROTOCOL_VERSION, Failed, Hello, Message, Welcome
 from dlog.wire.proxy_codec import FrameDecoder, encode
 from proxies.preamble import Expect
 
+TURN_MESSAGES_MAX = 256  # heard from one peer before the others have their turn
+FRAME_S = 30.0  # the rest of a frame comes by then, or the connection ends
 HELLO_BYTES_MAX = 4096  # before a hello, nobody may make us keep more
 JOINED_BYTES_MAX = 64 * 1024  # up to here one copy is cheaper than a long vector of buffers
 OUTPUT_HIGH_BYTES = 512 * 1024  # unsent beyond this: the session is told to stop and the peer is not read
@@ -99,6 +104,7 @@ class Pause(enum.Flag):
     OUTPUT = enum.auto()  # the peer does not take our answers
     ADMISSION = enum.auto()  # enough of its work is in flight
     FORWARD = enum.auto()  # the proxy that it is handed on to does not take more
+    TURN = enum.auto()  # it said more at once than others would want to wait for
 
 
 class Connection(asyncio.Protocol):
@@ -120,6 +126,9 @@ class Connection(asyncio.Protocol):
         self._is_identified = False
         self._preamble = b""  # of a header that is not whole
         self._kept = 0  # bytes of a header or frame that is not whole
+        self._half_since_s = 0.0  # when that frame began
+        self._late_timer: asyncio.TimerHandle | None = None
+        self._messages: Iterator[Message] = iter(())  # of what came last, those not heard yet
         self._out: list[bytes | bytearray | memoryview] = []
         self._out_bytes = 0
         self._planned = False
@@ -142,18 +151,8 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._expect is not None:
             data = self._take_preamble(self._expect, self._preamble + data)
-        try:
-            for message in self._decoder.feed(data):
-                if self._session is not None:
-                    self._hear(self._session, message)
-                elif self.is_open:
-                    self._greet(message)
-        except ProtocolError:
-            self.end()
-        kept = self._decoder.buffered + len(self._preamble)
-        change, self._kept = kept - self._kept, kept
-        if change and not self._reception.keeps(change):
-            self.end(OverCapacityError("too many frames are half sent to this proxy"))
+        self._messages = self._decoder.feed(data)
+        self._listen(len(data))
 
     def eof_received(self) -> bool:
         return False
@@ -161,6 +160,9 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._cancel_hello_timer()
+        if self._late_timer is not None:
+            self._late_timer.cancel()
+            self._late_timer = None
         self._reception.keeps(-self._kept)
         self._kept = 0
         session, self._session = self._session, None
@@ -244,6 +246,50 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _listen(self, fresh: int) -> None:
+        """Hear so many of the messages that came; the others in the next turn, when everybody else had theirs.
+
+        fresh: bytes that came in this turn.
+        """
+        left = TURN_MESSAGES_MAX
+        try:
+            for message in self._messages:
+                if self._session is not None:
+                    self._hear(self._session, message)
+                elif self.is_open:
+                    self._greet(message)
+                left -= 1
+                if not left:
+                    self._pause(Pause.TURN)
+                    self._loop.call_soon(self._listen_on)
+                    return
+        except ProtocolError:
+            self.end()
+        before, kept = self._kept, self._decoder.buffered + len(self._preamble)
+        self._kept = kept
+        if kept and (not before or kept != before + fresh):  # the begin of another frame, not more of the same
+            self._half_since_s = self._loop.time()
+            if self._late_timer is None:
+                self._late_timer = self._loop.call_later(FRAME_S, self._look_if_late)
+        if kept != before and not self._reception.keeps(kept - before):
+            self.end(OverCapacityError("too many frames are half sent to this proxy"))
+        self._resume(Pause.TURN)
+
+    def _listen_on(self) -> None:
+        if self._transport is not None:
+            self._listen(0)
+
+    def _look_if_late(self) -> None:
+        """Close if the rest of a frame has not come in time, though we have listened all the time."""
+        self._late_timer = None
+        if not self._kept or self._transport is None:
+            return
+        left_s = self._half_since_s + FRAME_S - self._loop.time()
+        if left_s <= 0 and not self._paused:
+            self.end(RequestTimeoutError("the rest of a frame did not come in time", outcome_unknown=False))
+        else:
+            self._late_timer = self._loop.call_later(max(left_s, 1.0), self._look_if_late)
 
     def _take_preamble(self, expect: Expect, data: bytes) -> bytes:
         """Deal with what comes before the first frame; returns what comes behind it, nothing while it is not whole."""
@@ -336,6 +382,8 @@ class Connection(asyncio.Protocol):
         was = self._paused
         self._paused &= ~why
         if was and not self._paused and self._transport is not None and not self._transport.is_closing():
+            if was is not Pause.TURN:
+                self._half_since_s = self._loop.time()  # we did not listen to the rest of its frame
             self._transport.resume_reading()
 
 
