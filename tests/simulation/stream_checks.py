@@ -1,4 +1,4 @@
-"""What must hold of a stream: S1-S10 and T1-T4 of the reliability notes, over everything that was said and is stored.
+"""What must hold of a stream: S1-S12 and T1-T5 of the reliability notes, over everything that was said and is stored.
 
 Online checks (`changed`, `appended`, `answered`, `delivered`) fail at the event; `final` reads everything back once the
 world has settled. A payload says who wrote it: producer, sequence.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dlog.log.contents import read_contents
@@ -44,6 +44,7 @@ class Delivered:
     start: DLSN | None
     seen: list[tuple[DLSN, bytes]]
     txid: int | None = None
+    resumed: set[int] = field(default_factory=set)  # how much it had seen each time when it was opened again
 
 
 class StreamChecks:
@@ -154,7 +155,8 @@ class StreamChecks:
 
     def _see(self, reader: Delivered, dlsn: DLSN, payload: bytes) -> None:
         if reader.seen and dlsn <= reader.seen[-1][0]:
-            self.fail("S4", f"a reader saw {dlsn} after {reader.seen[-1][0]}")
+            invariant = "S12" if len(reader.seen) in reader.resumed else "S4"
+            self.fail(invariant, f"a reader saw {dlsn} after {reader.seen[-1][0]}")
         reader.seen.append((dlsn, payload))
 
     # ---- at the end -------------------------------------------------------------------------------------------------
@@ -273,7 +275,7 @@ class StreamChecks:
             if reader.txid is not None and reader.seen:
                 self._check_seek(order, reader.txid, reader.seen[0][0], first)
             last: int | None = None
-            for dlsn, payload in reader.seen:
+            for seen, (dlsn, payload) in enumerate(reader.seen):
                 if dlsn < first and dlsn not in master:
                     last = None  # truncated since
                     continue
@@ -282,7 +284,8 @@ class StreamChecks:
                     continue
                 index = bisect.bisect_left(order, dlsn)
                 if last is not None and index != last + 1:
-                    self.fail("S4", f"a reader saw {dlsn} after {order[last]}, between lie {index - last - 1}")
+                    invariant = "S12" if seen in reader.resumed else "S4"
+                    self.fail(invariant, f"a reader saw {dlsn} after {order[last]}, between lie {index - last - 1}")
                 elif last is None and reader.start is not None:
                     due = bisect.bisect_left(order, max(reader.start, first))
                     if index != due and order[due] < dlsn and reader.seen[0][0] == dlsn:

@@ -485,6 +485,7 @@ class Reader:
             self.number, world.stream, self.start, self.value, world.sim.rng.choice((1, 200, 10**6)), self.follow
         )
         if self.next is not None:
+            self.delivered.resumed.add(len(self.delivered.seen))
             read = Read(self.number, world.stream, Start.DLSN, tuple(self.next), 500, self.follow)
         world.sim.hand(host, Received(READER, read))
 

@@ -296,6 +296,17 @@ READING = (
         parts=planted(StreamReader, ("_is_stop_in_doubt", "return is_there and", "return False and is_there and")),
     ),
     Mutant(
+        name="a reader that goes on begins an entry before its position",
+        invariants=("S12",),
+        parts=planted(StreamReader, ("_begin_at", "max(0, dlsn.entry)", "max(0, dlsn.entry - 1)")),
+    ),
+    Mutant(
+        name="a reader that goes on begins an entry after its position",
+        invariants=("S12",),
+        seeds=1000,
+        parts=planted(StreamReader, ("_begin_at", "max(0, dlsn.entry)", "dlsn.entry + (self._read.credit == 500)")),
+    ),
+    Mutant(
         name="a seek goes to the first record after the one it looks for",
         invariants=("S11",),
         parts=planted(Goal, ("is_before", "contents.last_txid < self.least", "contents.last_txid <= self.least")),

@@ -1,0 +1,79 @@
+"""Every invariant of the machines: what it says, where it is checked, and by which planted defects the check is proved.
+
+The law of this file: an invariant without a planted defect is a hope. `test_invariants.py` compares this table with the
+mutants that there are: each id below is the first that some mutant must be caught by, and none is missing. What is left
+out, or holds for less than its name says, is argued here in words.
+
+Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, R of a read proxy's cache.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Invariant(NamedTuple):
+    """rooms: where it is checked. check: the function that does."""
+
+    says: str
+    room: str
+    check: str
+    limits: str = ""
+
+
+LEDGER, STREAM, CACHE = "ledger", "stream", "cache"
+
+INVARIANTS = {
+    "L1": Invariant("what is acknowledged is below the end and can be read", LEDGER, "LedgerChecks._closed, finish"),
+    "L2": Invariant("a closed ledger never changes", LEDGER, "LedgerChecks.metadata_changed"),
+    "L3": Invariant("an entry has the same bytes for all readers", LEDGER, "LedgerChecks.read_entry, finish"),
+    "L4": Invariant("at the close each entry is on Qa members of its ensemble", LEDGER, "LedgerChecks._closed"),
+    "L5": Invariant("no LAC runs back or ahead of what is acknowledged", LEDGER, "LedgerChecks.visible, _see_add"),
+    "L6": Invariant("acknowledgements come in order, without a gap", LEDGER, "LedgerChecks.acked"),
+    "L7": Invariant("a fenced writer gets nothing acknowledged", LEDGER, "LedgerChecks.acked"),
+    "L8": Invariant("recovery knows enough before it concludes", LEDGER, "LedgerChecks._see_coverage, _see_end"),
+    "L9": Invariant("fragments begin in order, a search in the last", LEDGER, "LedgerChecks.metadata_changed"),
+    "L10": Invariant("nothing is acknowledged on an ensemble unknown to metadata", LEDGER, "LedgerChecks.acked"),
+    "L11": Invariant("an entry is never sent with other bytes", LEDGER, "LedgerChecks._see_add"),
+    "L12": Invariant("all recoverers tell one end", LEDGER, "LedgerChecks.ended"),
+    "S1": Invariant("a DLSN names one record, numbers are dense", STREAM, "StreamChecks._started, _master"),
+    "S2": Invariant("acknowledged: there, once, where it was said", STREAM, "StreamChecks._check_writes"),
+    "S3": Invariant("nothing is read that nobody wrote", STREAM, "StreamChecks._check_writes, _check_readers"),
+    "S4": Invariant("a reader sees a run without gap or turn", STREAM, "StreamChecks._see, _check_readers"),
+    "S5": Invariant("asked after an acknowledgement: written behind it", STREAM, "StreamChecks._check_order"),
+    "S6": Invariant("a segment is written once those before are closed", STREAM, "StreamChecks.appended"),
+    "S7": Invariant("txids never fall, also across owners", STREAM, "StreamChecks._master, changed"),
+    "S8": Invariant("no reader sees control records or beyond the LAC", STREAM, "StreamChecks.delivered"),
+    "S9": Invariant("the truncation point only moves forward", STREAM, "StreamChecks.changed, Reader.told"),
+    "S10": Invariant("metadata of a completed segment is what it holds", STREAM, "StreamChecks._check_completed"),
+    "S11": Invariant("a seek finds the first record that it should", STREAM, "StreamChecks._check_seek"),
+    "S12": Invariant(
+        "a position that is resumed from neither passes a record nor moves back",
+        STREAM,
+        "StreamChecks._see, _check_readers",
+        "The service keeps no cursors or subscriptions: where a reader stands is known to the reader alone. What there "
+        "is to check is that a reader opened again at its position goes on exactly there, whatever died meanwhile.",
+    ),
+    "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
+    "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
+    "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),
+    "T4": Invariant("fenced before the next segment is named", STREAM, "StreamChecks._started"),
+    "T5": Invariant("once faults end, every stream takes writes", STREAM, "StreamWorld.run"),
+    "R1": Invariant("what a cache tells is what the log holds", CACHE, "CacheChecks.sent, lac_said"),
+    "R2": Invariant(
+        "an end that is told is one, and what moved is told in time",
+        CACHE,
+        "CacheChecks.ended, end_of_stream, CacheWorld.run",
+        "A reader that comes while the owner is out of reach sees what the store shows by itself: what only the owner "
+        "knows becomes visible with the next entry or control record. A stream that was deleted and made again under "
+        "its name while a reader could not look is another stream, and what lies between is not compared.",
+    ),
+    "R3": Invariant("an absence is told to who asked, and not kept", CACHE, "CacheWorld.run, ReaderHost._told"),
+    "R4": Invariant(
+        "what is truncated leaves the cache in two seconds",
+        CACHE,
+        "CacheChecks.forgotten, sent",
+        "As long as metadata can be reached; a proxy that is cut off from it learns of the truncation when it is back.",
+    ),
+    "R5": Invariant("the cache keeps within its bytes", CACHE, "CacheChecks.bounded"),
+}

@@ -1,0 +1,36 @@
+"""Every invariant has a check that exists and a planted defect that it must catch."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.simulation import rooms
+from tests.simulation.invariants import INVARIANTS
+
+MODULES = [
+    importlib.import_module(f"tests.simulation.{name}")
+    for name in ("ledger_checks", "stream_checks", "stream_world", "stream_parts", "cache_checks", "cache_world")
+]
+
+
+def test_the_table_is_whole() -> None:
+    expected = {f"L{n}" for n in range(1, 13)} | {f"S{n}" for n in range(1, 13)}
+    expected |= {f"T{n}" for n in range(1, 6)} | {f"R{n}" for n in range(1, 6)}
+    assert set(INVARIANTS) == expected
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_an_invariant_has_a_planted_defect_that_must_be_caught_by_it(name: str) -> None:
+    room = rooms.load(INVARIANTS[name].room)
+    assert [mutant.name for mutant in room.mutants if mutant.invariants[0] == name], name
+
+
+@pytest.mark.parametrize("name", INVARIANTS)
+def test_a_check_is_where_the_table_says(name: str) -> None:
+    owner = ""
+    for place in INVARIANTS[name].check.split(", "):
+        owner, _, method = place.rpartition(".") if "." in place else (owner, "", place)
+        made = [getattr(module, owner) for module in MODULES if hasattr(module, owner)]
+        assert any(hasattr(one, method) for one in made), place
