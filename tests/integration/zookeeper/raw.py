@@ -159,7 +159,9 @@ class RawSession:
         match op:
             case "exists" | "set" | "set_acl":
                 return self._stat(body)
-            case "get" | "create2" | "get_acl":
+            case "get_acl":
+                return sorted_acl(body[: -_STAT.size]), self._stat(body[-_STAT.size :])
+            case "get" | "create2":
                 return body[: -_STAT.size], self._stat(body[-_STAT.size :])
             case "children2":
                 return sorted_texts(body[: -_STAT.size]), self._stat(body[-_STAT.size :])
@@ -195,11 +197,28 @@ def sorted_texts(body: bytes) -> list[str]:
     (count,) = _INT.unpack_from(body)
     at, found = 4, []
     for _ in range(count):
-        (size,) = _INT.unpack_from(body, at)
-        found.append(body[at + 4 : at + 4 + size].decode())
-        at += 4 + size
+        value, at = _text(body, at)
+        found.append(value)
     assert at == len(body)
     return sorted(found)
+
+
+def sorted_acl(body: bytes) -> list[tuple[int, str, str]]:
+    """An access control list, in order: a server keeps those whom `auth` stands for as a set."""
+    (count,) = _INT.unpack_from(body)
+    at, found = 4, []
+    for _ in range(count):
+        (perms,) = _INT.unpack_from(body, at)
+        scheme, at = _text(body, at + 4)
+        identity, at = _text(body, at)
+        found.append((perms, scheme, identity))
+    assert at == len(body)
+    return sorted(found)
+
+
+def _text(body: bytes, at: int) -> tuple[str, int]:
+    (size,) = _INT.unpack_from(body, at)
+    return body[at + 4 : at + 4 + size].decode(), at + 4 + size
 
 
 # ---- request bodies --------------------------------------------------------------------------------------------------

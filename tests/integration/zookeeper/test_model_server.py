@@ -219,11 +219,14 @@ class RawScript:
         return None, await session.attach(self._hosts, fresh=False, last_zxid=self._zxid)
 
     async def _refused(self, session: RawSession) -> tuple[Any, Any]:
-        """A wrong password, a client that has seen the future, a scheme that nobody knows, an unknown operation."""
+        """A wrong password (which displaces the owner all the same), a client that has seen the future, a scheme that
+        nobody knows."""
         wrong, future, stranger = RawSession(self._ids), RawSession(self._ids), RawSession(self._ids)
         wrong.session_id, wrong.password = session.session_id, b"x" * 16
         answers = [
             await wrong.attach(self._hosts, fresh=False),
+            await session.closed(),
+            await session.attach(self._hosts, fresh=False),
             await future.attach(self._hosts, last_zxid=2**40),
             await stranger.attach(self._hosts),
             await stranger.ask("auth", raw.auth("nosuch", b"x")),

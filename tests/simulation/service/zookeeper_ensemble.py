@@ -471,8 +471,9 @@ class Member:
                 return wire.texts([p for p in tree.ephemerals.get(client.session_id, ()) if p.startswith(prefix)])
             case wire.CountBelow(path):
                 check_acl(tree.node(path).acl, wire.READ, client.identities)
-                below = path.rstrip("/") + "/"
-                return wire.number(sum(other.startswith(below) and other != "/" for other in tree.nodes))
+                if path == "/":
+                    return wire.number(len(tree.nodes) - 2)  # the root goes by two names
+                return wire.number(sum(other.startswith(path + "/") for other in tree.nodes))
             case wire.SetWatches():
                 self._set_watches(client, request)
                 return b""
