@@ -79,6 +79,11 @@ class SegmentDesk:
         for writer in writers.values():
             await writer.abandon()
 
+    def let_go(self) -> None:
+        """After `close`, when no task of its group lives any more: leave no circle behind, see Driver."""
+        self._tasks = None
+        self._post = _drop
+
     # ---- appends: no task, strictly in order ------------------------------------------------------------------------
 
     def _append(self, question: AppendEntry) -> None:
@@ -175,6 +180,10 @@ class SegmentDesk:
 
     def _say(self, reply: StoreReply) -> None:
         self._post(Received(STORE, reply))
+
+
+def _drop(_: Fact) -> None:
+    """Nobody is there."""
 
 
 async def _raise(error: BaseException) -> None:

@@ -56,13 +56,14 @@ class StreamOwner:
         self._metadata = metadata
         self._unwatch: Callable[[], None] = _nothing
         self._desk = SegmentDesk(stream, stores, self._post)
+        self._machine = OwnerMachine(
+            StreamKey(stream),
+            claimant,
+            options,
+            final_stores=frozenset(n for n, s in stores.items() if s.capabilities.visible_is_final),
+        )
         self._driver = Driver(
-            OwnerMachine(
-                StreamKey(stream),
-                claimant,
-                options,
-                final_stores=frozenset(n for n, s in stores.items() if s.capabilities.visible_is_final),
-            ),
+            self._machine,
             name=self.name,
             send=self._desk.send,
             metadata=metadata,
@@ -119,9 +120,16 @@ class StreamOwner:
                 await self._desk.close()
         finally:
             self._unwatch()
-            self._unwatch = _nothing
             await self._desk.close()
             self._on_end()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Leave no circle behind, see Driver."""
+        self._unwatch = self._on_end = _nothing
+        self._on_lac = self._tell = _ignore
+        self._desk.let_go()
+        self._machine.let_go()
 
     def _look(self) -> None:
         """Somebody changed the stream, ourselves it may be: a hint, so that an idle owner hears of its successor."""
@@ -138,4 +146,8 @@ class StreamOwner:
 
 
 def _nothing() -> None:
-    """Nobody watches."""
+    """Nobody watches, nobody waits."""
+
+
+def _ignore(_: Event) -> None:
+    """Nobody listens."""

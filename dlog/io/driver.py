@@ -51,6 +51,10 @@ def _ignore(_: Any) -> None:
     """Nobody listens."""
 
 
+def _send_nothing(_peer: Peer, _message: Any) -> None:
+    """Nobody is there."""
+
+
 class Driver:
     """Drives one machine.
 
@@ -232,6 +236,15 @@ class Driver:
         for sink in sinks.values():
             sink(farewell)
         self._over.set()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Leave no circle behind: the collector looks at what is old so rarely that nobody may wait for it."""
+        self._perform = {}
+        self._send = _send_nothing
+        self._on_event = _ignore
+        self._metadata = self._persist = self._tasks = None
+        self._story = Story()
 
     # ---- effects, each as the machine ordered it --------------------------------------------------------------------
 

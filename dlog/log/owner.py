@@ -147,6 +147,10 @@ class StreamOwner:
         """The stream as last read or written under our claim; None before."""
         return self._tenure.value if self._tenure.is_held else None
 
+    def let_go(self) -> None:
+        """Nothing is asked any more: leave no circle of objects behind."""
+        self._taking.let_go()
+
     # ---- the door ---------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Fact) -> list[Effect]:

@@ -40,6 +40,10 @@ class Taking:
         self._starting: Segment | None = None  # the segment that the recovery ends with
         self._mend_after_s = 0.0
 
+    def let_go(self) -> None:
+        """Call back no more."""
+        self._on_serving, self._refusal = _ignore, _no_refusal
+
     # ---- recovering -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
@@ -184,3 +188,11 @@ class Taking:
     def refreshed(self) -> None:
         if self._tenure.phase is Phase.RECOVERING and self._recovery is None:
             self.begin()
+
+
+def _ignore(_: Segment) -> None:
+    """Nobody listens."""
+
+
+def _no_refusal() -> None:
+    """Nobody asks."""

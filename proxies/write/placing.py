@@ -60,7 +60,9 @@ class Placing:
         if not await self._may_claim(owner, doubted):
             return Theirs(owner.address, owner.epoch, True)
         if owner.proxy == self._me and owner.epoch and not owner.released and not self._drains():
-            return Ours(owner.epoch, owner.address)  # nobody else may claim it: to them we are its registered owner, alive again
+            return Ours(
+                owner.epoch, owner.address
+            )  # nobody else may claim it: to them we are its registered owner, alive again
         preferred = self.preferred(stream)
         while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
             preferred = self.preferred(stream)

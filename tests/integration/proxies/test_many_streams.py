@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dlog
+from actors.stream_owner import StreamOwner
 from dlog.events import ProxyDrained, StreamReleased
 from dlog.machine import Versioned
 from dlog.model.ids import StreamName
@@ -94,6 +98,35 @@ async def test_a_stream_that_nobody_uses_is_handed_back_and_taken_again_by_the_n
     seen = await house.metadata.read(StreamKey(StreamName(stream)))
     assert isinstance(seen, Versioned)
     assert [s.record_count for s in seen.value.segments if s.completed] == [1, 1, 1]
+
+
+async def test_an_owner_that_ended_leaves_nothing_for_the_collector(house: House) -> None:
+    """A proxy's collector looks at what is old so rarely that a circle of objects would stay for good."""
+    proxy = await house.write_proxy(idle_s=0.05)
+    server = proxy.proxy
+    assert isinstance(server, WriteProxy)
+    built: list[weakref.ref[object]] = []
+    build = server.holdings._build
+
+    def remember(stream: StreamName, on_end: Callable[[], None]) -> StreamOwner:
+        owner = build(stream, on_end)
+        built.extend((weakref.ref(owner), weakref.ref(owner._driver)))
+        return owner
+
+    server.holdings._build = remember
+    async with dlog.connect("dlog://" + proxy.address) as client:
+        gc.disable()
+        try:
+            await created(house, client, 3)
+            await proxy.events.of(StreamReleased, 3)
+            while len(server.holdings):
+                await client.stat("stream-0")
+            async with asyncio.timeout(10.0):
+                while any(ref() is not None for ref in built):
+                    await client.stat("stream-0")
+        finally:
+            gc.enable()
+    assert len(built) == 6
 
 
 async def test_streams_created_and_touched_in_a_loop_do_not_stay_alive(house: House) -> None:
