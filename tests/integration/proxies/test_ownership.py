@@ -100,6 +100,15 @@ async def test_a_wrong_suspicion_costs_a_roll_and_nothing_else(house: House) -> 
     assert await owner.events.of(LeaseLost)
 
 
+async def test_an_idle_owner_that_lost_its_claim_hears_of_it_though_nobody_writes(house: House) -> None:
+    owner, other = await two_with_a_stream(house)
+    await house.metadata.unregister_proxy(ProxyId(owner.address))
+    owner.proxy.listener.close()
+    async with Raw(other.address) as elsewhere:
+        assert isinstance(await RawProducer(elsewhere, "orders").write([b"1"]), Written)
+    assert [event.stream for event in await owner.events.of(LeaseLost)] == ["orders"]
+
+
 async def test_two_proxies_asked_at_once_agree_on_one_owner(house: House) -> None:
     proxies = [await house.write_proxy() for _ in range(3)]
     async with Raw(proxies[0].address) as raw:
