@@ -102,7 +102,7 @@ class _Draft:
         if any(len(fragment.ensemble) != self.ensemble for fragment in self.fragments):
             raise ValueError(f"a fragment has not as many bookies as the ensemble: ensemble={self.ensemble}")
         if not (0 <= self.length < _I64_END and NO_ENTRY <= self.last_entry < _I64_END and firsts[-1] < _I64_END):
-            raise ValueError(f"length, last or first entry out of range: length={self.length} last={self.last_entry}")
+            raise ValueError("length, last or first entry out of range")
         return LedgerMetadata(
             quorum=quorum,
             fragments=tuple(self.fragments),
