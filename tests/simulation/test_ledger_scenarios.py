@@ -60,7 +60,7 @@ def mutant(name: str) -> Mapping[str, Any]:
     return next(m.parts for m in WRITER if m.name == name)
 
 
-def test_2614_a_late_add_cannot_reach_a_bookie_that_recovery_only_read_from() -> None:
+def test_bookkeeper_2614_a_late_add_cannot_reach_a_bookie_that_recovery_only_read_from() -> None:
     """b2 alone has entry 0. Recovery fences b1 and b2, its read at b2 hangs, b1 and b3 deny; then b3 gets the add."""
     scenario = plan(
         hold("w", "b1", "AddEntry", 1, 3.0),
@@ -75,7 +75,7 @@ def test_2614_a_late_add_cannot_reach_a_bookie_that_recovery_only_read_from() ->
     assert outcome.violation == "L7", "without fencing reads the entry is confirmed after the end"
 
 
-def test_2615_an_empty_last_fragment_does_not_draw_the_search_back_before_it() -> None:
+def test_bookkeeper_2615_an_empty_last_fragment_does_not_draw_the_search_back_before_it() -> None:
     """Members are replaced after 5 confirmed entries, the others cut off from the writer: the newest know no LAC."""
     scenario = plan(
         Fault(kind=FaultKind.RESET, a="b1", b="w", mark="ack", count=5),
@@ -96,7 +96,7 @@ def test_2615_an_empty_last_fragment_does_not_draw_the_search_back_before_it() -
     assert "L9" in hunted
 
 
-def test_1591_no_confirmation_on_an_ensemble_that_metadata_does_not_know() -> None:
+def test_bookkeeper_1591_no_confirmation_on_an_ensemble_that_metadata_does_not_know() -> None:
     """b1 fails while metadata answers nothing for a second: entries wait, though new bookies would take them."""
     scenario = plan(
         Fault(kind=FaultKind.META_CUT, a="w", at_s=0.0, for_s=1.0),
@@ -115,7 +115,7 @@ def test_1591_no_confirmation_on_an_ensemble_that_metadata_does_not_know() -> No
     assert run_plan(scenario, local).violation in ("L10", "L4")
 
 
-def test_4651_what_was_sent_to_a_replaced_bookie_is_held_by_those_that_metadata_names() -> None:
+def test_bookkeeper_4651_what_was_sent_to_a_replaced_bookie_is_held_by_those_that_metadata_names() -> None:
     """b3 gets nothing and is replaced with entries under way; who holds them is compared with what metadata says."""
     scenario = plan(
         Fault(kind=FaultKind.CUT, a="w", b="b3", for_s=7.0, both=False),
@@ -134,7 +134,7 @@ def test_4651_what_was_sent_to_a_replaced_bookie_is_held_by_those_that_metadata_
     assert all(world.checks.held_in_ensemble(e, metadata) == 3 for e in range(first, 20))
 
 
-def test_1886_a_change_that_fails_late_is_tried_again_from_metadata_as_it_then_is() -> None:
+def test_bookkeeper_1886_a_change_that_fails_late_is_tried_again_from_metadata_as_it_then_is() -> None:
     """Every metadata write of the writer has an unknown outcome, half of them take place late; members keep failing."""
     hits = 0
     for seed in range(60):
@@ -153,7 +153,7 @@ def test_1886_a_change_that_fails_late_is_tried_again_from_metadata_as_it_then_i
     assert hits > 60
 
 
-def test_1067_one_hung_bookie_does_not_block_a_recovery() -> None:
+def test_bookkeeper_1067_one_hung_bookie_does_not_block_a_recovery() -> None:
     """b3 is paused for a minute; two denials out of three are enough."""
     scenario = plan(Fault(kind=FaultKind.PAUSE, a="b3", at_s=0.015, for_s=60.0), entries=3)
     world = LedgerWorld(scenario, {})
