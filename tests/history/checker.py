@@ -256,7 +256,9 @@ class _Judge:
             case Start.START:
                 floor = max(self.kept.before(reader.opened), self.begun.before(reader.opened))
                 if begin < floor:
-                    self.verdict.breach("revived", f"{reader.name} began at {dlsn_of(begin)}, before {dlsn_of(floor)}")
+                    self.verdict.is_stale(
+                        f"{reader.name} began at {dlsn_of(begin)}, before {dlsn_of(floor)}, where the stream begins", 1
+                    )
 
     def _walk(self, reader: Reader, rows: Sequence[int] | range, low: int, high: int, begin: int) -> None:
         """Everything of the order in [low, high) must have been given to this reader."""

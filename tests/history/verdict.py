@@ -61,7 +61,7 @@ class Verdict:
     delivered: int = 0  # to all readers together
     readers: int = 0
     unread: int = 0  # acknowledged, not truncated, and beyond where any reader came: nothing is proved about them
-    stale: int = 0  # R2: acknowledged before a reader was opened that was shown, or began at, a tail before them
+    stale: int = 0  # R2, R4: a reader was shown, or began at, a tail or a beginning that was known to be another
     found: Counter[str] = field(default_factory=Counter)
     examples: list[Breach] = field(default_factory=list)
     stale_examples: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Verdict:
             self.examples.append(Breach(KINDS[kind], kind, text))
 
     def is_stale(self, text: str, count: int) -> None:
-        """A tail that was shown is behind what was acknowledged: nothing is lost, it stands beside the breaches."""
+        """What a reader was shown is behind what was known: nothing is lost by it, it stands beside the breaches."""
         self.stale += count
         if len(self.stale_examples) < EXAMPLES:
             self.stale_examples.append(text)
@@ -110,4 +110,4 @@ class Verdict:
         counts = " ".join(f"{name}={getattr(self, name)}" for name in _COUNTS)
         wrong = " ".join(f"{kind}={count}" for kind, count in self.found.items())
         head = f"{'green' if self.is_green else 'NOT GREEN'}: {counts} {wrong}"
-        return "\n".join([head, *map(str, self.examples), *(f"R2 stale: {text}" for text in self.stale_examples)])
+        return "\n".join([head, *map(str, self.examples), *(f"stale: {text}" for text in self.stale_examples)])
