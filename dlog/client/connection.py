@@ -383,12 +383,18 @@ def failure(message: proxy.Failed) -> DLogError:
     error = from_wire(message.code, message.message, message.location, message.outcome_unknown)
     if isinstance(error, SequenceGapError):
         error.expected = int(message.detail.get("expected", -1))
-    elif isinstance(error, ProducerUnknownError) and "since" in message.detail:
-        segment, entry, _ = message.detail["since"]
-        error.since = (segment, entry)
+    elif isinstance(error, ProducerUnknownError):
+        error.since = place_of(message.detail.get("since"))
     elif isinstance(error, EndedError) and isinstance(error, TruncatedError) and "first" in message.detail:
         error.first = str(of(*message.detail["first"]))
     return error
+
+
+def place_of(value: Any) -> tuple[int, int] | None:
+    """Segment and entry of a `since` that a server told; None if it is none."""
+    if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(part) is int for part in value):
+        return None
+    return value[0], value[1]
 
 
 def _why(error: OSError | None) -> str:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dlog.client.backoff import Backoff
-from dlog.client.connection import Connection
+from dlog.client.connection import Connection, place_of
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.routing import Router
 from dlog.errors import (
@@ -274,9 +274,7 @@ class Producer:
             result = await connection.ask(lambda request: GetOwner(request, self.stream, None))
         except DLogError:
             return  # what is wrong with it the batch will hear
-        place = result.get("since")
-        if place is not None:
-            self._since = self._reached = (int(place[0]), int(place[1]))
+        self._since = self._reached = place_of(result.get("since"))
 
     def _attach(self, connection: Connection) -> None:
         if self._closed is not None or self._connection is not None:
