@@ -25,7 +25,7 @@ class ClientOptions:
     #: bytes of records held per stream, sent or not, beyond which an append waits before it is taken
     buffer_bytes_max: int = option(16 * MiB, sim=(4 * KiB, MiB))
     #: from the moment an append is taken into the buffer (waiting for room comes before, and has no deadline) until it
-    #: fails with RequestTimeoutError: `outcome_unknown` says whether it was ever sent, the text names the last obstacle.
+    #: fails with RequestTimeoutError: `outcome_unknown` says if it was ever sent, the text names the last obstacle.
     #: What was sent behind it fails with it. Retries within it are the client's own business and are told to nobody
     append_deadline_s: float = 30.0
     #: the same for create, stat, truncate and the like
