@@ -15,7 +15,7 @@ import click
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, note, say, say_json, say_table
-from dlog.errors import LedgerNotFoundError
+from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
 if TYPE_CHECKING:
@@ -48,27 +48,33 @@ def ledger() -> None:
 @ledger.command()
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the ledgers of the cluster, with their state."""
+    """List the ledgers of the cluster, with their state. One that cannot be read is told at the end, exit 1."""
 
-    async def work() -> None:
+    async def work() -> int:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
             found = [ledger async for ledger in metadata.ledgers()]
         async with ledgers_of(hosts, namespace, directory) as ledgers:
-            rows = []
+            rows: list[dict[str, Any]] = []
+            wrong: list[DLogError] = []
             for number in found:
                 try:
                     rows.append(describe(number, await ledgers.metadata_of(number)))
                 except LedgerNotFoundError:
                     continue  # deleted in the meantime
+                except (DamagedError, UnsupportedVersionError) as error:
+                    wrong.append(error)
+        for unreadable in wrong:
+            note(f"cannot be read: {unreadable.message}")
         if as_json:
             say_json(rows)
-            return
+            return EXIT_FAILED if wrong else EXIT_OK
         say_table(
             ("ledger", "state", "entries", "bytes", "E/Qw/Qa", "fragments"),
             ((str(r["ledger"]), r["state"], r["entries"], r["bytes"], _quorum(r), len(r["fragments"])) for r in rows),
         )
+        return EXIT_FAILED if wrong else EXIT_OK
 
-    asyncio.run(work())
+    sys.exit(asyncio.run(work()))
 
 
 @ledger.command()

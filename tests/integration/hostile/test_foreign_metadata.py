@@ -6,6 +6,9 @@ The first part judges bytes where they are read; the second puts them under a ru
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -96,6 +99,34 @@ def outcome(make: Callable[[], object]) -> str:
 @each("metadata", CASES)
 def test_bytes_are_judged_where_they_are_read(case: str, answer: str) -> None:
     assert outcome(CASES[case]) == answer
+
+
+LEDGER_CASES = {"ledger-znode-garbage": b"what is this", "ledger-znode-empty": b""}
+
+
+@each("metadata", LEDGER_CASES)
+def test_ledgers_beside_a_damaged_one_are_listed(
+    cluster: SmallCluster, bystander: Bystander, case: str, answer: str
+) -> None:
+    where = "/ledgers/00/4000/L0001"
+
+    async def plant() -> None:
+        async with await ZooKeeper.connect(cluster.bookies.hosts) as zk:
+            await zk.ensure_path(where.rsplit("/", 1)[0])
+            await zk.create(where, LEDGER_CASES[case])
+
+    async def pull() -> None:
+        async with await ZooKeeper.connect(cluster.bookies.hosts) as zk:
+            await zk.delete(where, -1)
+
+    asyncio.run(bystander.work(1))
+    asyncio.run(plant())
+    command = [sys.executable, "-m", "dlog.cli.main", "ledger", "ls", "--zookeeper", cluster.bookies.hosts, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    asyncio.run(pull())
+    listed = json.loads(done.stdout)
+    assert listed, "those that are whole are listed"
+    assert f"exit {done.returncode}, named {done.stderr.count('cannot be read')}" == answer
 
 
 @each("metadata", ZNODES)
