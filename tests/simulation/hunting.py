@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -110,7 +110,7 @@ def chunks(styles: Sequence[tuple[str, str]], first: int, seeds: int | None) -> 
 
 def run_all(work: Iterable[Chunk], *, jobs: int, until: float | None) -> Iterator[tuple[Chunk, Tally]]:
     """Each chunk with its tally as it is done; none is begun after `until` (of time.monotonic)."""
-    due = (chunk for chunk in work if until is None or time.monotonic() < until)
+    due = takewhile(lambda _: until is None or time.monotonic() < until, work)
     if jobs == 1:
         for chunk in due:
             yield chunk, run_chunk(chunk)

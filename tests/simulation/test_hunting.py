@@ -52,7 +52,8 @@ def test_every_style_has_its_turn_before_any_goes_on() -> None:
 
 
 def test_nothing_is_begun_after_the_end() -> None:
-    assert list(hunting.run_all([Chunk("ledger", "scope", 0, 5)], jobs=1, until=0.0)) == []
+    for_ever = hunting.chunks([("ledger", "scope")], 0, None)
+    assert list(hunting.run_all(for_ever, jobs=1, until=0.0)) == []
 
 
 def test_a_batch_that_reached_nothing_fails(capsys: pytest.CaptureFixture[str]) -> None:
