@@ -120,7 +120,7 @@ def test_settings_and_their_defaults() -> None:
 def test_the_note_of_an_entry() -> None:
     producer = bytes(range(16))
     place = NotedPlace(0, 5, 1, 2, 3, 77)
-    snapshot = Snapshot(True, (NotedProducer(producer, 0, 5, (place,)),))
+    snapshot = Snapshot((1, 2), (NotedProducer(producer, 0, 5, (place,)),))
     payload = encode_note(1234, -1, [NotedBatch(producer, 5, 2, 99, 0)], snapshot)
     assert payload[:5] == b"dlog1"
     written: Any = msgpack.unpackb(payload[5:])
@@ -128,5 +128,5 @@ def test_the_note_of_an_entry() -> None:
         1234,
         -1,
         [[producer, 5, 2, 99, 0]],
-        [True, [[producer, 0, 5, [[0, 5, 1, 2, 3, 77]]]]],
+        [[1, 2], [[producer, 0, 5, [[0, 5, 1, 2, 3, 77]]]]],
     ]
