@@ -68,7 +68,7 @@ class Registry(Generic[R]):
         tenant = self._tenants.get(name)
         if tenant is not None and tenant.is_open:
             tenant.retiring = True
-            self._supervisor.stop(name)
+            self._supervisor.stop(tenant.resident.name)
 
     def retire_idle(self) -> list[str]:
         """Retire those nobody holds or used for `idle_s`; return their names."""

@@ -19,7 +19,7 @@ class Guest:
     living: dict[str, int]
 
     def __init__(self, name: str, living: dict[str, int]) -> None:
-        self.name = name
+        self.name = f"guest {name}"  # a resident's name for its supervisor is not the registry's
         self._living = living
         self._stop = asyncio.Event()
         self.may_leave = asyncio.Event()
@@ -76,7 +76,7 @@ async def test_a_successor_waits_until_its_predecessor_has_ended() -> None:
                 await asyncio.sleep(0)
             assert not entered.is_set()
             first.may_leave.set()
-        assert living["a"] == 1
+        assert living["guest a"] == 1
         assert len(registry) == 1
 
 
