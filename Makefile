@@ -11,14 +11,17 @@ PEERS := .cache/peers
 HAPROXY := .cache/haproxy
 FILE ?=
 SEEDS ?= 1000
+FIRST ?= 0
+MINUTES ?= 2
 
-.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt lock peers haproxy clean
+.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt chaos fuzz lock peers haproxy clean
 
 help:
 	@echo "make demo [FILE=lines.txt]   a cluster on this machine; the file goes in while processes are killed, and comes back"
 	@echo "make test                    everything CI runs"
 	@echo "make check                   the fast lane: lint, types, import contracts, unit, few simulation seeds"
 	@echo "make hunt SEEDS=20000        look for a seed that breaks an invariant"
+	@echo "make chaos MINUTES=10        hurt a cluster of real processes and judge what its clients saw"
 	@echo "make lock                    renew requirements.lock from pyproject.toml"
 
 setup: $(VENV)/.ready
@@ -84,8 +87,13 @@ test: lint types imports setup peers haproxy
 	$(BIN)/pytest tests -n 2 --dist loadfile
 
 hunt: setup
-	$(BIN)/python -m tests.simulation ledger --seeds $(SEEDS)
-	$(BIN)/python -m tests.simulation stream --seeds $(SEEDS)
+	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) --jobs 2
+
+chaos: setup
+	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
+
+fuzz: setup
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
 lock: setup
 	$(BIN)/python -m pip install -q uv
