@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
 from typing import Any
 
@@ -60,7 +61,7 @@ class Router:
         self._owners: dict[str, str] = {}  # stream -> address of its owner, as last told
         self._connections: dict[tuple[str, int], Connection] = {}  # by address and hops
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
-        self._tries: dict[str, asyncio.Future[Connection | None]] = {}  # direct connections that are being tried
+        self._tries: dict[str, tuple[asyncio.Future[Connection | None], float]] = {}  # under way: waited for until when
         self._is_homing = False
         self._closed = False
         loop = asyncio.get_running_loop()
@@ -99,18 +100,23 @@ class Router:
         return connection
 
     async def _connect_soon(self, address: str) -> Connection | None:
-        """As `connect`, but wait `direct_patience_s` at most, and not at all for an address that lately failed or is
-        being tried already. The try goes on by itself. Raises nothing for an address that does not answer."""
+        """As `connect`, but wait `direct_patience_s` at most, and not at all for an address that lately failed. Who
+        comes while it is being tried waits for the same try, which goes on by itself. Raises nothing for an address
+        that does not answer."""
         connection = self._open_at(address)
         if connection is not None:
             return connection
-        if address in self._tries or not self._reach.may_try(address, self._now_s()):
-            return None
-        self._check_open()
-        told: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
-        self._tries[address] = told
-        self._spawn(self._try(address, told), f"dlog client tries {address}")
-        await asyncio.wait((told,), timeout=self.options.direct_patience_s)
+        now_s = self._now_s()
+        trying = self._tries.get(address)
+        if trying is None:
+            if not self._reach.may_try(address, now_s):
+                return None
+            self._check_open()
+            told: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+            trying = self._tries[address] = told, now_s + self.options.direct_patience_s
+            self._spawn(self._try(address, told), f"dlog client tries {address}")
+        told, until_s = trying
+        await asyncio.wait((told,), timeout=max(0.0, until_s - now_s))
         return told.result() if told.done() else None
 
     async def _try(self, address: str, told: asyncio.Future[Connection | None]) -> None:
@@ -164,27 +170,71 @@ class Router:
 
     async def connect_any(self, role: str, avoid: Collection[str] = ()) -> Connection:
         """A connection to the most hopeful address that answers. Raises UnavailableError naming all that were tried."""
+        candidates = self.candidates(role, avoid)
         tried: list[str] = []
-        wrong: Connection | None = None
-        for address in self.candidates(role, avoid):
+        wrong: list[Connection] = []
+
+        async def suits(address: str) -> Connection | None:
+            if address not in self._roles and address not in self._configured:
+                # we were told of it; whether we can reach it nobody knows
+                connection = await self._connect_soon(address)
+            else:
+                connection = await self.connect(address)
+            if connection is None:
+                tried.append(f"not reached: address={address}")
+            elif not connection.role.startswith(role):
+                wrong.append(connection)
+                return None
+            return connection
+
+        found = await self._first(candidates, suits, tried)
+        if found is None and wrong:
+            found = wrong[0]
+        if found is None:
+            raise UnavailableError(f"no proxy answers; {_NEXT} tried=[{'; '.join(tried)}]", outcome_unknown=False)
+        return found
+
+    async def _first(
+        self, addresses: Iterable[str], suits: Callable[[str], Coroutine[Any, Any, Connection | None]], tried: list[str]
+    ) -> Connection | None:
+        """The first connection that suits. Each address has `direct_patience_s` to itself; then the next is tried as
+        well (as RFC 8305 does), and what has not answered when one suits is given up.
+
+        tried: gets the reasons of those that cannot be reached. Raises what else stands in the way.
+        """
+
+        async def attempt(address: str) -> Connection | DLogError | None:
             try:
-                if address in self._roles or address in self._configured:
-                    connection = await self.connect(address)
-                else:  # we were told of it; whether we can reach it nobody knows
-                    soon = await self._connect_soon(address)
-                    if soon is None:
-                        tried.append(f"not reached: address={address}")
-                        continue
-                    connection = soon
-            except (UnavailableError, ProtocolError) as error:
-                tried.append(error.message)
-                continue
-            if connection.role.startswith(role):
-                return connection
-            wrong = wrong or connection
-        if wrong is not None:
-            return wrong
-        raise UnavailableError(f"no proxy answers; {_NEXT} tried=[{'; '.join(tried)}]", outcome_unknown=False)
+                return await suits(address)
+            except DLogError as error:
+                return error
+
+        found: Connection | None = None
+        obstacle: DLogError | None = None
+        left = deque(addresses)
+        async with asyncio.TaskGroup() as tries:
+            running: dict[asyncio.Task[Connection | DLogError | None], str] = {}
+            while found is None and obstacle is None and (left or running):
+                if left:
+                    address = left.popleft()
+                    running[tries.create_task(attempt(address), name=f"dlog client asks {address}")] = address
+                patience_s = self.options.direct_patience_s if left else None
+                done, _ = await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in running if task in done]:  # in the order of the tries
+                    del running[task]
+                    match task.result():
+                        case UnavailableError() | ProtocolError() as error:
+                            tried.append(error.message)
+                        case DLogError() as error:
+                            obstacle = obstacle or error
+                        case answer:
+                            found = found or answer
+            for task, address in running.items():
+                self._failed_s[address] = self._now_s()  # others come first from now on
+                task.cancel()
+        if found is None and obstacle is not None:
+            raise obstacle
+        return found
 
     async def reach_or_hand_on(self, address: str, role: str) -> Connection:
         """A connection to `address`, or, if it is out of reach, to a proxy that hands on what it should answer.
@@ -199,19 +249,17 @@ class Router:
 
     async def _handing_on(self, role: str) -> Connection | None:
         """A connection on which questions are handed on, over an address that is open or was configured."""
-        for address in self.candidates(role):
-            if self._open_at(address) is None and address not in self._configured:
-                continue
-            try:
-                connection = await self.connect(address, hops=1)
-            except (UnavailableError, ProtocolError):
-                continue
-            if connection.hands_on:
-                if not self._is_homing:
-                    self._is_homing = True
-                    self._spawn(self._go_home(), "dlog client looks for direct ways")
-                return connection
-        return None
+
+        async def suits(address: str) -> Connection | None:
+            connection = await self.connect(address, hops=1)
+            return connection if connection.hands_on else None
+
+        likely = [a for a in self.candidates(role) if self._open_at(a) is not None or a in self._configured]
+        found = await self._first(likely, suits, [])
+        if found is not None and not self._is_homing:
+            self._is_homing = True
+            self._spawn(self._go_home(), "dlog client looks for direct ways")
+        return found
 
     async def _go_home(self) -> None:
         """Take writers whose work is handed on to their owners, once these can be reached. Ends when nothing is."""
@@ -264,12 +312,8 @@ class Router:
         """
         remembered = self._owners.get(stream)
         if remembered is not None and remembered != suspect:
-            if self._open_at(remembered) is None and not self._reach.may_try(remembered, self._now_s()):
-                handing = await self._handing_on(WRITE)
-                if handing is not None:
-                    return handing
             try:
-                return await self.connect(remembered)
+                return await self._remembered(remembered)
             except UnavailableError:
                 self.forget(stream, remembered)
                 suspect = remembered
@@ -284,6 +328,18 @@ class Router:
             location = error.location
         self.owner_is(stream, location)
         return await self.reach_or_hand_on(location, WRITE)
+
+    async def _remembered(self, address: str) -> Connection:
+        """A connection to an owner we know of, or to who hands on if that one is known to be out of reach or does not
+        answer soon. One that refuses has ended: raises UnavailableError, so that another owner is looked for."""
+        hopeful = self._reach.may_try(address, self._now_s())
+        direct = await self._connect_soon(address)
+        if direct is not None:
+            return direct
+        if hopeful and address not in self._tries:
+            raise UnavailableError(f"not reached: address={address}", outcome_unknown=False)
+        handing = await self._handing_on(WRITE)
+        return handing if handing is not None else await self.connect(address)
 
     # ---- questions with one answer --------------------------------------------------------------------------------
 

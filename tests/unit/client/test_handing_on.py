@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import dlog
-from dlog.wire.proxy import GetOwner, Hello, ReaderEvent, ReaderEventKind
+from dlog.wire.proxy import Failed, GetOwner, Hello, ReaderEvent, ReaderEventKind, Write
 from dlog.wire.proxy import Message as ProxyMessage
 from dlog.wire.proxy import Read as ProxyRead
 from tests.integration.proxies.unreachable import filtered, refused
@@ -78,3 +78,60 @@ async def test_a_read_that_is_moved_out_of_reach_is_served_where_it_was_asked() 
             assert [record.payload async for record in client.read("s")] == [b"a", b"b"]
             assert hops(double) == [0, 1]
             assert [m.forwarded for m in double.heard if isinstance(m, ProxyRead)] == [False, True]
+
+
+class Moving:
+    """Sends every write elsewhere, but on connections whose questions it hands on."""
+
+    def __init__(self) -> None:
+        self.location = ""
+        self._carried: set[Peer] = set()
+
+    def __call__(self, peer: Peer, message: ProxyMessage) -> bool:
+        if isinstance(message, Hello) and message.hops:
+            self._carried.add(peer)
+        if not isinstance(message, Write) or not self.location or peer in self._carried:
+            return False
+        peer.send(Failed(message.request, 302, "handed over", self.location))
+        return True
+
+
+async def test_a_stream_that_moves_out_of_reach_waits_for_no_connection() -> None:
+    """The address it is sent to answers nothing, for as long as a connection may take: here, for ever."""
+    moving = Moving()
+    with filtered() as address:
+        async with Double(script=moving) as double, dlog.connect(double.target, connect_timeout_s=3600.0) as client:
+            double.limits = HANDS_ON
+            await client.append("s", b"0")
+            moving.location = address
+            async with asyncio.timeout(20.0):
+                await client.append("s", b"1")
+            assert double.log.payloads == [b"0", b"1"]
+            assert hops(double) == [0, 1]
+
+
+async def test_a_configured_address_that_answers_nothing_delays_neither_a_question_nor_the_handing_on() -> None:
+    with filtered() as silent, filtered() as owner:
+        async with Double() as double:
+            target = f"dlog://{silent},{double.address}"
+            double.owner, double.limits = owner, HANDS_ON
+            async with dlog.connect(target, connect_timeout_s=3600.0) as client, asyncio.timeout(20.0):
+                await client.append("s", b"0")
+                assert hops(double) == [0, 1]
+                for peer in tuple(double.peers):
+                    peer.cut()
+                await client.append("s", b"1")
+            assert double.log.payloads == [b"0", b"1"]
+
+
+async def test_many_streams_that_go_to_one_owner_at_once_share_the_way_there() -> None:
+    """Who comes while its address is being tried waits for that, and asks nobody to hand anything on."""
+    log = Log()
+    async with Double(log) as owner, Double(log) as asked:
+        asked.owner, asked.limits = owner.address, HANDS_ON
+        async with dlog.connect(asked.target, direct_patience_s=3600.0) as client, asyncio.TaskGroup() as tasks:
+            for number in range(20):
+                tasks.create_task(client.append(f"s{number}", b"x"))
+        assert hops(asked) == [0]
+        assert hops(owner) == [0]
+        assert len(owner.writes) == 20
