@@ -62,7 +62,7 @@ class Router:
         self._connections: dict[tuple[str, int], Connection] = {}  # by address and hops
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
         self._tries: dict[str, tuple[asyncio.Future[Connection | None], float]] = {}  # under way: waited for until when
-        self._is_homing = False
+        self._is_homing = False  # work is handed on, and taken home once that can be done
         self._closed = False
         loop = asyncio.get_running_loop()
         self._now_s = loop.time
@@ -99,10 +99,13 @@ class Router:
             return None
         return connection
 
-    async def _connect_soon(self, address: str) -> Connection | None:
+    async def _connect_soon(self, address: str, *, at_once: bool = False) -> Connection | None:
         """As `connect`, but wait `direct_patience_s` at most, and not at all for an address that lately failed. Who
         comes while it is being tried waits for the same try, which goes on by itself. Raises nothing for an address
-        that does not answer."""
+        that does not answer.
+
+        at_once: wait not at all; the try shows the way home (`_go_home`), and work is handed on meanwhile.
+        """
         connection = self._open_at(address)
         if connection is not None:
             return connection
@@ -116,7 +119,8 @@ class Router:
             trying = self._tries[address] = told, now_s + self.options.direct_patience_s
             self._spawn(self._try(address, told), f"dlog client tries {address}")
         told, until_s = trying
-        await asyncio.wait((told,), timeout=max(0.0, until_s - now_s))
+        if not at_once:
+            await asyncio.wait((told,), timeout=max(0.0, until_s - now_s))
         return told.result() if told.done() else None
 
     async def _try(self, address: str, told: asyncio.Future[Connection | None]) -> None:
@@ -241,7 +245,7 @@ class Router:
 
         Raises UnavailableError, ProtocolError: what stands in the way of `address`, when nobody hands on.
         """
-        direct = await self._connect_soon(address)
+        direct = await self._connect_soon(address, at_once=self._is_homing and role == WRITE)
         if direct is not None:
             return direct
         handing = await self._handing_on(role)
@@ -333,7 +337,7 @@ class Router:
         """A connection to an owner we know of, or to who hands on if that one is known to be out of reach or does not
         answer soon. One that refuses has ended: raises UnavailableError, so that another owner is looked for."""
         hopeful = self._reach.may_try(address, self._now_s())
-        direct = await self._connect_soon(address)
+        direct = await self._connect_soon(address, at_once=self._is_homing)
         if direct is not None:
             return direct
         if hopeful and address not in self._tries:

@@ -110,6 +110,21 @@ async def test_a_stream_that_moves_out_of_reach_waits_for_no_connection() -> Non
             assert hops(double) == [0, 1]
 
 
+async def test_work_that_is_handed_on_already_waits_for_no_address_at_all() -> None:
+    with refused() as first, filtered() as second:
+        async with (
+            Double() as double,
+            dlog.connect(double.target, connect_timeout_s=3600.0, direct_patience_s=3600.0) as client,
+        ):
+            double.owner, double.limits = first, HANDS_ON
+            await client.append("s", b"0")
+            double.owner = second
+            async with asyncio.timeout(20.0):
+                await client.append("t", b"1")
+            assert double.log.payloads == [b"0", b"1"]
+            assert hops(double) == [0, 1]
+
+
 async def test_a_configured_address_that_answers_nothing_delays_neither_a_question_nor_the_handing_on() -> None:
     with filtered() as silent, filtered() as owner:
         async with Double() as double:
