@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from urllib.error import HTTPError
@@ -194,25 +195,66 @@ def test_with_proxies_in_reach_clients_go_direct_and_the_balancer_sees_no_more_o
     asyncio.run(run())
 
 
+@dataclass
+class Follower:
+    """Reads a stream from its start and follows it; remembers what came, in order."""
+
+    client: dlog.Client
+    stream: str
+    came: list[tuple[bytes, dlog.DLSN]] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self) -> None:
+        async for record in self.client.read(self.stream, follow=True):
+            self.came.append((record.payload, record.dlsn))
+            self._news.set()
+
+    async def has(self, count: int) -> None:
+        """Wait until so many records came."""
+        async with asyncio.timeout(60.0):
+            while len(self.came) < count:
+                self._news.clear()
+                await self._news.wait()
+
+
 @pytest.mark.parametrize("hidden", [True, False])
-def test_a_proxy_taken_out_for_maintenance_drains_without_one_failed_append(balanced: Start, hidden: bool) -> None:
+def test_proxies_taken_out_for_maintenance_drain_without_one_failed_append_or_a_gap_in_a_read(
+    balanced: Start, hidden: bool
+) -> None:
     cluster = balanced(hidden=hidden)
+
+    async def maintain(name: str, state: str, meanwhile: Callable[[], Awaitable[None]]) -> None:
+        server = f"dlog_{name[:-1]}/{name}"
+        said = await cluster.haproxy.say(f"set server {server} state {state}")
+        assert not said.strip(), said
+        assert await asyncio.to_thread(cluster.proxies[name].stop) == 0
+        await meanwhile()
+        await asyncio.to_thread(cluster.proxies[name].start)
+        await cluster.haproxy.say(f"set server {server} state ready")
+        await cluster.haproxy.until(partial(is_up, name))
 
     async def run() -> None:
         await cluster.start()
-        async with dlog.connect(cluster.haproxy.target) as client:
+        async with dlog.connect(cluster.haproxy.target) as client, asyncio.TaskGroup() as tasks:
             await client.create("load")
+            follower = Follower(client, "load")
+            following = tasks.create_task(follower.run())
             async with loaded(client, "load") as load:
-                for _ in range(2):  # each write proxy once, and a read proxy with a follower on it
-                    owner = await cluster.owner_of(client, "load")
-                    said = await cluster.haproxy.say(f"set server dlog_write/{owner} state drain")
-                    assert not said.strip(), said
-                    assert await asyncio.to_thread(cluster.proxies[owner].stop) == 0
+
+                async def both_go_on() -> None:
                     await load.acknowledged(200)
+                    await follower.has(len(load.acked))
+
+                for _ in range(2):  # each write proxy once
+                    owner = await cluster.owner_of(client, "load")
+                    await maintain(owner, "drain", both_go_on)
                     assert await cluster.owner_of(client, "load") != owner
-                    cluster.proxies[owner].start()
-                    await cluster.haproxy.say(f"set server dlog_write/{owner} state ready")
-                    await cluster.haproxy.until(partial(is_up, owner))
+                # one of the two serves the follower, and if it is not the first it still is the second
+                await maintain("read1", "drain", both_go_on)
+                await maintain("read2", "maint", both_go_on)
+            await follower.has(len(load.acked))
+            following.cancel()
+            assert follower.came == [(load.record(number), load.acked[number]) for number in range(len(load.acked))]
             assert load.gap_s < 30.0
             print(f"longest gap between acknowledgements, hidden={hidden}: {load.gap_s * 1e3:.0f} ms")
 
@@ -235,6 +277,15 @@ def test_health_is_polled_and_a_draining_proxy_leaves_the_rotation_before_it_clo
     leaving = cluster.proxies["write1"]
     leaving.flags += ("--notice-s", "3600")
 
+    async def stream_of_the_leaving(client: dlog.Client) -> str:
+        for number in range(30):
+            stream = f"orders-{number}"
+            await client.create(stream)
+            await client.append(stream, b"before")
+            if await cluster.owner_of(client, stream) == "write1":
+                return stream
+        raise AssertionError("the ring gives one proxy nothing")
+
     async def run() -> None:
         await cluster.start()
         ask = cluster.asked
@@ -243,7 +294,8 @@ def test_health_is_polled_and_a_draining_proxy_leaves_the_rotation_before_it_clo
                 assert await asyncio.to_thread(ask, name, path) == 200, (name, path)
         await knows_clients(cluster)
         held = Raw(leaving.address)
-        async with held:
+        async with held, dlog.connect(cluster.haproxy.target) as client:
+            stream = await stream_of_the_leaving(client)
             leaving.terminate()
             rows = await cluster.haproxy.until(lambda rows: rows["write1"]["status"] != "UP")
             assert rows["write1"]["status"] == "NOLB"
@@ -256,6 +308,9 @@ def test_health_is_polled_and_a_draining_proxy_leaves_the_rotation_before_it_clo
             rows = await cluster.haproxy.servers()
             assert int(rows["write1"]["stot"]) == sessions, "nothing new is sent to a proxy that leaves"
             assert await held.ask(Ping) == {}, "what is open goes on"
+            for _ in range(20):
+                await client.append(stream, b"during the notice")
+            assert await cluster.owner_of(client, stream) == "write1", "streams move when the notice is over"
         cluster.proxies["write2"].freeze()
         await cluster.haproxy.until(lambda rows: rows["write2"]["status"] == "DOWN")
         cluster.proxies["write2"].thaw()
