@@ -101,6 +101,7 @@ class _Range:
         self.bytes = 0
         self.reads: dict[int, _EntryRead] = {}
         self.batches: dict[int, BookieId] = {}  # request id -> bookie
+        self.lost: set[BookieId] = set()  # bookies lost with a batch of ours, since the last one that came
         self.refreshed = False  # metadata was read again for it, or could not be
         self.current = False  # and it names the bookies that were asked
         self.refreshing = False
@@ -191,6 +192,7 @@ class LedgerReader:
             entries = self._verified(answer)
             if entries:
                 self._batched[bookie] = True
+                waiting.lost.clear()
                 self._faults.pop(bookie, None)
                 for entry in entries:
                     if entry.entry_id == waiting.next:
@@ -223,6 +225,7 @@ class LedgerReader:
                 # a bookie that does not know batch reads closes the connection
                 self._batched.setdefault(bookie, False)
                 waiting.batches = {k: b for k, b in waiting.batches.items() if b != bookie}
+                waiting.lost.add(bookie)
 
     def _note_slow(self, ticket: Ticket) -> None:
         """Whoever was asked takes long: ask the next replica too."""
@@ -344,7 +347,7 @@ class LedgerReader:
         """Ask the healthiest bookie for the whole rest that fits; always the same one, for the sake of its caches."""
         asked = waiting.batches.values()
         for bookie in self._by_health(self.metadata.fragment_of(waiting.next).ensemble):
-            if bookie not in asked and self._batched.get(bookie, True):
+            if bookie not in asked and bookie not in waiting.lost and self._batched.get(bookie, True):
                 self._batch_ids += 1
                 waiting.batches[self._batch_ids] = bookie
                 count = self._batch_end(waiting) - waiting.next + 1

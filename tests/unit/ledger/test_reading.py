@@ -136,6 +136,27 @@ def test_a_bookie_that_does_not_know_batches_is_not_asked_for_one_again() -> Non
     assert only(story.lost("c"), "read") == [f"read {e} of {b}" for e, b in enumerate("abca")]
 
 
+def test_bookies_that_know_batches_and_are_lost_again_and_again_are_not_asked_for_ever() -> None:
+    """Whoever was lost a moment ago is lost at once when asked again: only the loss itself can end the asking."""
+    story = reader(batch=True)
+    request = 0
+    for bookie in "abc":  # each shows that it knows batches
+        (asked_of,) = read(story, 0, 1, 8192)
+        request += 1
+        if asked_of != f"read 0+2 of {bookie} max=8192":
+            assert story.lost(asked_of[len("read 0+2 of ")]) == [f"read 0+2 of {bookie} max=8192"]
+            request += 1
+        batch(story, bookie, 0, request, packet(0, b"zero"), packet(1, b"one"))
+        assert got(story) == [b"zero", b"one"]
+    asked = read(story, 0, 1, 8192)
+    losses = 0
+    while reads := [line for line in asked if line.startswith("read 0")]:
+        losses += 1
+        assert losses < 20, "it goes round for ever"
+        asked = [line for one in reads for line in story.lost(one.split(" of ")[1][0])]
+    assert only(asked, "read metadata")
+
+
 def test_news_of_metadata_are_taken_in() -> None:
     story = reader()
     assert story.ask(UseMetadata(ledger("0 x y z"))) == ["answer 1 None"]
