@@ -8,8 +8,12 @@ The law of this room:
 3. A watch is a hint. Whoever subscribed is called at least once after each change, after LOST, and after a reconnect
    that may have hidden one; it reads again.
 4. Every call has a deadline; close is bounded and may be repeated.
+5. A server may show an old view. A `fresh` read shows everything that was answered to anybody before it was asked: a
+   sync goes out just before it on the same connection, and the server answers in that order; so it costs no wait of
+   its own. What is read later in the session is never older. (A leader that was replaced and has not noticed yet,
+   which takes it syncLimit ticks at most, answers a sync for itself: there only compare-and-set tells.)
 
-Source: ZooKeeper programmer's guide, "ZooKeeper Sessions" and "ZooKeeper Watches".
+Source: ZooKeeper programmer's guide, "ZooKeeper Sessions", "ZooKeeper Watches" and "Consistency Guarantees".
 """
 
 from __future__ import annotations
@@ -177,29 +181,30 @@ class ZooKeeper:
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
-    async def get(self, path: str) -> tuple[bytes, Stat]:
+    async def get(self, path: str, *, fresh: bool = False) -> tuple[bytes, Stat]:
         request = protocol.GetDataRequest(path=self._abs(path), watch=False)
-        data: tuple[bytes, Stat] = await self._call(request, decode_data, path)
+        data: tuple[bytes, Stat] = await self._call(request, decode_data, path, fresh=fresh)
         return data
 
-    async def get_many(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+    async def get_many(self, paths: Sequence[str], *, fresh: bool = False) -> list[tuple[bytes, Stat] | None]:
         """Read many znodes in one go, in order; None for those that are not there. One deadline for each 500."""
         found: list[tuple[bytes, Stat] | None] = []
         for start in range(0, len(paths), IN_FLIGHT_MAX):
-            found += await self._get_some(paths[start : start + IN_FLIGHT_MAX])
+            found += await self._get_some(paths[start : start + IN_FLIGHT_MAX], fresh=fresh and start == 0)
         return found
 
-    async def exists(self, path: str) -> Stat | None:
+    async def exists(self, path: str, *, fresh: bool = False) -> Stat | None:
+        request = protocol.ExistsRequest(path=self._abs(path), watch=False)
         try:
-            stat: Stat = await self._call(protocol.ExistsRequest(path=self._abs(path), watch=False), decode_stat, path)
+            stat: Stat = await self._call(request, decode_stat, path, fresh=fresh)
         except NoNodeError:
             return None
         return stat
 
-    async def children(self, path: str) -> tuple[list[str], Stat]:
+    async def children(self, path: str, *, fresh: bool = False) -> tuple[list[str], Stat]:
         """Names in no order, and the znode's own Stat."""
         request = protocol.GetChildren2Request(path=self._abs(path), watch=False)
-        found: tuple[list[str], Stat] = await self._call(request, decode_children, path)
+        found: tuple[list[str], Stat] = await self._call(request, decode_children, path, fresh=fresh)
         return found
 
     async def set(self, path: str, data: bytes, version: int) -> Stat:
@@ -418,25 +423,42 @@ class ZooKeeper:
 
     # ---- asking ----------------------------------------------------------------------------------------------------
 
-    async def _call(self, request: Any, decode: Callable[[bytes], Any], path: str, *, xid: int = 0) -> Any:
-        written = False
+    async def _call(
+        self, request: Any, decode: Callable[[bytes], Any], path: str, *, xid: int = 0, fresh: bool = False
+    ) -> Any:
+        futures: list[asyncio.Future[Any]] = []
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 connection = await self._wait_connection()
-                written = True
-                return await connection.ask(request, decode, path, xid=xid)
+                if fresh:
+                    futures.append(self._ask_sync(connection, path))
+                futures.append(connection.ask(request, decode, path, xid=xid))
+                if fresh:
+                    await futures[0]
+                return await futures[-1]
         except TimeoutError:
-            raise self._late(written, path) from None
+            raise self._late(bool(futures), path) from None
+        finally:
+            for future in futures:
+                _forget(future)
 
-    async def _get_some(self, paths: Sequence[str]) -> list[tuple[bytes, Stat] | None]:
+    def _ask_sync(self, connection: Connection, path: str) -> asyncio.Future[Any]:
+        return connection.ask(protocol.SyncRequest(path=self._abs(path)), decode_nothing, path)
+
+    async def _get_some(self, paths: Sequence[str], *, fresh: bool) -> list[tuple[bytes, Stat] | None]:
+        synced: asyncio.Future[Any] | None = None
         futures: list[asyncio.Future[Any]] = []
         found: list[tuple[bytes, Stat] | None] = []
         try:
             async with asyncio.timeout(self._request_timeout_s):
                 connection = await self._wait_connection()
+                if fresh:
+                    synced = self._ask_sync(connection, paths[0])
                 for path in paths:
                     request = protocol.GetDataRequest(path=self._abs(path), watch=False)
                     futures.append(connection.ask(request, decode_data, path))
+                if synced is not None:
+                    await synced
                 for future in futures:
                     try:
                         found.append(await future)
@@ -445,7 +467,7 @@ class ZooKeeper:
         except TimeoutError:
             raise self._late(bool(futures), paths[0]) from None
         finally:
-            for future in futures[len(found) :]:
+            for future in (*futures[len(found) :], *([synced] if synced is not None else [])):
                 _forget(future)
         return found
 

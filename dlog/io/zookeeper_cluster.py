@@ -98,7 +98,7 @@ async def check_layout(zk: ZooKeeper, ledgers: LedgerPaths) -> None:
 async def read_instance_id(zk: ZooKeeper, ledgers: LedgerPaths) -> str:
     """Raises ClusterNotFoundError, DamagedError, MetadataUnavailableError."""
     try:
-        data, _ = await zk.get(ledgers.instance_id)
+        data, _ = await zk.get(ledgers.instance_id, fresh=True)
     except NoNodeError:
         raise ClusterNotFoundError(f"no cluster here, run `dlog cluster init`: path={ledgers.instance_id}") from None
     try:

@@ -1,7 +1,9 @@
 """Ledger metadata in ZooKeeper, laid out as BookKeeper's HierarchicalLedgerManager does.
 
 The law of this room: the version of a ledger is its znode's; a create is told from somebody else's by the token in it
-(cToken). Parents are made when they are missed and removed when they are empty, and either may meet the other half-way.
+(cToken). An id is never given twice, so neither is a version of one. What is read decides (recovery, whether a ledger
+is gone), so reads and lists are fresh. Parents are made when they are missed and removed when they are empty, and
+either may meet the other half-way.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class LedgerTree:
     async def read(self, ledger: LedgerId) -> Versioned | Missing | OutcomeUnknown:
         """Raises DamagedError or UnsupportedVersionError for metadata we cannot read."""
         try:
-            data, stat = await self._zk.get(self._paths.ledger(ledger))
+            data, stat = await self._zk.get(self._paths.ledger(ledger), fresh=True)
         except NoNodeError:
             return Missing()
         except MetadataUnavailableError as error:
@@ -96,7 +98,7 @@ class LedgerTree:
 
     async def ids(self) -> AsyncIterator[LedgerId]:
         """All ledgers, the short ids first, each kind in order."""
-        for name in sorted(await self._children(self._paths.root), key=lambda name: (len(name), name)):
+        for name in sorted(await self._children(self._paths.root, fresh=True), key=lambda name: (len(name), name)):
             if LedgerPaths.is_ledger_directory(name):
                 async for ledger in self._below(f"{self._paths.root}/{name}", 1 if len(name) == 2 else 3):
                     yield ledger
@@ -133,9 +135,9 @@ class LedgerTree:
                     return LedgerId(high << 32 | low)
             await self._zk.ensure_path(f"{self._paths.long_ids}/{_HIGH}{high + 1:010d}")
 
-    async def _children(self, path: str) -> list[str]:
+    async def _children(self, path: str, *, fresh: bool = False) -> list[str]:
         try:
-            return (await self._zk.children(path))[0]
+            return (await self._zk.children(path, fresh=fresh))[0]
         except NoNodeError:
             return []
 

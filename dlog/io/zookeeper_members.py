@@ -2,7 +2,8 @@
 
 The law of this room: a registration is an ephemeral znode that exists whenever we have a session, under whatever
 session that is. A znode of the same name from an earlier life of ours is removed; one of somebody else is waited for.
-What is known of others is read again after every hint, whole.
+What is known of others is read again after every hint, whole: it may be old, as `known` is anyhow. Who asks (`read`)
+sees what stands now.
 """
 
 from __future__ import annotations
@@ -162,10 +163,10 @@ class MemberList:
 
         return unsubscribe
 
-    async def read(self) -> Members:
+    async def read(self, *, fresh: bool = True) -> Members:
         """Read all of it, tell of a change. Raises MetadataUnavailableError."""
         async with self._reading:
-            return await self._read()
+            return await self._read(fresh=fresh)
 
     async def run(self) -> None:
         """Keep `known` current; for ever."""
@@ -173,7 +174,7 @@ class MemberList:
             await self._stale.wait()
             self._stale.clear()
             try:
-                await self.read()
+                await self.read(fresh=False)
             except MetadataUnavailableError:
                 await asyncio.sleep(RETRY_S)
                 self._stale.set()
@@ -182,8 +183,8 @@ class MemberList:
         for unsubscribe in self._unsubscribes:
             unsubscribe()
 
-    async def _read(self) -> Members:
-        writable = await self._read_below(self._ledgers.available)
+    async def _read(self, *, fresh: bool) -> Members:
+        writable = await self._read_below(self._ledgers.available, fresh=fresh)
         readonly = await self._read_below(self._ledgers.readonly)
         proxies = [await self._read_below(self._streams.proxy_role(role)) for role in PROXY_ROLES]
         members = Members(
@@ -199,9 +200,9 @@ class MemberList:
                 loop.call_soon(callback)
         return members
 
-    async def _read_below(self, directory: str) -> list[tuple[str, bytes]]:
+    async def _read_below(self, directory: str, *, fresh: bool = False) -> list[tuple[str, bytes]]:
         try:
-            names = sorted((await self._zk.children(directory))[0])
+            names = sorted((await self._zk.children(directory, fresh=fresh))[0])
         except NoNodeError:
             return []
         found = await self._zk.get_many([f"{directory}/{name}" for name in names])

@@ -157,7 +157,7 @@ class ZooKeeperMetadata:
 
     async def read_cookie(self, bookie: BookieId) -> Versioned | Missing:
         try:
-            data, stat = await self.zookeeper.get(self._paths.cookie(bookie))
+            data, stat = await self.zookeeper.get(self._paths.cookie(bookie), fresh=True)
         except NoNodeError:
             return Missing()
         return Versioned(data.decode(errors="replace"), stat.version)  # what is no text is no cookie of anybody

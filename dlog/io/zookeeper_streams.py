@@ -2,7 +2,8 @@
 
 The law of this room: a value handed out is one that stood at one instant: what was read is thrown away if the owner's
 or the segment list's znode changed meanwhile. Segments once read are kept, and a persistent watch on the stream says
-which of them to read again; after anything that may have hidden an event the whole list is.
+which of them to read again; after anything that may have hidden an event the whole list is. Reads are fresh
+(zookeeper.py): a reader believes what the owner tells by what metadata says of the place.
 
 The claim of a stream takes the place of every lock member in the multi that raises the epoch, so that Java writers see
 the lock taken. Safety does not rest on that node: the epoch and the fence decide.
@@ -116,7 +117,7 @@ class StreamTree:
         root = self._paths.root(stream)
         self._held.pop(stream, None)
         for _ in range(DELETE_TRIES):
-            below = await self._descendants(self._paths.stream(stream))
+            below = await self._descendants(self._paths.stream(stream), fresh=True)
             if not below:
                 return
             below.sort(key=lambda path: (path != f"{root}/owner", -path.count("/")))
@@ -144,7 +145,7 @@ class StreamTree:
     async def names(self) -> list[StreamName]:
         """Names in order; those that this service could not have made are left out."""
         try:
-            names = (await self._zk.children(self._paths.namespace))[0]
+            names = (await self._zk.children(self._paths.namespace, fresh=True))[0]
         except NoNodeError:
             return []
         streams: list[StreamName] = []
@@ -206,16 +207,18 @@ class StreamTree:
         """None: it changed under our hands."""
         root = self._paths.root(stream)
         epoch = mirror.epoch
-        if not mirror.complete:
+        listed = not mirror.complete
+        if listed:
             try:
-                names, _ = await self._zk.children(f"{root}/ledgers")
+                names, _ = await self._zk.children(f"{root}/ledgers", fresh=True)
             except NoNodeError:
                 return Missing()
             mirror.nodes.clear()
             mirror.touched = set(names)
         names, mirror.touched = sorted(mirror.touched), set()
         heads = [f"{root}/{name}" for name in _HEADS]
-        found = await self._zk.get_many([*heads, *(f"{root}/ledgers/{name}" for name in names), *heads[:2]])
+        below = (f"{root}/ledgers/{name}" for name in names)
+        found = await self._zk.get_many([*heads, *below, *heads[:2]], fresh=not listed)
         first, segments, last = found[: len(heads)], found[len(heads) : -2], found[-2:]
         for name, item in zip(names, segments, strict=True):
             if item is None:
@@ -245,7 +248,7 @@ class StreamTree:
         root = self._paths.root(stream)
         claims = value.owner.epoch > 0 and not value.owner.released
         for _ in range(LOCK_TRIES):
-            if await self._zk.exists(root) is not None:
+            if await self._zk.exists(root, fresh=True) is not None:
                 return Conflict()
             above: list[Op] = [Create(path) for path in parents_of(root) if await self._zk.exists(path) is None]
             ops = above + stream_metadata.plan_creation(root, value)
@@ -330,10 +333,10 @@ class StreamTree:
         self._hold(stream, owner)
         await self._zk.multi([Check(f"{root}/owner", stat.version), self._member(root, value)])
 
-    async def _descendants(self, path: str) -> list[str]:
+    async def _descendants(self, path: str, *, fresh: bool = False) -> list[str]:
         """The znode and all below it; empty if it is not there."""
         try:
-            names = (await self._zk.children(path))[0]
+            names = (await self._zk.children(path, fresh=fresh))[0]
         except NoNodeError:
             return []
         found = [path]
