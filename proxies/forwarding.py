@@ -5,6 +5,7 @@ The law of this room:
   pipes say hops 0, and the answer 302 goes back to who asked;
 - each connection has a pipe of its own to each proxy, so that one slow client or owner holds up nobody else: a pipe
   that takes no more stops the reading in front, a client that takes no more stops the reading behind;
+- a proxy that does not read is not a proxy that is gone: before a silent pipe is given up it is greeted on a new one;
 - what was not answered when a pipe ends is answered with a typed error; nothing is sent twice from here. Trying again
   is the client's: it knows what may be repeated.
 """
@@ -30,13 +31,16 @@ from dlog.log.messages import BatchWritten
 from dlog.wire.proxy import Credit, Failed, Message, Question, Read, ReaderEvent, ReaderEventKind, Write
 from proxies.connection import Connection, Pause
 from proxies.dialling import Dialler
+from proxies.link import Link
 from proxies.meters import Meters
 from proxies.pipe import Answer, Pipe, unreachable
 from proxies.routes import Routes
 
 CONNECT_S = 1.0
 PING_EVERY_S = 0.25
-PING_TIMEOUT_S = 0.6  # a pipe that is silent for so long after a ping is given up; a mistake costs a repeat
+PING_TIMEOUT_S = 0.3  # a pipe that is silent for so long after a ping is doubted,
+GREETING_S = 0.3  # and given up if a new connection is not greeted in this time: a mistake costs a repeat
+SLOW_S = 10.0  # and if it was silent for so long, whoever greets
 ANSWER_S = 15.0
 READS_MAX = 1000  # of one connection
 _GO_ON = (ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP)  # a reader that follows lives on after these
@@ -48,16 +52,38 @@ class Carriage:
     def __init__(self, dialler: Dialler, tasks: Lifetime) -> None:
         self.dialler = dialler
         self.tasks = tasks
-        self.pipes = 0
+        self.open: dict[Pipe, None] = {}
         self.batches = 0
         self.bytes = 0
         self.reads = 0
         self.questions = 0
 
+    @property
+    def pipes(self) -> int:
+        """How many are open."""
+        return len(self.open)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What waits here for proxies that do not take it."""
+        return sum(pipe.unsent_bytes for pipe in self.open)
+
+    async def lives(self, address: str) -> bool:
+        """Whether the proxy there greets."""
+        try:
+            link = await self.dialler.open(address, GREETING_S, Link)
+        except UnavailableError:
+            return False
+        link.close()
+        return True
+
     def add_to(self, meters: Meters) -> None:
         """Name these numbers for the scrape."""
         meters.gauge(
             "forward_pipes", "Connections to other proxies that carry a client's questions", lambda: self.pipes
+        )
+        meters.gauge(
+            "forward_unsent_bytes", "Bytes that wait for proxies that do not take them", lambda: self.unsent_bytes
         )
         meters.counter("forward_batches", "Batches handed to their owner", lambda: self.batches)
         meters.counter("forward_bytes", "Bytes of batches handed to their owner", lambda: self.bytes)
@@ -191,14 +217,13 @@ class Forwarding:
         pipe.on_end = partial(self._gone, lane, pipe)
         pipe.on_goaway = partial(self._leaving, lane)
         pipe.on_full = partial(self._full, lane)
-        self._carriage.pipes += 1
-        self._pipes[pipe] = None
+        self._carriage.open[pipe] = self._pipes[pipe] = None
         pipe.hold(not self._writable)
         waiting, lane.waiting = lane.waiting, []
         for run, _ in waiting:
             run(pipe)
         try:
-            await pipe.guard(PING_EVERY_S, PING_TIMEOUT_S)
+            await pipe.guard(PING_EVERY_S, PING_TIMEOUT_S, SLOW_S, partial(self._carriage.lives, lane.address))
         finally:
             pipe.close()
             self._gone(lane, pipe)  # if it ended before anybody asked to be told
@@ -211,8 +236,7 @@ class Forwarding:
 
     def _gone(self, lane: _Lane, pipe: Pipe) -> None:
         if pipe in self._pipes:
-            del self._pipes[pipe]
-            self._carriage.pipes -= 1
+            del self._pipes[pipe], self._carriage.open[pipe]
         self._ended(lane)
 
     def _ended(self, lane: _Lane) -> None:

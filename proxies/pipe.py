@@ -8,7 +8,7 @@ reverse. Batches are answered in the order they were sent; when the pipe ends ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from dlog.client.connection import failure
@@ -71,14 +71,29 @@ class Pipe(Link):
         else:
             self._transport.resume_reading()
 
-    async def guard(self, every_s: float, timeout_s: float) -> None:
-        """Return once the other side has been silent for timeout_s after a ping, though we listened, or the pipe is
-        gone. Whatever it says shows that it lives."""
+    @property
+    def unsent_bytes(self) -> int:
+        """What was handed to this pipe and has not left."""
+        return sum(map(len, self._out)) + (self._transport.get_write_buffer_size() if self._transport else 0)
+
+    async def guard(
+        self, every_s: float, timeout_s: float, slow_s: float, lives: Callable[[], Awaitable[bool]]
+    ) -> None:
+        """Return once the other side is not to be waited for any more, or the pipe is gone.
+
+        Whatever it says within timeout_s of a ping shows that it lives. One that is silent though we listen may have so
+        much of ours that it reads no more: `lives` finds out by another way, and then it is waited for, up to slow_s from
+        when it was heard last.
+        """
+        now_s = asyncio.get_running_loop().time
+        heard, heard_s = self._heard, now_s()
         while not self.ended:
             await asyncio.sleep(every_s)
-            heard = self._heard
             if not await self.ping(timeout_s) and self._heard == heard and not self._is_held:
-                return
+                if now_s() - heard_s >= slow_s or not (await lives() or self._heard != heard):
+                    return
+            else:
+                heard, heard_s = self._heard, now_s()
 
     # ---- what the transport tells -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 import dlog
 from dlog.client.position import TAIL
 from dlog.errors import EndedError
+from dlog.options import MiB
 from dlog.wire.proxy import (
     PROTOCOL_VERSION,
     Cancel,
@@ -34,6 +35,9 @@ from dlog.wire.proxy import (
     Write,
     Written,
 )
+from proxies import forwarding
+from proxies.connection import Pause
+from proxies.pipe import OUTPUT_HIGH_BYTES
 from proxies.write.server import WriteProxy
 from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.load import Load
@@ -41,6 +45,7 @@ from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 from tests.integration.proxies.unreachable import filtered, refused
 
 MEMORY = {"store": "memory"}
+RECEIVED_AT_ONCE_BYTES = 512 * 1024  # one reading of a socket, and the frame that it ends
 
 
 class Hopping(Raw):
@@ -286,6 +291,87 @@ async def test_a_slow_owner_holds_back_its_client_and_not_the_memory_of_the_one_
                 assert other.proxy.admission.process.bytes <= 100_000 + 600_000
             assert other.proxy.admission.process.bytes == 0
             assert other.proxy.admission.process.peak < 1_000_000
+
+
+@asynccontextmanager
+async def stopped_pipe(
+    house: House, monkeypatch: pytest.MonkeyPatch, slow_s: float
+) -> AsyncIterator[tuple[Hidden, Running, Running, Raw, RawProducer, Callable[[bool], None]]]:
+    """A producer of "orders" on `raw`, handed on by the second proxy to the first, which owns the stream and, once told
+    so, reads nothing more from that pipe; all else it does."""
+    monkeypatch.setattr(forwarding, "PING_EVERY_S", 0.02)
+    monkeypatch.setattr(forwarding, "PING_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(forwarding, "GREETING_S", 10.0)
+    monkeypatch.setattr(forwarding, "SLOW_S", slow_s)
+    bounds = dict.fromkeys(("connection_bytes_max", "stream_bytes_max"), 100 * MiB)
+    with ExitStack() as stack:
+        async with hidden(house, [stack.enter_context(refused()) for _ in range(4)], **bounds) as cluster:
+            owner, other = await cluster.stream_elsewhere()
+            await nothing_left(other)  # of the connection that made the stream
+            known = set(owner.proxy.listener.connections)
+            async with Hopping(cluster.bound(other)) as raw:
+                producer = RawProducer(raw, "orders")
+                assert isinstance(await producer.write([b"before"]), Written)
+                [piped] = set(owner.proxy.listener.connections) - known
+                yield cluster, owner, other, raw, producer, lambda yes: piped.hold(yes, Pause.OUTPUT)
+
+
+async def test_an_owner_that_reads_no_more_stops_the_client_in_front_and_nobody_else(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped = stopped_pipe(house, monkeypatch, slow_s=3600.0)
+    async with stopped as (cluster, owner, other, raw, producer, hold), Hopping(cluster.bound(other)) as second:
+        carriage, bound = other.proxy.carriage, OUTPUT_HIGH_BYTES + RECEIVED_AT_ONCE_BYTES
+        raw.say(Read(5, "orders", Start.TAIL, None, 100 * MiB, True, True))
+        await raw.hear(ReaderEvent, request=5)
+        neighbour = RawProducer(second, "orders")
+        assert isinstance(await neighbour.write([b"on a pipe of its own"]), Written)
+        hold(True)
+        batches = [producer.batch([b"x" * 50_000]) for _ in range(400)]
+        raw.say(*batches)
+        async with asyncio.timeout(20.0):
+            while carriage.unsent_bytes < OUTPUT_HIGH_BYTES:
+                await second.ask(Ping)
+        await second.ask(Ping)  # now the client is held too
+        taken, greeted = carriage.batches, owner.proxy.listener.accepted
+        assert taken < len(batches)
+        async with asyncio.timeout(20.0):
+            while owner.proxy.listener.accepted < greeted + 3:  # the pipe was doubted three times, and kept
+                assert isinstance(await neighbour.write([b"meanwhile"]), Written)
+                assert OUTPUT_HIGH_BYTES <= carriage.unsent_bytes <= bound
+        while b"meanwhile" not in bytes((await raw.hear(Entries, request=5)).body):
+            pass  # a reader beside it goes on
+        assert carriage.batches - taken == neighbour.sequence - 1, "of the client that floods nothing more was read"
+        hold(False)
+        answered: list[int] = []
+        places: list[tuple[int, int, int]] = []
+        while len(answered) < len(batches):
+            message: Any = await raw.hear(ANYTHING)
+            if isinstance(message, Entries | ReaderEvent):
+                continue
+            assert isinstance(message, Written), message
+            assert not message.duplicate
+            answered += range(message.first, message.last + 1)
+            places.append(message.dlsn)
+        assert answered == [batch.request for batch in batches]
+        assert places == sorted(places)
+        assert carriage.unsent_bytes == other.proxy.admission.process.bytes == 0
+        async with dlog.connect(f"dlog://{cluster.bound(other)}") as client:
+            payloads = [record.payload async for record in client.read("orders")]
+        assert payloads.count(b"x" * 50_000) == len(batches)
+        assert len(payloads) == 2 + len(batches) + neighbour.sequence
+
+
+async def test_a_pipe_that_is_silent_for_too_long_is_given_up_though_its_proxy_lives(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with stopped_pipe(house, monkeypatch, slow_s=0.2) as (_, _, _, _, producer, hold):
+        hold(True)
+        answer = await producer.write([b"perhaps"])
+        assert isinstance(answer, Failed)
+        assert answer.outcome_unknown
+        again = await RawProducer(producer.raw, "orders", producer.producer, 1).write([b"perhaps"], retry=True)
+        assert isinstance(again, Written), "its owner is found anew, and is the same"
 
 
 async def test_when_a_client_goes_nothing_of_it_stays(house: House, unreachable: list[str]) -> None:
