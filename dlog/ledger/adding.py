@@ -312,14 +312,16 @@ class LedgerAdder:
             self._set_timer("give_up", self._options.give_up_s)
             return
         effects = self._effects
+        lac = window.lac
         for pending in window.confirm():
             effects.append(Answer(pending.ticket, pending.entry))
+        if window.lac != lac or not len(window):  # a member that is tried again and fails again is no progress
+            self._drop_timer("give_up")
         if self._closing is not None and not len(window):
             self._write_metadata(self._next_value(settle=False))
         elif window.failed:
             self._mend()
         elif self._timers:
-            self._drop_timer("give_up")
             self._drop_timer("replace")
 
     def _mend(self) -> None:
@@ -343,10 +345,8 @@ class LedgerAdder:
                 self._readmit()
         if window.failed:
             self._set_timer("replace", self._options.replace_retry_s)
-        if window.can_progress():
-            self._drop_timer("give_up")
-        else:
-            self._set_timer("give_up", self._options.give_up_s)
+        if not window.can_progress():
+            self._set_timer("give_up", self._options.give_up_s)  # until something is confirmed
 
     def _replace(self, again: bool) -> LedgerMetadata | None:
         """Metadata with replacements for the failed members, as many as there are; None if there are none."""

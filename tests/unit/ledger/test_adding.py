@@ -133,6 +133,18 @@ def test_without_an_ack_quorum_in_reach_the_ledger_is_given_up_after_a_while() -
     assert story.add() == ["answer 2 NotEnoughBookiesError"], "this one was certainly not added"
 
 
+def test_members_that_are_tried_again_and_fail_again_do_not_put_off_the_end() -> None:
+    """Without anybody to replace them the fallen are readmitted again and again; only a confirmed entry is progress."""
+    story = writer(placement=spare("a", "b", "c"))
+    story.add()
+    story.lost("b", "c")
+    for _ in range(3):
+        assert "give_up" in story.timers
+        story.fires("replace")
+        story.lost("b", "c")
+    assert story.fires("give_up") == ["answer 1 NotEnoughBookiesError outcome unknown"]
+
+
 def test_a_timer_cancelled_too_late_does_nothing() -> None:
     story = writer(placement=spare("a", "b", "c"))
     story.add()
