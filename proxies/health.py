@@ -6,8 +6,8 @@
                    leaves what is open alone
 
 The law of this room: the answer comes from the loop that serves, so a loop that stands still is seen as such. Trouble
-that all proxies share is no reason to leave: without ZooKeeper an owner goes on, so only long trouble makes unready.
-What a stranger sends here is bounded and never reaches further.
+that all proxies share is no reason to leave: without ZooKeeper an owner goes on, and bookies come back, so only long
+trouble makes unready. What a stranger sends here is bounded and never reaches further.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 class Readiness:
     """Judges from facts that are told, and times that are given.
 
-    patience_s: how long metadata, or every bookie, may be out of reach before it counts. The process begins unready;
-    it is ready from `serving` to `draining`.
+    patience_s: how long metadata may be out of reach, or every bookie be gone, before it counts. The process begins
+    unready; it is ready from `serving` to `draining`.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -74,16 +74,22 @@ class Readiness:
 
 
 class Health:
-    """Readiness of one proxy, and its HTTP listener."""
+    """Readiness of one proxy, and its HTTP listener.
 
-    def __init__(self, metadata: Metadata, *, patience_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    needs_bookies: nothing can be written here while no writable bookie is registered.
+    """
+
+    def __init__(
+        self, metadata: Metadata, *, patience_s: float, needs_bookies: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
         self.readiness = Readiness(patience_s)
         self.address = ""
         self._metadata = metadata
+        self._needs_bookies = needs_bookies
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._open: set[_Request] = set()
-        self._unsubscribe = metadata.on_state(lambda _: self._look())
+        self._unsubscribe = (metadata.on_state(lambda _: self._look()), metadata.on_members(self._look))
 
     async def listen(self, host: str, port: int) -> None:
         """Answer from now on; port 0 listens nowhere. Raises ConfigError when the port is taken."""
@@ -100,7 +106,8 @@ class Health:
 
     def close(self) -> None:
         """Answer nobody any more; idempotent."""
-        self._unsubscribe()
+        for unsubscribe in self._unsubscribe:
+            unsubscribe()
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -127,6 +134,8 @@ class Health:
         now_s = self._clock.monotonic_s()
         connected = self._metadata.state is SessionState.CONNECTED
         self.readiness.note("metadata out of reach", not connected, now_s)
+        if self._needs_bookies and connected:  # else what is known of them is old
+            self.readiness.note("no writable bookie", not self._metadata.known_members().writable, now_s)
 
 
 class _Request(asyncio.Protocol):

@@ -82,7 +82,7 @@ class Pipe(Link):
         """Return once the other side is not to be waited for any more, or the pipe is gone.
 
         Whatever it says within timeout_s of a ping shows that it lives. One that is silent though we listen may have so
-        much of ours that it reads no more: `lives` finds out by another way, and then it is waited for, up to slow_s from
+        much of ours that it reads no more: `lives` finds out by another way; then it is waited for, up to slow_s from
         when it was heard last.
         """
         now_s = asyncio.get_running_loop().time

@@ -62,7 +62,7 @@ class ServingOptions:
     receive_bytes_max: int = option(128 * MiB, sim=(MiB, 8 * MiB))  # of frames that are not whole yet, all connections
     hello_s: float = 5.0  # a connection that has not said hello by then is closed
     batch_bytes_max: int = option(RECORD_BYTES_MAX, sim=(KiB, RECORD_BYTES_MAX))
-    unready_after_s: float = 120.0  # without metadata; owners go on without it, so it is no reason for haste
+    unready_after_s: float = 120.0  # without metadata, or without any bookie to write to; no reason for haste
     notice_s: float = 0.0
     drain_s: float = 10.0  # all of the hand-over on SIGTERM
 

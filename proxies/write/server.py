@@ -73,7 +73,7 @@ class WriteProxy:
         self.placing: Placing
         self.admin: Admin
         self.carriage: Carriage
-        self.health = Health(metadata, patience_s=options.unready_after_s)
+        self.health = Health(metadata, patience_s=options.unready_after_s, needs_bookies="ledger" in stores)
         self.listener: serving.Listener
         self._metadata = metadata
         self._stores = stores

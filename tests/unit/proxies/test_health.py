@@ -7,11 +7,17 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 
 from dlog.io.memory_metadata import MemoryMetadata
+from dlog.io.metadata import BookieInfo
+from dlog.model.ids import BookieId
+from dlog.stores.memory import MemoryStore, MemoryStoreState
 from proxies.health import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Health, Readiness
+from proxies.write.options import WriteOptions
+from proxies.write.server import WriteProxy
 
 
 def test_it_is_ready_from_the_first_service_to_the_drain() -> None:
@@ -35,6 +41,51 @@ def test_trouble_counts_once_it_has_lasted_and_is_forgotten_when_it_is_over() ->
     assert readiness.obstacle(161.0) is None
     readiness.note("metadata out of reach", True, 162.0)
     assert readiness.obstacle(200.0) is None
+
+
+class Times:
+    """A clock that the test sets."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.now_s
+
+    def unix_ms(self) -> int:
+        return int(self.now_s * 1000)
+
+
+async def test_a_proxy_that_writes_is_unready_once_no_bookie_can_be_written_to_for_long() -> None:
+    metadata, times = MemoryMetadata(), Times()
+    bookie = BookieInfo(BookieId("127.0.0.1:3181"), "127.0.0.1", 3181)
+    await metadata.register_bookie(bookie)
+    writer = Health(metadata, patience_s=60.0, needs_bookies=True, clock=times)
+    reader = Health(metadata, patience_s=60.0, clock=times)
+    for health in (writer, reader):
+        health.readiness.serving()
+    assert writer.answer("/ready") == (200, {"ready": True, "troubles": {}})
+    await metadata.register_bookie(bookie, readonly=True)  # its disk is full
+    times.now_s += 59.0
+    assert writer.answer("/ready") == (200, {"ready": True, "troubles": {"no writable bookie": 59.0}})
+    times.now_s += 1.0
+    told = {"ready": False, "troubles": {"no writable bookie": 60.0}, "because": "no writable bookie for 60 s"}
+    assert writer.answer("/ready") == writer.answer("/haproxy") == (503, told)
+    assert reader.answer("/ready") == (200, {"ready": True, "troubles": {}})
+    await metadata.register_bookie(bookie)
+    assert writer.answer("/ready") == (200, {"ready": True, "troubles": {}})
+    for health in (writer, reader):
+        health.close()
+
+
+async def test_a_write_proxy_looks_for_bookies_if_its_stores_need_them() -> None:
+    for store, troubles in (("ledger", ["no writable bookie"]), ("memory", [])):
+        stores = {store: MemoryStore(MemoryStoreState())}
+        proxy = WriteProxy(WriteOptions(), MemoryMetadata(), stores)
+        proxy.health.readiness.serving()
+        status, told = proxy.health.answer("/ready")
+        assert (status, list(cast(dict[str, float], told["troubles"]))) == (200, troubles), store
+        proxy.health.close()
 
 
 @asynccontextmanager
