@@ -227,7 +227,7 @@ class StreamTailer:
 
     def _saw(self, value: StreamMetadata | None) -> None:
         before = self._value
-        if self._is_known and value == before:
+        if self._is_known and value == before and (value is None or before is None or value.life == before.life):
             return
         self._value, self._is_known = value, True
         self._segments = {s.number: s for s in (value.segments if value is not None else ())}

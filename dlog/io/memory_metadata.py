@@ -15,7 +15,7 @@ from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Unsub
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
-from dlog.model.segment import StreamKey
+from dlog.model.segment import StreamKey, StreamMetadata
 
 
 class MemoryMetadata:
@@ -50,6 +50,9 @@ class MemoryMetadata:
         if now is not None and now.version != version:
             return Conflict()
         self._versions += 1
+        if isinstance(value, StreamMetadata):
+            life = now.value.life if now is not None else str(self._versions)
+            value = replace(value, life=life)
         written = self._values[key] = Versioned(value, self._versions)
         self._tell(key)
         if self.drop_replies:

@@ -1,7 +1,7 @@
 """The metadata port: what the service asks of ZooKeeper, in the words of the domain.
 
 A `read`, a list and `members` show all that was answered to anybody before they were asked; `known_members` may be
-old.
+old. Versions are of one life of a key: what is deleted and made again never takes a change that names an older one.
 
 Three implementations keep it: dlog/io/zookeeper_metadata.py (the real one), dlog/io/memory_metadata.py for tests of one
 process, and the model in tests/simulation. Every decision write is a compare-and-set; watches are hints.

@@ -2,7 +2,9 @@
 
 The law of this room: pure. Every change sets `R/owner` under the version that was read, changed or not, so that of two
 changes from one read only one takes place; and it checks or sets `R/ledgers`, which every Java writer sets when it
-starts or completes a segment. Source: DistributedLog `ZKLogSegmentMetadataStore`, `ZKLogStreamMetadataStore`.
+starts or completes a segment. Versions begin anew when a stream is deleted and made again under its name, so every
+change checks `R/life-<life>` too, a name that no other stream ever had. Source: DistributedLog
+`ZKLogSegmentMetadataStore`, `ZKLogStreamMetadataStore`.
 """
 
 from __future__ import annotations
@@ -37,9 +39,15 @@ class StreamVersion:
     owner: int | None
     settings: int | None
     segments: Mapping[str, int] = field(repr=False)  # by node name
+    life: str  # "": it was never given one
 
 
-def plan_creation(root: str, value: StreamMetadata) -> list[Op]:
+def life_path(root: str, life: str) -> str:
+    """The znode that stands for one life of the stream."""
+    return f"{root}/life-{life}"
+
+
+def plan_creation(root: str, value: StreamMetadata, life: str) -> list[Op]:
     """All znodes below and including R. The first six are DistributedLog's, in its order."""
     ops: list[Op] = [
         Create(root),
@@ -49,21 +57,34 @@ def plan_creation(root: str, value: StreamMetadata) -> list[Op]:
         Create(f"{root}/readLock"),
         Create(f"{root}/ledgers", encode_number(value.max_segment)),
         Create(f"{root}/allocation", value.allocated.encode()),
-        Create(f"{root}/owner", encode_owner(value.owner)),
+        Create(f"{root}/owner", encode_owner(value.owner, life)),
+        Create(life_path(root, life)),
         Create(f"{root}/settings", encode_settings(value.settings)),
     ]
     return ops + [Create(_path(root, segment), encode_segment(segment)) for segment in value.segments]
 
 
+def plan_life(root: str, old: StreamVersion, life: str) -> list[Op]:
+    """Give a stream that has none (Java made it) an identity, and change nothing else."""
+    owner = _set_or_create(f"{root}/owner", encode_owner(old.value.owner, life), old.owner)
+    return [owner, Create(life_path(root, life)), Check(f"{root}/ledgers", old.ledgers)]
+
+
 def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
     """What turns the value read into `new`, refused if anything it relies on has changed since.
 
-    Asserts what no caller may ask for: another stream, an epoch that goes back, a completed segment reopened.
+    The stream has been given a life. Asserts what no caller may ask for: another stream, an epoch that goes back, a
+    completed segment reopened.
     """
     was = old.value
     assert new.name == was.name, "one stream's change"
     assert new.owner.epoch >= was.owner.epoch, "epochs only grow"
-    ops = [_set_or_create(f"{root}/owner", encode_owner(new.owner), old.owner)]
+    assert old.life, "what is changed can be told from what had its name before"
+    assert old.owner is not None, "a life is written with an owner"
+    ops: list[Op] = [
+        Check(life_path(root, old.life), 0),
+        Set(f"{root}/owner", encode_owner(new.owner, old.life), old.owner),
+    ]
     segment_ops = _plan_segments(root, old, new)
     ops += segment_ops
     if new.max_segment != was.max_segment or any(not isinstance(op, Set) for op in segment_ops):
@@ -112,13 +133,14 @@ def version_after(
         owner=versions.get(f"{root}/owner", old.owner),
         settings=versions.get(f"{root}/settings", old.settings),
         segments=segments,
+        life=old.life,
     )
 
 
-def version_of_creation(value: StreamMetadata) -> StreamVersion:
+def version_of_creation(value: StreamMetadata, life: str) -> StreamVersion:
     """The version of a stream just made: every znode is in its first."""
     names = {segment_name(segment): 0 for segment in value.segments}
-    return StreamVersion(value, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, segments=names)
+    return StreamVersion(value, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, segments=names, life=life)
 
 
 def lock_client(value: StreamMetadata) -> str:

@@ -34,7 +34,7 @@ class ZooKeeperMetadata:
         self._paths = ledgers
         self._stream_paths = streams
         self._ledgers = LedgerTree(zk, ledgers, rng)
-        self._streams = StreamTree(zk, streams)
+        self._streams = StreamTree(zk, streams, rng)
         self._registrations = Registrations(zk)
         self._members = MemberList(zk, ledgers, streams)
         self._life: asyncio.Task[None] | None = None

@@ -5,6 +5,10 @@ or the segment list's znode changed meanwhile. Segments once read are kept, and 
 which of them to read again; after anything that may have hidden an event the whole list is. Reads are fresh
 (zookeeper.py): a reader believes what the owner tells by what metadata says of the place.
 
+Each life of a stream has a znode of its own, `R/life-<nonce>`, that every change checks: versions alone begin anew when
+a stream is deleted and made again. A stream that Java made is given one before we change it for the first time, and is
+changed only if it is then what it was when read.
+
 The claim of a stream takes the place of every lock member in the multi that raises the epoch, so that Java writers see
 the lock taken. Safety does not rest on that node: the epoch and the fence decide.
 """
@@ -12,9 +16,10 @@ the lock taken. Safety does not rest on that node: the epoch and the fence decid
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError
 from dlog.io import stream_metadata
@@ -27,6 +32,7 @@ from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
 from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings
 from dlog.wire.stream_metadata import (
+    decode_life,
     decode_number,
     decode_owner,
     decode_segment,
@@ -72,9 +78,10 @@ class _Held:
 class StreamTree:
     """The part of the metadata port that concerns streams."""
 
-    def __init__(self, zk: ZooKeeper, paths: StreamPaths) -> None:
+    def __init__(self, zk: ZooKeeper, paths: StreamPaths, rng: random.Random) -> None:
         self._zk = zk
         self._paths = paths
+        self._rng = rng
         self._mirrors: OrderedDict[StreamName, _Mirror] = OrderedDict()
         self._held: dict[StreamName, _Held] = {}
         self._new_session = asyncio.Event()
@@ -247,11 +254,12 @@ class StreamTree:
     async def _create(self, stream: StreamName, value: StreamMetadata) -> Outcome:
         root = self._paths.root(stream)
         claims = value.owner.epoch > 0 and not value.owner.released
+        life = self._new_life()
         for _ in range(LOCK_TRIES):
             if await self._zk.exists(root, fresh=True) is not None:
                 return Conflict()
             above: list[Op] = [Create(path) for path in parents_of(root) if await self._zk.exists(path) is None]
-            ops = above + stream_metadata.plan_creation(root, value)
+            ops = above + stream_metadata.plan_creation(root, value, life)
             if claims:
                 ops.append(self._member(root, value))
             if claims:
@@ -262,11 +270,18 @@ class StreamTree:
                 if isinstance(failed.error, (NodeExistsError, NoNodeError)):
                     continue  # somebody made (or removed) part of it; look again
                 raise
-            return Versioned(value, stream_metadata.version_of_creation(value))
+            value = replace(value, life=life)
+            return Versioned(value, stream_metadata.version_of_creation(value, life))
         return Conflict()
 
     async def _change(self, stream: StreamName, value: StreamMetadata, version: StreamVersion) -> Outcome:
         root = self._paths.root(stream)
+        if not version.life:
+            given = await self._give_life(stream, version)
+            if not isinstance(given, Versioned):
+                return given
+            version = given.version
+        value = replace(value, life=version.life)
         ops = stream_metadata.plan_change(root, version, value)
         claims = value.owner.epoch > version.value.owner.epoch and not value.owner.released
         releases = value.owner.released and not version.value.owner.released
@@ -284,6 +299,21 @@ class StreamTree:
                 self._held.pop(stream, None)
             return Versioned(value, stream_metadata.version_after(root, version, value, ops, results[: len(ops)]))
         return OutcomeUnknown(f"lock members come and go faster than they can be replaced: stream={stream}")
+
+    async def _give_life(self, stream: StreamName, version: StreamVersion) -> Outcome:
+        """The stream as read before, under a version that no other life of it can have."""
+        life = self._new_life()
+        try:
+            await self._zk.multi(stream_metadata.plan_life(self._paths.root(stream), version, life))
+        except MultiFailedError as failed:
+            return await self._refused(stream, failed)
+        found = await self.read(stream)
+        if isinstance(found, Versioned) and (found.value.life != life or found.value != version.value):
+            return Conflict()
+        return found
+
+    def _new_life(self) -> str:
+        return f"{self._rng.getrandbits(96):024x}"
 
     async def _refused(self, stream: StreamName, failed: MultiFailedError) -> Outcome:
         if isinstance(failed.error, NoNodeError) and await self._zk.exists(self._paths.root(stream)) is None:
@@ -330,8 +360,10 @@ class StreamTree:
             self._held.pop(stream, None)
             return
         value = StreamMetadata(name=stream, owner=owner)
+        life = decode_life(data)
+        same: list[Op] = [Check(stream_metadata.life_path(root, life), 0)] if life else []
         self._hold(stream, owner)
-        await self._zk.multi([Check(f"{root}/owner", stat.version), self._member(root, value)])
+        await self._zk.multi([*same, Check(f"{root}/owner", stat.version), self._member(root, value)])
 
     async def _descendants(self, path: str, *, fresh: bool = False) -> list[str]:
         """The znode and all below it; empty if it is not there."""
@@ -380,6 +412,7 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         allocated=_allocated(allocation[0], stream) if allocation else "",
         owner=decode_owner(owner[0]) if owner else Owner(),
         settings=decode_settings(settings[0]) if settings else StreamSettings(),
+        life=decode_life(owner[0]) if owner else "",
     )
     version = StreamVersion(
         value=value,
@@ -389,5 +422,6 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         owner=owner[1].version if owner else None,
         settings=settings[1].version if settings else None,
         segments={name: node_version for name, (_, node_version) in mirror.nodes.items()},
+        life=value.life,
     )
     return Versioned(value, version)

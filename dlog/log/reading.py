@@ -138,8 +138,8 @@ class StreamReader:
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
     def _note_stream(self, stream: StreamMetadata | None, fresh: bool) -> None:
-        if stream is None:
-            self._say(ReaderEventKind.DELETED)
+        if stream is None or (self._stream is not None and stream.life != self._stream.life and self._stream.life):
+            self._say(ReaderEventKind.DELETED)  # if there is a stream now, it only has the name of ours
             self._end()
             return
         is_first, self._stream = self._stream is None, stream

@@ -97,6 +97,7 @@ class StreamMetadata:
     allocated: str = ""  # place of a segment created ahead of need and not yet in `segments`
     owner: Owner = field(default_factory=Owner)
     settings: StreamSettings = field(default_factory=StreamSettings)
+    life: str = field(default="", compare=False)  # given by the store at creation: another for each stream of the name
 
     def segment(self, number: int) -> Segment | None:
         return next((s for s in self.segments if s.number == number), None)

@@ -37,6 +37,7 @@ LOG_VERSION = b"\xff\xff\xff\xff"
 _VERSIONS = range(2, VERSION + 1)
 _INTEGER = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _NAME = re.compile(r"(inprogress|logrecs)_([0-9]{18})\Z", re.ASCII)
+_LIFE = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
 _TAIL = {2: 0, 3: 2, 4: 2, 5: 3}
 _LEDGER = "ledger"
 
@@ -194,17 +195,16 @@ def decode_binding(data: Buffer) -> Binding:
 # ---- ours: owner and settings ---------------------------------------------------------------------------------------
 
 
-def encode_owner(owner: Owner) -> bytes:
-    """Data of R/owner."""
-    return _json(
-        {
-            "epoch": owner.epoch,
-            "proxy": owner.proxy,
-            "address": owner.address,
-            "claim": owner.claim,
-            "released": owner.released,
-        }
-    )
+def encode_owner(owner: Owner, life: str = "") -> bytes:
+    """Data of R/owner. life: names the znode `R/life-<life>`; "" is not written."""
+    told = {
+        "epoch": owner.epoch,
+        "proxy": owner.proxy,
+        "address": owner.address,
+        "claim": owner.claim,
+        "released": owner.released,
+    }
+    return _json(told | ({"life": life} if life else {}))
 
 
 def decode_owner(data: Buffer) -> Owner:
@@ -222,6 +222,14 @@ def decode_owner(data: Buffer) -> Owner:
         claim=_typed(found, "claim", str, ""),
         released=_typed(found, "released", bool, False),
     )
+
+
+def decode_life(data: Buffer) -> str:
+    """Which life of the stream R/owner tells of; "" if it tells none. Raises DamagedError."""
+    life = _typed(_object(_text(data), "owner"), "life", str, "") if data else ""
+    if life and not _LIFE.match(life):
+        raise DamagedError(f"owner has a life that is no name of a znode: life={life[:40]!r}")
+    return life
 
 
 def settings_to_map(settings: StreamSettings) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import pytest
+
 from actors.entry_cache import EntryCache
 from actors.segment_readers import segment_key
 from actors.source_view import View
@@ -16,7 +18,7 @@ from actors.stream_tailer import StreamTailer, TailerOptions
 from dlog.errors import ConnectionLostError
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
-from dlog.machine import Fact, OutcomeUnknown, Received, Versioned
+from dlog.machine import Fact, Key, Outcome, OutcomeUnknown, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
@@ -139,6 +141,29 @@ async def stage() -> AsyncIterator[Stage]:
         finally:
             built.source.stop()
             await asyncio.wait((life,))
+
+
+async def test_a_stream_made_again_is_told_even_if_it_looks_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stage() as on:
+        value = StreamMetadata(name=STREAM)
+        await on.metadata.compare_and_set(KEY, value, None)
+        asker = Asker(on.source)
+        before = await asker.look()
+        read, may_read = on.metadata.read, asyncio.Event()
+
+        async def late(key: Key) -> Outcome:
+            await may_read.wait()
+            return await read(key)
+
+        monkeypatch.setattr(on.metadata, "read", late)
+        await on.metadata.delete(KEY)
+        await on.metadata.compare_and_set(KEY, value, None)
+        may_read.set()
+        after = (await asker.hear(StreamSeen)).metadata
+        assert before == after == value
+        assert before is not None
+        assert after is not None
+        assert before.life != after.life
 
 
 async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() -> None:

@@ -86,10 +86,11 @@ async def test_a_stream_is_read_as_it_stands(pair: Pair) -> None:
         assert await seen(reader, KEY) == last.value
     await writer.delete(KEY)
     assert await seen(reader, KEY) == Missing()
-    await written(writer, FRESH, None)
+    again = await written(writer, FRESH, None)
     assert await seen(reader, KEY) == FRESH
     await reader.delete(KEY)
     assert await writer.read(KEY) == Missing()
+    assert again.value.life != last.value.life
 
 
 async def test_a_stream_deleted_elsewhere_is_made_again_at_once(pair: Pair) -> None:

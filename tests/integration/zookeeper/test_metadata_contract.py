@@ -160,6 +160,24 @@ async def test_a_stream_lives_from_creation_to_deletion(pair: Pair) -> None:
     await change(one, FRESH, None)
 
 
+async def test_a_stream_made_again_takes_no_change_of_the_one_before(pair: Pair) -> None:
+    """Znode for znode the new one stands where the old one stood when its owner read it."""
+    one, two = pair
+    steps = [FRESH, replace(FRESH, owner=OWNER), replace(FRESH, owner=OWNER, allocated="17")]
+    before: list[Versioned] = []
+    for step in steps:
+        before.append(await change(one, step, before[-1].version if before else None))
+    await two.delete(KEY)
+    after: list[Versioned] = []
+    for step in steps:
+        after.append(await change(two, step, after[-1].version if after else None))
+        for old in before:
+            claim = replace(old.value, owner=replace(OWNER, epoch=Epoch(2), claim="late"))
+            assert await one.compare_and_set(KEY, claim, old.version) == Conflict()
+    assert len({seen.value.life for seen in before}) == len({seen.value.life for seen in after}) == 1
+    assert (await seen(one, KEY)).value.life == after[-1].value.life != before[-1].value.life
+
+
 async def test_of_two_changes_from_one_read_only_one_takes_place(pair: Pair) -> None:
     one, two = pair
     await change(one, replace(FRESH, owner=OWNER).with_segment(completed(started(1, "17"), 40, 900)), None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -158,12 +159,17 @@ async def test_a_java_bookie_without_an_endpoint_is_no_member(metadata: ZooKeepe
     assert members.writable == {"legacy:3181": BookieInfo(BookieId("legacy:3181"), "legacy", 3181)}
 
 
-async def test_a_stream_is_distributedlogs_and_two_znodes_more(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+async def test_a_stream_is_distributedlogs_and_three_znodes_more(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
     value = StreamMetadata(name=KEY.stream)
     await written(metadata, value, None)
     assert kazoo.get_children(f"{NAMESPACE}/orders") == ["<default>"]
     found = {name: data(kazoo, f"{R}/{name}") for name in kazoo.get_children(R)}
-    assert found.pop("owner").startswith(b'{"epoch":0,')
+    (life,) = (name for name in found if name.startswith("life-"))
+    assert found.pop(life) == b""
+    owner = json.loads(found.pop("owner"))
+    assert (owner["epoch"], "life-" + owner["life"]) == (0, life)
     assert found.pop("settings").startswith(b'{"store":"ledger",')
     assert found == {
         "maxtxid": b"0",
@@ -224,7 +230,7 @@ async def test_a_claim_takes_the_lock_from_whoever_has_it(metadata: ZooKeeperMet
     assert kazoo.get_children(f"{R}/lock") == []
 
 
-async def test_a_stream_made_by_java_is_read_and_taken_over(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+def make_as_java_does(kazoo: KazooClient) -> None:
     kazoo.ensure_path(f"{NAMESPACE}/orders")
     for name, content in (
         ("", b""),
@@ -235,6 +241,10 @@ async def test_a_stream_made_by_java_is_read_and_taken_over(metadata: ZooKeeperM
     ):
         kazoo.create(R + name, content)
     kazoo.create(f"{R}/ledgers", b"2")
+
+
+async def test_a_stream_made_by_java_is_read_and_taken_over(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    make_as_java_does(kazoo)
     kazoo.create(f"{R}/ledgers/logrecs_000000000000000001", b"34359738373;11;1000;1041;1795167342520;1;0;8;0;0;0")
     kazoo.create(f"{R}/ledgers/inprogress_000000000000000002", b"5;12;1042;2;0;0;-1")
     read = await metadata.read(KEY)
@@ -250,6 +260,24 @@ async def test_a_stream_made_by_java_is_read_and_taken_over(metadata: ZooKeeperM
     assert await metadata.compare_and_set(KEY, replace(value, allocated="14"), read.version) == Conflict()
     kazoo.set(f"{R}/ledgers", b"2")  # as a Java writer does whenever it starts or completes a segment
     assert await metadata.compare_and_set(KEY, replace(value, owner=OWNER), version) == Conflict()
+
+
+async def test_a_stream_that_java_made_anew_takes_no_change_of_the_one_before(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
+    make_as_java_does(kazoo)
+    kazoo.create(f"{R}/ledgers/inprogress_000000000000000001", b"5;11;1042;1;0;0;-1")
+    read = await metadata.read(KEY)
+    assert isinstance(read, Versioned)
+    kazoo.delete(f"{NAMESPACE}/orders", recursive=True)
+    make_as_java_does(kazoo)
+    kazoo.create(f"{R}/ledgers/inprogress_000000000000000001", b"5;12;1042;1;0;0;-1")
+    claimed = replace(read.value, owner=OWNER)
+    assert await metadata.compare_and_set(KEY, claimed, read.version) == Conflict()
+    again = await metadata.read(KEY)
+    assert isinstance(again, Versioned)
+    assert (again.value.owner, [s.place for s in again.value.segments]) == (Owner(), ["12"])
+    await written(metadata, replace(again.value, owner=OWNER), again.version)
 
 
 async def test_a_change_behind_our_back_to_one_segment_is_seen(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from dlog.io.stream_metadata import StreamVersion, plan_change, plan_creation, version_after, version_of_creation
+from dlog.io.stream_metadata import (
+    StreamVersion,
+    plan_change,
+    plan_creation,
+    plan_life,
+    version_after,
+    version_of_creation,
+)
 from dlog.io.zookeeper_protocol import Check, Create, Created, Delete, Op, Set, Stat
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
@@ -30,6 +37,7 @@ READ = StreamVersion(
     owner=14,
     settings=15,
     segments={"logrecs_000000000000000001": 1, "inprogress_000000000000000002": 2},
+    life="1f",
 )
 CLOSED = replace(OPEN, completed=True, last_entry=EntryId(7))
 
@@ -71,14 +79,21 @@ def shape(ops: list[Op]) -> list[tuple[str, str, int | None]]:
     ],
 )
 def test_a_change_sets_the_owner_and_guards_the_list(change: Change, expected: list[object]) -> None:
-    assert shape(plan_change(R, READ, change(VALUE))) == [("Set", "owner", 14), *expected]
+    guards = [("Check", "life-1f", 0), ("Set", "owner", 14)]
+    assert shape(plan_change(R, READ, change(VALUE))) == [*guards, *expected]
 
 
 def test_znodes_java_does_not_make_are_made_with_the_first_change() -> None:
-    java = replace(READ, owner=None, settings=None, allocation=None)
-    ops = plan_change(R, java, replace(VALUE, allocated="5"))
+    java = replace(READ, owner=None, settings=None, allocation=None, life="")
+    assert shape(plan_life(R, java, "2e")) == [
+        ("Create", "owner", None),
+        ("Create", "life-2e", None),
+        ("Check", "ledgers", 11),
+    ]
+    ops = plan_change(R, replace(java, owner=0, life="2e"), replace(VALUE, allocated="5"))
     assert [(kind, path) for kind, path, _ in shape(ops)] == [
-        ("Create", "owner"),
+        ("Check", "life-2e"),
+        ("Set", "owner"),
         ("Check", "ledgers"),
         ("Create", "allocation"),
         ("Create", "settings"),
@@ -118,14 +133,15 @@ def test_the_next_version_is_that_of_the_znodes_written() -> None:
         owner=15,
         settings=15,
         segments={"logrecs_000000000000000001": 1, "logrecs_000000000000000002": 0},
+        life="1f",
     )
 
 
 def test_a_creation_makes_every_znode_in_its_first_version() -> None:
-    ops = plan_creation(R, VALUE)
+    ops = plan_creation(R, VALUE, "1f")
     assert all(isinstance(op, Create) for op in ops)
     assert next(op.path for op in ops) == R, "parents come first"
-    version = version_of_creation(VALUE)
+    version = version_of_creation(VALUE, "1f")
     assert set(version.segments.values()) == {0}
     assert len(version.segments) == 2
 

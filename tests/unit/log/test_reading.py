@@ -353,6 +353,23 @@ def test_a_deleted_stream_is_said() -> None:
     assert late.kinds[-1] is ReaderEventKind.DELETED
 
 
+def test_another_stream_of_the_same_name_is_not_read_on() -> None:
+    stage, _, places = three_segments()
+    stage.value = replace(stage.value, life="1f")
+    desk = Desk(stage, Start.START)
+    desk.post(Received(SOURCE, StreamSeen(stage.value)))
+    assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
+    desk.post(Received(SOURCE, StreamSeen(replace(stage.value, life="2e"))))
+    assert (desk.kinds[-1], desk.seen) == (ReaderEventKind.DELETED, places)
+
+
+def test_a_stream_that_is_given_a_life_is_the_same() -> None:
+    stage, _, _ = three_segments()
+    desk = Desk(stage, Start.START)
+    desk.post(Received(SOURCE, StreamSeen(replace(stage.value, life="1f"))))
+    assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
+
+
 def test_a_lost_source_is_asked_again_and_a_cancelled_reader_is_silent() -> None:
     stage, _, places = three_segments()
     desk = Desk(stage, Start.START, credit=1)
