@@ -49,9 +49,9 @@ class SegmentReaders:
             self.drop(oldest)
         return reader
 
-    async def probe(self, segment: Segment) -> EntryId:
-        """What the store knows to be confirmed of a segment, asked now."""
-        return await self._store(segment).last_confirmed(self._ref(segment))
+    async def find_tail(self, segment: Segment) -> EntryId:
+        """The tail of a segment as of now, as the store finds it without the owner. Raises what the store raises."""
+        return await self._store(segment).find_tail(self._ref(segment))
 
     def drop(self, key: str) -> None:
         """Forget a reader; the next `open` makes a new one."""

@@ -270,7 +270,8 @@ class StreamTailer:
         """A reader has just come: what is confirmed by now, it must see.
 
         The owner knows. Without one that answers, metadata must be read anew, since it may name another by now; only
-        if it does not, the store tells what it knows: what was heard of an owner before may be long behind that.
+        if it does not, the store finds the tail by itself: what was heard of an owner before may be long behind that.
+        A tail that cannot be known now is an error, and the reader asks again.
         """
         key = segment_key(question.segment)
         self._seekers += 1
@@ -283,7 +284,7 @@ class StreamTailer:
                     break
             # what the store said earlier is as old as that
             if not (told and key in self._lacs) and not self._is_settled(question.segment):
-                self._learn(question.segment, await self._readers.probe(question.segment), False)
+                self._learn(question.segment, await self._readers.find_tail(question.segment), False)
         except DLogError as error:
             view.say(SourceFailed(question, error))
             return

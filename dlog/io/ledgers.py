@@ -33,6 +33,7 @@ from dlog.io.driver import Driver
 from dlog.io.ledger_handles import LedgerReader, LedgerWriter
 from dlog.io.metadata import Metadata
 from dlog.ledger.adding import AddingOptions, LedgerAdder
+from dlog.ledger.finding import FindTail, TailFinder
 from dlog.ledger.placement import Placement, RandomPlacement
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
 from dlog.ledger.tailing import LacSeen, LedgerTailer, ReadLac
@@ -219,6 +220,20 @@ class Ledgers:
         machine = LedgerTailer(ledger, metadata, self._digest(ledger, metadata, password))
         async with self._visiting(machine, ledger, "prober") as driver:
             seen: LacSeen = await driver.ask(ReadLac())
+            return seen.lac
+
+    async def find_tail(self, ledger: LedgerId, *, password: bytes | None = None) -> EntryId:
+        """The tail as of now, for readers that cannot ask the writer: every entry confirmed before is at or below it,
+        and whatever recovers the ledger later keeps all up to it. Nobody is fenced; may write metadata
+        (dlog/ledger/finding.py). Raises UnavailableError (it cannot be known now), MetadataUnavailableError,
+        LedgerNotFoundError, UnauthorizedError. Cancelling leaves nothing undone.
+        """
+        metadata = await self.metadata_of(ledger)
+        if metadata.is_closed:
+            return metadata.last_entry
+        machine = TailFinder(ledger, self._digest(ledger, metadata, password))
+        async with self._visiting(machine, ledger, "finder") as driver:
+            seen: LacSeen = await driver.ask(FindTail())
             return seen.lac
 
     async def verify(self, ledger: LedgerId, *, password: bytes | None = None) -> Verified:

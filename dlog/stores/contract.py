@@ -8,7 +8,8 @@ Promises:
   may or may not survive;
 - recovery fences writers of lower epochs, decides the end once and for all, is repeatable, and concurrent recoverers
   get the same answer; what was recovered is a prefix of what was submitted and includes all that was resolved;
-- a reader sees contiguous entries up to the LAC only, and never one that a recovery drops.
+- a reader sees contiguous entries up to the LAC only, and never one that a recovery drops;
+- the tail that a store tells by itself is never before what was resolved, and never one that a recovery drops.
 """
 
 from __future__ import annotations
@@ -223,8 +224,12 @@ class SegmentStore(Protocol):
         """Open for reading without disturbing a writer. sealed_at: the end, where the segment list knows it."""
         ...
 
-    async def last_confirmed(self, ref: SegmentRef) -> EntryId:
-        """Probe the LAC once, without fencing."""
+    async def find_tail(self, ref: SegmentRef) -> EntryId:
+        """The tail as of now, also while no writer is left: not below any append that was resolved before the call, and
+        kept whole by every recovery. Fences nobody; asks as much as it takes, so it is for a reader's opening only.
+
+        Raises StoreUnavailableError when it cannot be known, SegmentNotFoundError.
+        """
         ...
 
     async def delete(self, ref: SegmentRef) -> None:

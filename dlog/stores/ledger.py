@@ -121,7 +121,9 @@ class Ledgers(Protocol):
         """Fence and close."""
         ...
 
-    async def last_confirmed(self, ledger: LedgerId) -> EntryId: ...
+    async def find_tail(self, ledger: LedgerId) -> EntryId:
+        """At least all that was confirmed before; all of it is kept by every recovery. Without fencing."""
+        ...
 
     async def delete(self, ledger: LedgerId) -> None: ...
 
@@ -160,9 +162,9 @@ class LedgerStore:
         with _store_errors():
             return LedgerSegmentReader(await self._ledgers.open(_ledger_of(ref), last_entry=sealed_at))
 
-    async def last_confirmed(self, ref: SegmentRef) -> EntryId:
+    async def find_tail(self, ref: SegmentRef) -> EntryId:
         with _store_errors():
-            return await self._ledgers.last_confirmed(_ledger_of(ref))
+            return await self._ledgers.find_tail(_ledger_of(ref))
 
     async def delete(self, ref: SegmentRef) -> None:
         """Metadata goes; bookies find out by themselves and free the bytes."""

@@ -113,7 +113,7 @@ class MemoryStore:
         self.state.find(ref.place)
         return MemoryReader(self.state, ref.place, sealed_at)
 
-    async def last_confirmed(self, ref: SegmentRef) -> EntryId:
+    async def find_tail(self, ref: SegmentRef) -> EntryId:
         self._check_open()
         return self.state.find(ref.place).lac
 

@@ -102,9 +102,9 @@ class StorePort:
         await self._world.store_answers()
         return ReaderPort(self._world, self.find(ref.place), sealed_at)
 
-    async def last_confirmed(self, ref: SegmentRef) -> EntryId:
+    async def find_tail(self, ref: SegmentRef) -> EntryId:
         await self._world.store_answers()
-        return EntryId(self.find(ref.place).lac_of_store)
+        return EntryId(self.find(ref.place).confirmed)
 
     def find(self, name: str) -> Place:
         place = self._world.stream.places[name]

@@ -36,7 +36,6 @@ class Place:
     carried: int = -1
     end: int | None = None
     is_gone: bool = False
-    shown: dict[int, int] = field(default_factory=dict)  # entry -> when a reader of the store alone could see it
 
     @property
     def lac_of_store(self) -> int:
@@ -273,8 +272,6 @@ class StreamModel:
             self.confirmed.append((self.loop.now, place.number, entry, place.name))
 
     def _show(self, place: Place, upto: int) -> None:
-        for entry in range(place.carried + 1, upto + 1):
-            place.shown[entry] = self.loop.now
         place.carried = max(place.carried, upto)
 
     def _carry(self, owner: OwnerModel, place: Place, entry: int) -> None:

@@ -28,7 +28,7 @@ INVARIANTS = {
     "L2": Invariant("a closed ledger never changes", LEDGER, "LedgerChecks.metadata_changed"),
     "L3": Invariant("an entry has the same bytes for all readers", LEDGER, "LedgerChecks.read_entry, finish"),
     "L4": Invariant("at the close each entry is on Qa members of its ensemble", LEDGER, "LedgerChecks._closed"),
-    "L5": Invariant("no LAC runs back or ahead of what is acknowledged", LEDGER, "LedgerChecks.visible, _see_add"),
+    "L5": Invariant("no LAC runs back or ahead of the decided, no tail lags", LEDGER, "LedgerChecks.visible, found"),
     "L6": Invariant("acknowledgements come in order, without a gap", LEDGER, "LedgerChecks.acked"),
     "L7": Invariant("a fenced writer gets nothing acknowledged", LEDGER, "LedgerChecks.acked"),
     "L8": Invariant("recovery knows enough before it concludes", LEDGER, "LedgerChecks._see_coverage, _see_end"),
@@ -64,8 +64,7 @@ INVARIANTS = {
         "an end that is told is one, and what moved is told in time",
         CACHE,
         "CacheChecks.ended, end_of_stream, CacheWorld.run",
-        "A reader that comes while the owner is out of reach sees what the store shows by itself: what only the owner "
-        "knows becomes visible with the next entry or control record. A stream that was deleted and made again under "
+        "A stream that was deleted and made again under "
         "its name while a reader could not look is another stream, and what lies between is not compared.",
     ),
     "R3": Invariant("an absence is told to who asked, and not kept", CACHE, "CacheWorld.run, ReaderHost._told"),

@@ -13,7 +13,7 @@ from typing import Any
 from dlog.errors import DLogError, EntryMissingError
 from dlog.events import BookieLost, EnsembleChanged, LedgerFenced, LedgerRecoveryFenced, LedgerRecoveryStarted
 from dlog.ledger.tailing import LacSeen
-from dlog.machine import CompareAndSet, Effect, Fact, MetadataSeen, OutcomeUnknown, Received, Send, Tell
+from dlog.machine import CompareAndSet, Effect, Fact, MetadataSeen, OutcomeUnknown, Received, Send, Tell, Versioned
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -53,6 +53,7 @@ class LedgerChecks:
         self.bytes_read: dict[int, bytes] = {}
         self.session_lac = -1
         self.visible_max = -1
+        self.known: dict[str, LedgerMetadata] = {}  # as each host read it last
         self.searching: dict[str, tuple[int, dict[int, set[BookieId]]]] = {}  # host -> from, denials by entry
         self._holds: dict[BookieId, set[int]] = {b: set() for b in bookies}
         self._fenced: set[BookieId] = set()
@@ -134,7 +135,7 @@ class LedgerChecks:
         first = self.packets.setdefault(message.entry, packet)
         if packet != first:
             raise Violation("L11", f"entry {message.entry} sent with other bytes than before")
-        lac = ENTRY_HEAD.unpack_from(packet)[2]
+        lac = _lac_of(packet)
         if lac > self.lac:
             raise Violation("L5", f"entry {message.entry} carries LAC {lac}, confirmed is {self.lac}")
 
@@ -146,7 +147,7 @@ class LedgerChecks:
                 self.sim.reach("recovery")
                 self.searching.pop(host.address, None)
             case LedgerRecoveryFenced(_, entry, _):
-                self._see_coverage(entry)
+                self._see_coverage(host, entry)
                 self.searching[host.address] = (entry, {})
                 self.sim.reach("fenced_cover")
             case EnsembleChanged():
@@ -156,7 +157,7 @@ class LedgerChecks:
             case BookieLost():
                 self.sim.reach("bookie_lost")
 
-    def _see_coverage(self, entry: int) -> None:
+    def _see_coverage(self, host: Host, entry: int) -> None:
         metadata = self.metadata
         last = metadata.fragments[-1]
         if "L8" in self.mute:
@@ -168,6 +169,7 @@ class LedgerChecks:
             window = [fenced[(start + i) % len(fenced)] for i in range(self.quorum.write)]
             if window.count(True) < self.quorum.negatives_needed:
                 raise Violation("L8", f"the search begins with {fenced} of {last.ensemble} fenced")
+        last = self.known[host.address].fragments[-1]  # who finds the tail may have added one since
         if entry < last.first_entry - 1:
             raise Violation("L9", f"the search begins behind {entry}, the last fragment at {last.first_entry}")
 
@@ -181,8 +183,11 @@ class LedgerChecks:
             if isinstance(answer, EntryRead) and answer.fence and answer.entry >= 0 and answer.code in ABSENT:
                 _, denials = self.searching.get(host.address, (0, {}))
                 denials.setdefault(answer.entry, set()).add(BookieId(str(fact.peer)))
-        elif isinstance(fact, MetadataSeen) and isinstance(fact.outcome, OutcomeUnknown):
-            self.sim.reach("settled_unknown")
+        elif isinstance(fact, MetadataSeen):
+            if isinstance(fact.outcome, OutcomeUnknown):
+                self.sim.reach("settled_unknown")
+            elif isinstance(fact.outcome, Versioned):
+                self.known[host.address] = fact.outcome.value
 
     def _see_end(self, host: Host, value: LedgerMetadata) -> None:
         """A recoverer is about to write an end: it must have heard enough denials of the entry behind it."""
@@ -214,6 +219,8 @@ class LedgerChecks:
             self._closed(new)
 
     def _closed(self, new: LedgerMetadata) -> None:
+        if new.last_entry < self.visible_max:
+            raise Violation("L5", f"closed at {new.last_entry}, a reader was told of {self.visible_max}")
         if new.last_entry < self.lac:
             raise Violation("L1", f"closed at {new.last_entry}, confirmed is {self.lac}")
         if new.last_entry < new.fragments[-1].first_entry - 1:
@@ -245,9 +252,25 @@ class LedgerChecks:
         """A tail was told a LAC."""
         if seen.lac < self.session_lac:
             raise Violation("L5", f"the LAC of a reader went from {self.session_lac} to {seen.lac}")
-        if not seen.closed and seen.lac > self.lac:
-            raise Violation("L5", f"LAC {seen.lac} is visible, confirmed is {self.lac}")
+        decided = self.metadata.fragments[-1].first_entry - 1  # by the writer or by who found the tail
+        if not seen.closed and seen.lac > max(self.lac, decided):
+            raise Violation("L5", f"LAC {seen.lac} is visible, confirmed is {self.lac}, decided {decided}")
         self.session_lac = seen.lac
+        self.visible_max = max(self.visible_max, seen.lac)
+
+    def found(self, seen: LacSeen, acked: int) -> None:
+        """A tail was found without the writer, asked for when `acked` was the last entry acknowledged."""
+        if seen.lac < acked:
+            raise Violation(
+                "L5", f"the tail is told to be {seen.lac}, and {acked} was acknowledged before the question"
+            )
+        metadata = self.metadata
+        if not seen.closed:
+            self.sim.reach("found_beyond_the_writer" if seen.lac > self.lac else "found_as_the_writer")
+            if seen.lac > max((_lac_of(packet) for packet in self.packets.values()), default=-1):
+                self.sim.reach("found_beyond_the_lac")
+        if metadata.is_closed and seen.lac > metadata.last_entry:
+            raise Violation("L5", f"the tail is told to be {seen.lac}, the ledger ended at {metadata.last_entry}")
         self.visible_max = max(self.visible_max, seen.lac)
 
     def read_entry(self, entry: int, payload: bytes) -> None:
@@ -277,6 +300,12 @@ class LedgerChecks:
                         payload = record[3][ENTRY_HEAD.size + self.digest.size :]
                         if payload != self.payloads[record[2]]:
                             raise Violation("L3", f"{bookie} holds other bytes for entry {record[2]}")
+
+
+def _lac_of(packet: bytes) -> int:
+    """The LAC that an entry carries."""
+    lac: int = ENTRY_HEAD.unpack_from(packet)[2]
+    return lac
 
 
 def firsts_of(metadata: LedgerMetadata) -> list[int]:

@@ -1,11 +1,14 @@
 """The world of one ledger: a writer, a tailing reader, two recoverers and bookies, with faults between all of them.
 
+Now and then somebody who cannot ask the writer wants to know the tail as of now.
+
 Styles of plan:
 - "swarm": tens of entries, any faults, bursts around recoveries and ensemble changes;
 - "scope": one to three entries, every message may be held or lost by its number on its link;
 - "churn": many entries under way and bookies that fail one after the other, with metadata that answers badly;
 - "frozen": one bookie stands still from before a recovery to the end, and shows it to nobody; the others fail for a
   moment and are back: the recovery must end long before the silent one is given up;
+- "orphan": the writer is cut off, stands still or dies with entries under way; the tail is asked for, then recovered;
 - "calm": nobody recovers until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 
 After the faults the world heals; then the ledger must end up closed, everybody must have an answer, and everything
@@ -21,6 +24,7 @@ from typing import Any
 
 from dlog.errors import DLogError
 from dlog.ledger.adding import Add, AddingOptions, Close, Closed, LedgerAdder
+from dlog.ledger.finding import FindingOptions, FindTail, TailFinder
 from dlog.ledger.placement import RandomPlacement
 from dlog.ledger.reading import LedgerReader, Read, ReadDone, ReadingOptions
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
@@ -42,7 +46,7 @@ from tests.simulation.worlds import Outcome, Room
 LEDGER = LedgerId(7)
 KEY = LedgerKey(LEDGER)
 PASSWORD = b"secret"
-WRITER, TAIL, RECOVERERS = "w", "t", ("r1", "r2")
+WRITER, TAIL, FINDER, RECOVERERS = "w", "t", "f", ("r1", "r2")
 QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 5, 3), (3, 3, 3), (2, 2, 1), (3, 2, 1))
 MARKS = ("recovery", "ensemble_change", "fenced_cover", "bookie_lost")
 MUST_REACH = (
@@ -57,8 +61,11 @@ MUST_REACH = (
     "recovery_changed_ensemble",
     "settled_unknown",
     "recovered_beside_the_silent",
+    "found",
+    "found_beyond_the_lac",
+    "found_beyond_the_writer",
 )
-STYLES = ("swarm", "churn", "scope", "frozen", "calm")
+STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "calm")
 CHANGES = ("ensemble_change", "recovery_changed_ensemble")
 RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
 SETTLE_S = 120.0
@@ -90,9 +97,12 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     """The plan that a seed means."""
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
-    draws["frozen"] = _draw_frozen
+    draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan}
     plan = draws[style](seed, rng, style)
-    return with_config(plan, real=rng.random() < 0.5)  # the real bookie machine, or the looser model
+    plan = with_config(plan, real=rng.random() < 0.5)  # the real bookie machine, or the looser model
+    if "find_at" in plan.config or style == "calm" or rng.random() < 0.5:
+        return plan
+    return with_config(plan, find_at=[rng.uniform(0, plan.config["duration_s"]) for _ in range(rng.randint(1, 3))])
 
 
 def _draw_swarm(seed: int, rng: random.Random, style: str) -> Plan:
@@ -270,6 +280,48 @@ def _draw_frozen(seed: int, rng: random.Random, style: str) -> Plan:
     return Plan(seed=seed, config=config, faults=tuple(faults))
 
 
+def _draw_orphan(seed: int, rng: random.Random, style: str) -> Plan:
+    """A few entries under way, some of whose acknowledgements the writer never hears, and members that fail."""
+    ensemble, write, ack = rng.choice(((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2), (3, 2, 1), (5, 3, 2)))
+    names = [f"b{i}" for i in range(1, ensemble + rng.choice((0, 1, 2)) + 1)]
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [ensemble, write, ack],
+        "bookies": len(names),
+        "entries": rng.choice((1, 3, 8)),
+        "gap_s": rng.choice((0.0, 0.001, 0.004)),
+        "payload_max": 20,
+        "calm": False,
+        "recover_at": sorted(rng.uniform(0.0, 0.6) for _ in range(rng.choice((0, 1, 2)))),
+        "close": rng.random() < 0.2,
+        "duration_s": 0.6,
+        "fifo": rng.random() < 0.5,
+        "timeout_s": rng.choice((0.02, 0.1, 5.0)),
+        "sync_s": rng.choice((0.0002, 0.001, 0.01)),
+        "digest": "CRC32C",
+        "find_at": sorted(rng.choice((0.03, 0.3, 0.6)) * rng.random() for _ in range(rng.randint(1, 4))),
+    }
+    faults: list[Fault] = []
+    kind = rng.choice((FaultKind.CRASH, FaultKind.PAUSE, FaultKind.PAUSE, None))
+    if kind is not None:
+        faults.append(Fault(kind=kind, a=WRITER, at_s=rng.uniform(0, 0.03), for_s=rng.uniform(0.01, 0.5)))
+    for bookie in names:
+        for k in (1, 2, 3):
+            for message in ("AddEntry", "EntryAdded"):
+                if rng.random() < 0.15:
+                    a, b = (WRITER, bookie) if message == "AddEntry" else (bookie, WRITER)
+                    what = rng.choice((FaultKind.DROP_KTH, FaultKind.HOLD_KTH))
+                    for_s = rng.choice((0.005, 0.1, 0.7))
+                    faults.append(Fault(kind=what, a=a, b=b, message=message, count=k, for_s=for_s))
+        if rng.random() < 0.3:
+            what = rng.choice((FaultKind.RESET, FaultKind.CRASH, FaultKind.POWER, FaultKind.PAUSE))
+            mark = rng.choice(("", "", "found", "recovery"))
+            b = WRITER if what is FaultKind.RESET else ""
+            at_s, for_s = rng.uniform(0, 0.05), rng.choice((0.01, 0.3))
+            faults.append(Fault(kind=what, a=bookie, b=b, at_s=at_s, for_s=for_s, mark=mark))
+    return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
 class LedgerWorld:
     """One history of one ledger. parts: classes that replace the true ones (mutants)."""
 
@@ -300,6 +352,7 @@ class LedgerWorld:
         self.recovering: dict[str, bool] = {}
         self.read: dict[int, bytes] = {}
         self.tail_closed = False
+        self.finders = self.finding = 0  # that were, and that have no answer yet
         self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
         metadata = LedgerMetadata(
@@ -319,6 +372,7 @@ class LedgerWorld:
         for name in RECOVERERS:
             self.sim.node(name, start=self.start_recoverer)
         self.sim.node(TAIL, start=self.start_tail)
+        self.sim.node(FINDER)
 
     # ---- who lives here ----------------------------------------------------------------------------------------------
 
@@ -436,6 +490,26 @@ class LedgerWorld:
         else:
             self.sim.call_in(0.01, self.wait_lac, node=TAIL)
 
+    def find(self) -> None:
+        """Somebody comes who wants to know what there is by now."""
+        self.finders += 1
+        self.finding += 1
+        address, acked = f"{FINDER}/finder{self.finders}", self.checks.lac
+        made = self.parts.get("finder", TailFinder)
+        self.sim.place(FINDER, address, made(LEDGER, self.digest, draw(FindingOptions, self.options)))
+        self.sim.ask(address, FindTail(), lambda result: self.found(address, acked, result))
+
+    def found(self, address: str, acked: int, result: LacSeen | DLogError) -> None:
+        self.finding -= 1
+        self.sim.remove(address)
+        if isinstance(result, DLogError):
+            self.sim.reach("find_failed")
+            if self.sim.healed:
+                self.sim.call_in(0.05, self.find)
+            return
+        self.sim.reach("found")
+        self.checks.found(result, acked)
+
     def saw_entries(self, result: ReadDone | DLogError) -> None:
         if isinstance(result, DLogError):
             self.checks.read_failed(result)
@@ -456,6 +530,8 @@ class LedgerWorld:
         config, sim = self.config, self.sim
         for number in range(config["entries"]):
             sim.call_in(number * config["gap_s"], self.add, number)
+        for at_s in config.get("find_at", ()):
+            sim.call_in(at_s, self.find)
         if not config["calm"]:
             for name, at_s in zip(RECOVERERS, config["recover_at"], strict=False):
                 sim.call_in(at_s, self.recover, name)
@@ -474,6 +550,9 @@ class LedgerWorld:
             if not self.adder.is_dead:
                 self.close()
                 self.demand(lambda: self.close_result is not None, "the close was never answered")
+        if "find_at" in config:
+            self.find()
+            self.demand(lambda: not self.finding, "a tail was never found")
         if not self.recovered:
             self.recover(RECOVERERS[0])
         self.demand(lambda: not any(self.recovering.values()), "a recovery never ended")

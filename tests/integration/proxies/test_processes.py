@@ -203,3 +203,29 @@ def start_proxies(zookeeper: EmbeddedZooKeeper, directory: Path) -> ProxyCluster
         bookies.close()
         raise
     return cluster
+
+
+async def test_all_that_was_acknowledged_is_read_when_no_write_proxy_is_left(own_cluster: ProxyCluster) -> None:
+    async with dlog.connect(own_cluster.target) as client:
+        await client.create("orders")
+        load = Load(client, "orders")
+        async with asyncio.TaskGroup() as tasks:
+            running = tasks.create_task(load.run(), name="load")
+            await load.acknowledged(500)
+            for process in own_cluster.writers:
+                process.kill()
+            running.cancel()
+        acked = dict(load.acked)
+    under_way = set(range(max(acked) + 1, max(acked) + 1 + 2 * load.window))
+    async with dlog.connect("dlog://" + own_cluster.readers[0].address) as client:
+        again = Load(client, "orders", acked=acked, unknown=under_way)
+        first = await again.check()
+        assert await again.check() == first, "what one reader was shown, the next is shown"
+    for process in own_cluster.writers:
+        process.spawn()
+    for process in own_cluster.writers:
+        await asyncio.to_thread(process.wait_ready)
+    async with dlog.connect(own_cluster.target) as client:
+        await client.append("orders", load.record(max(under_way) + 1))
+        after = [record.payload async for record in client.read("orders")]
+        assert after[: len(first)] == first, "the next owner keeps what was shown"

@@ -179,7 +179,7 @@ class StoreContract:
         with pytest.raises(SegmentSealedError):
             await run.writer.append(EntryId(5), (b"late",))
         assert await store.recover(run.ref, Epoch(2)) == 4
-        assert await store.last_confirmed(run.ref) == 4
+        assert await store.find_tail(run.ref) == 4
         run.history.sealed.append(4)
         await run.conclude(store)
 
@@ -282,15 +282,32 @@ class StoreContract:
         assert reader.end is None
         await reader.close()
 
-    async def test_last_confirmed_disturbs_nobody(self, stores: OpenStore) -> None:
-        store = await stores()
+    async def test_the_tail_is_found_beside_a_writer_and_disturbs_nobody(self, stores: OpenStore) -> None:
+        store, others = await stores(), await stores()
         run = await self._run(store)
+        assert await others.find_tail(run.ref) == NO_ENTRY
         for _ in range(5):
             await run.append()
-        probed = await (await stores()).last_confirmed(run.ref)
-        assert 3 <= probed <= 4  # the newest may be known only to its writer
+        assert await others.find_tail(run.ref) == 4, "also the newest, which only its writer knows to be confirmed"
         await run.append()
+        assert await others.find_tail(run.ref) == 5
         assert await run.writer.seal() == 5
+
+    async def test_the_tail_is_found_when_no_writer_is_left(self, stores: OpenStore) -> None:
+        store, others = await stores(), await stores()
+        run = await self._run(store)
+        for _ in range(7):
+            run.append()
+        await run.settled()
+        await run.writer.abandon()
+        tail = await others.find_tail(run.ref)
+        assert tail >= 6
+        reader = await others.open_reader(run.ref)
+        reader.learn_lac(tail)
+        assert await read_all(reader, tail) == run.history.submitted[: tail + 1]
+        assert await others.find_tail(run.ref) == tail
+        assert await run.recover(await stores()) >= tail
+        await reader.close()
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
@@ -408,7 +425,7 @@ class StoreContract:
     async def test_what_never_was_is_not_found(self, stores: OpenStore) -> None:
         store = await stores()
         nowhere = SegmentRef(STREAM, SegmentNumber(1), "987654321")
-        for call in (store.open_reader, store.last_confirmed, store.verify):
+        for call in (store.open_reader, store.find_tail, store.verify):
             with pytest.raises(SegmentNotFoundError):
                 await call(nowhere)
         with pytest.raises(SegmentNotFoundError):

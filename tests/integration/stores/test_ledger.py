@@ -31,6 +31,7 @@ from dlog.stores.contract import (
     SegmentRef,
     SegmentSealedError,
     StoreError,
+    StoreTooSmallError,
     StoreUnavailableError,
 )
 from dlog.stores.ledger import LedgerStore, store_error
@@ -67,7 +68,7 @@ class TestLedgerStore(StoreContract):
         (LedgerNotFoundError("x"), SegmentNotFoundError, False),
         (EntryMissingError("x"), SegmentCorruptError, False),
         (EntryUnreadableError("x"), StoreUnavailableError, False),
-        (NotEnoughBookiesError("x"), StoreUnavailableError, False),
+        (NotEnoughBookiesError("x"), StoreTooSmallError, False),
         (MetadataUnavailableError("x", outcome_unknown=True), StoreUnavailableError, True),
         (ConnectionLostError("x"), StoreUnavailableError, True),
         (OverCapacityError("x"), StoreUnavailableError, False),

@@ -10,7 +10,7 @@ from typing import Any
 from actors.entry_cache import EntryCache
 from actors.stream_tailer import StreamTailer
 from actors.upstream import Heard
-from tests.simulation.cache_ports import MetadataPort
+from tests.simulation.cache_ports import MetadataPort, StorePort
 from tests.simulation.mutants import edited
 from tests.simulation.worlds import Mutant
 
@@ -64,6 +64,12 @@ STALENESS = (
         invariants=("R2",),
         style="tail",
         parts=planted(StreamTailer, ("_find_tail", "not (told and key in self._lacs)", "key not in self._lacs")),
+    ),
+    Mutant(
+        name="without an owner the tail is what the store shows by itself",
+        invariants=("R2",),
+        style="tail",
+        parts=planted(StorePort, ("find_tail", "self.find(ref.place).confirmed", "self.find(ref.place).lac_of_store")),
     ),
     Mutant(
         name="the LAC moves and nobody is told",

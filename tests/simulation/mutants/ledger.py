@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from dlog.ledger.adding import LedgerAdder
+from dlog.ledger.finding import TailFinder, _Sought
 from dlog.ledger.reading import LedgerReader
 from dlog.ledger.recovery import LedgerRecoverer, _Search
 from dlog.ledger.tailing import LedgerTailer
@@ -47,6 +48,17 @@ def search(*edits: Edit, also: tuple[Edit, ...] = (), mute: tuple[str, ...] = ()
     made = edited(LedgerRecoverer, *also, ("_settle_search", "_Search()", "_EDITED()"))
     made._settle_search.__globals__["_EDITED"] = changed  # type: ignore[attr-defined]
     return {"recoverer": made, "mute": mute}
+
+
+def finder(*edits: Edit) -> dict[str, Any]:
+    return {"finder": edited(TailFinder, *edits)}
+
+
+def sought(*edits: Edit) -> dict[str, Any]:
+    """A finder that judges the answers for one entry by an edited rule."""
+    made = edited(TailFinder, ("_search", "_Sought()", "_EDITED()"))
+    made._search.__globals__["_EDITED"] = edited(_Sought, *edits)  # type: ignore[attr-defined]
+    return {"finder": made}
 
 
 def bookie(*edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -367,4 +379,45 @@ READERS = (
     ),
 )
 
-MUTANTS = (*WRITER, *RECOVERY, *RECOVERY_LIVENESS, *BOOKIE, *READERS)
+FINDERS = (
+    Mutant(
+        name="who asks for the tail is told the LAC that bookies know",
+        invariants=("L5",),
+        style="orphan",
+        parts=finder(("_judge", "if self._lac >= self._wanted:", "if True:")),
+    ),
+    Mutant(
+        name="to who asks for the tail silence is a no",
+        invariants=("L5",),
+        style="orphan",
+        seeds=1500,
+        parts=finder(("_note_lost", "sought.doubtful.add(place)", "sought.negatives.add(place)")),
+    ),
+    Mutant(
+        name="one bookie tells the highest last entry for all",
+        invariants=("L5",),
+        style="orphan",
+        parts=finder(("_settle", "self._metadata.quorum.covered(self._answered)", "self._answered")),
+    ),
+    Mutant(
+        name="one negative read ends the search for the tail",
+        invariants=("L5",),
+        style="orphan",
+        parts=sought(ONE_NEGATIVE),
+    ),
+    Mutant(
+        name="a tail that an ack quorum holds is told without being decided",
+        invariants=("L5",),
+        style="orphan",
+        seeds=6000,
+        parts=finder(("_decide", "if self._safe == self._lac:", "self._lac = self._safe\n    if True:")),
+    ),
+    Mutant(
+        name="a tail that one bookie holds is decided",
+        invariants=("L4", "L5"),
+        style="orphan",
+        parts=finder(("_search", "len(sought.stored) >= quorum.ack", "len(sought.stored) >= 1")),
+    ),
+)
+
+MUTANTS = (*WRITER, *RECOVERY, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS)

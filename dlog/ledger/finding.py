@@ -1,0 +1,376 @@
+"""Finding the tail of a ledger whose writer cannot be asked: all that was confirmed by now, without fencing anybody.
+
+The LAC that bookies know lags behind: that of an entry travels with the next one. The law of this file:
+1. metadata is read, then the last ensemble is asked for its last entries until every possible ack quorum has answered.
+   Nothing above the highest last entry heard was confirmed before that; nothing at or below the highest LAC can go;
+2. between the two a writer that lives is given a moment to carry its LAC further. Only if it does not:
+3. the entries between are sought in order. One that Qw - Qa + 1 places deny was not confirmed before they were asked,
+   and ends the search. One that is found is written again, byte for byte, to its write set, until Qa places say that
+   it is durable: a read may show what a power cut takes back. Silence, damage and errors count as neither;
+4. that Qa places hold an entry does not keep it yet: a writer that has not heard of it may still replace one of them,
+   and of two recoveries one may have been told "no" earlier. So the tail is decided in metadata, by compare-and-set
+   from the version that named these places: a fragment with the same ensemble that begins behind it. Whoever changes
+   or closes the ledger after that must read it, and no recovery searches before the last fragment. Metadata is written
+   once for each tail: whoever asks next finds LAC and last entry together;
+5. who loses the compare-and-set begins again. What is not known in time is an error, never a guess.
+
+A machine lives for one question. Source: the search of BookKeeper's LedgerRecoveryOp; 4 is our own, and uses of a
+fragment only what BookKeeper says of it: that all before it is confirmed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import cast
+
+from dlog.errors import (
+    DLogError,
+    LedgerNotFoundError,
+    MetadataUnavailableError,
+    UnauthorizedError,
+    UnavailableError,
+)
+from dlog.ledger.tailing import LacSeen
+from dlog.machine import (
+    Answer,
+    Asked,
+    CancelTimer,
+    CompareAndSet,
+    Conflict,
+    Effect,
+    Fact,
+    MetadataSeen,
+    Missing,
+    Outcome,
+    OutcomeUnknown,
+    PeerLost,
+    ReadMetadata,
+    Received,
+    Send,
+    SetTimer,
+    Ticket,
+    TimerFired,
+    Versioned,
+)
+from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
+from dlog.model.ledger import LedgerKey, LedgerMetadata
+from dlog.model.quorum import Quorum
+from dlog.options import option
+from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.digest import Buffer, Digest, DigestMismatch
+
+_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
+
+
+@dataclass(frozen=True, slots=True)
+class FindTail:
+    """Ask, once: the tail as of now. Answer: LacSeen, at least every entry confirmed before, and there for ever.
+
+    Errors: UnavailableError if it cannot be known within `answer_s`, MetadataUnavailableError, LedgerNotFoundError,
+    UnauthorizedError.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingOptions:
+    """How long a writer is waited for, and how eager a search is."""
+
+    patience_s: float = option(0.05, sim=(0.001, 0.1))  # for a writer that lives to carry its LAC further
+    ahead_entries_max: int = option(16, sim=(1, 4))  # sought and not yet safe
+    retry_s: float = option(0.1, sim=(0.01, 0.5))  # until those who could not tell are asked again
+    answer_s: float = option(5.0, sim=(0.1, 5.0))  # for all of it
+
+
+class _Stage(enum.Enum):
+    IDLE = "idle"
+    METADATA = "metadata"
+    LAST = "last"  # asking the ensemble for its last entries
+    PATIENCE = "patience"
+    SEARCHING = "searching"
+    DECIDING = "deciding"
+
+
+class _Sought:
+    """What the write set of one entry said. packet: as found. By place: who denied it, holds it, could not say."""
+
+    __slots__ = ("doubtful", "negatives", "packet", "stored")
+
+    def __init__(self) -> None:
+        self.packet: Buffer | None = None
+        self.negatives: set[int] = set()
+        self.stored: set[int] = set()
+        self.doubtful: set[int] = set()
+
+    def is_absent(self, quorum: Quorum) -> bool:
+        return len(self.negatives) >= quorum.negatives_needed
+
+
+class TailFinder:
+    """Finds the tail of one ledger, once. digest: of the ledger."""
+
+    def __init__(self, ledger: LedgerId, digest: Digest, options: FindingOptions = FindingOptions()) -> None:
+        self.ledger = ledger
+        self._digest = digest
+        self._options = options
+        self._ticket: Ticket = 0
+        self._stage = _Stage.IDLE
+        self._question = 0  # token of the metadata question asked last
+        self._metadata: LedgerMetadata
+        self._version: object = None
+        self._lac = NO_ENTRY
+        self._last = NO_ENTRY  # highest entry that a bookie has
+        self._wanted: EntryId | None = None  # nothing above it was confirmed when we were asked
+        self._answered: set[int] = set()
+        self._mute: set[int] = set()
+        self._sought: dict[int, _Sought] = {}
+        self._safe = NO_ENTRY  # up to here Qa places have it
+        self._asked = NO_ENTRY
+        self._reason = "metadata is not read"
+        self._waiting = False  # for the retry timer
+        self._effects: list[Effect] = []
+
+    # ---- the door ----------------------------------------------------------------------------------------------------
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        effects = self._effects
+        match fact:
+            case Received(peer, EntryRead(fence=False) as answer) if answer.ledger == self.ledger:
+                self._note_read(cast(BookieId, peer), answer)
+            case Received(peer, EntryAdded() as answer) if answer.ledger == self.ledger:
+                self._note_added(cast(BookieId, peer), answer)
+            case PeerLost(peer):
+                self._note_lost(cast(BookieId, peer))
+            case MetadataSeen(token, outcome) if token == self._question:
+                self._note_metadata(outcome)
+            case TimerFired("patience") if self._stage is _Stage.PATIENCE:
+                self._read_metadata()
+            case TimerFired("retry") if self._waiting:
+                self._waiting = False
+                self._retry()
+            case TimerFired("deadline") if self._stage is not _Stage.IDLE:
+                self._give_up()
+            case Asked(ticket, FindTail()):
+                assert self._stage is _Stage.IDLE and not self._question, "one life, one question"
+                self._ticket = ticket
+                self._effects.append(SetTimer("deadline", self._options.answer_s))
+                self._read_metadata()
+        self._settle()
+        self._effects = []
+        return effects
+
+    # ---- facts -------------------------------------------------------------------------------------------------------
+
+    def _note_metadata(self, outcome: Outcome) -> None:
+        match outcome:
+            case _ if self._stage not in (_Stage.METADATA, _Stage.DECIDING):
+                return
+            case Missing():
+                self._answer(LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}"))
+            case Versioned() if self._stage is _Stage.DECIDING:
+                self._answer(LacSeen(self._safe, False))
+            case Versioned(value, version):
+                self._begin(value, version)
+            case Conflict():
+                self._read_metadata()
+            case OutcomeUnknown(reason):
+                self._stage = _Stage.METADATA
+                self._reason = f"metadata out of reach: {reason}"
+                self._pause()
+
+    def _begin(self, value: LedgerMetadata, version: object) -> None:
+        """Ask the last ensemble where it stands."""
+        self._metadata, self._version = value, version
+        if value.is_closed:
+            self._answer(LacSeen(value.last_entry, True))
+            return
+        self._stage = _Stage.LAST
+        self._lac = max(self._lac, EntryId(value.fragments[-1].first_entry - 1))
+        self._last = max(self._last, self._lac)
+        self._answered.clear()
+        self._mute.clear()
+        for bookie in self._ensemble:
+            self._effects.append(Send(bookie, ReadEntry(self.ledger, NO_ENTRY)))
+
+    def _note_read(self, bookie: BookieId, answer: EntryRead) -> None:
+        place = self._place_of(bookie)
+        if place is None:
+            return
+        if answer.entry == NO_ENTRY:
+            self._note_last(place, answer)
+            return
+        sought = self._sought.get(answer.entry)
+        if sought is None or place not in self._metadata.quorum.write_set(answer.entry):
+            return
+        if answer.code in _ABSENT:
+            sought.negatives.add(place)
+        elif answer.code is Code.OK and self._is_sound(answer):
+            self._store(answer.entry, sought, answer.packet)
+        else:
+            sought.doubtful.add(place)
+
+    def _note_last(self, place: int, answer: EntryRead) -> None:
+        if answer.code is Code.OK:
+            try:
+                entry = self._digest.verify(answer.packet)
+            except DigestMismatch:
+                self._mute.add(place)
+                return
+            self._lac = max(self._lac, entry.lac)
+            self._last = max(self._last, entry.entry_id)
+        elif answer.code not in _ABSENT:
+            self._mute.add(place)
+            return
+        self._answered.add(place)
+        self._mute.discard(place)
+
+    def _is_sound(self, answer: EntryRead) -> bool:
+        try:
+            self._digest.verify(answer.packet, answer.entry)
+        except DigestMismatch:
+            return False
+        return True
+
+    def _store(self, entry: EntryId, sought: _Sought, packet: Buffer) -> None:
+        """Found: have it durable on its whole write set, as it is."""
+        if sought.packet is None:
+            sought.packet = bytes(packet)
+            for place in self._metadata.quorum.write_set(entry):
+                self._send_add(entry, sought, place)
+
+    def _note_added(self, bookie: BookieId, answer: EntryAdded) -> None:
+        place, sought = self._place_of(bookie), self._sought.get(answer.entry)
+        if answer.code is Code.UNAUTHORIZED and self._stage is _Stage.SEARCHING:
+            why = f"the bookie refuses the ledger's key: ledger={self.ledger} bookie={bookie}"
+            self._answer(UnauthorizedError(why))
+        elif place is not None and sought is not None and place in self._metadata.quorum.write_set(answer.entry):
+            if answer.code is Code.OK:
+                sought.stored.add(place)
+            else:
+                sought.doubtful.add(place)
+
+    def _note_lost(self, bookie: BookieId) -> None:
+        place = self._place_of(bookie)
+        if place is None:
+            return
+        if place not in self._answered:
+            self._mute.add(place)
+        for entry, sought in self._sought.items():
+            if place in self._metadata.quorum.write_set(entry) and place not in sought.stored:
+                sought.doubtful.add(place)
+
+    # ---- consequences ------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        if self._stage is _Stage.LAST:
+            if self._metadata.quorum.covered(self._answered):
+                self._judge()
+            elif self._mute:
+                self._reason = f"too few bookies told their last entry: answered={len(self._answered)}"
+                self._pause()
+        if self._stage is _Stage.SEARCHING:
+            self._search()
+
+    def _judge(self) -> None:
+        """Every possible ack quorum has answered."""
+        if self._wanted is None:
+            self._wanted = self._last
+            if self._lac < self._wanted:
+                self._stage = _Stage.PATIENCE
+                self._effects.append(SetTimer("patience", self._options.patience_s))
+                return
+        if self._lac >= self._wanted:
+            self._answer(LacSeen(self._lac, False))
+            return
+        self._stage = _Stage.SEARCHING
+        self._sought = {}
+        self._safe = self._asked = self._lac
+
+    def _search(self) -> None:
+        assert self._wanted is not None
+        quorum = self._metadata.quorum
+        while True:
+            sought = self._sought.get(self._safe + 1)
+            if self._safe == self._wanted or (sought is not None and sought.is_absent(quorum)):
+                self._decide()
+                return
+            if sought is not None and len(sought.stored) >= quorum.ack:
+                del self._sought[self._safe + 1]
+                self._safe = EntryId(self._safe + 1)
+            elif self._asked < min(self._wanted, self._safe + self._options.ahead_entries_max):
+                self._asked = EntryId(self._asked + 1)
+                self._sought[self._asked] = _Sought()
+                for place in quorum.write_set(self._asked):
+                    self._effects.append(Send(self._ensemble[place], ReadEntry(self.ledger, self._asked)))
+            else:
+                break
+        self._reason = f"cannot tell whether an entry exists: entry={self._safe + 1}"
+        if any(sought.doubtful for sought in self._sought.values()):
+            self._pause()
+
+    def _decide(self) -> None:
+        """All up to `_safe` was found, and nothing behind it was confirmed."""
+        self._sought = {}
+        if self._safe == self._lac:
+            self._answer(LacSeen(self._lac, False))
+            return
+        assert self._safe >= self._metadata.fragments[-1].first_entry, "the search stays in the last fragment"
+        self._stage = _Stage.DECIDING
+        value = self._metadata.with_ensemble(EntryId(self._safe + 1), self._ensemble)
+        self._question += 1
+        self._effects.append(CompareAndSet(self._question, LedgerKey(self.ledger), value, self._version))
+
+    @property
+    def _ensemble(self) -> tuple[BookieId, ...]:
+        return self._metadata.fragments[-1].ensemble
+
+    def _place_of(self, bookie: BookieId) -> int | None:
+        """Its place in the last ensemble, while anybody there is asked."""
+        if self._stage not in (_Stage.LAST, _Stage.SEARCHING) or bookie not in self._ensemble:
+            return None
+        return self._ensemble.index(bookie)
+
+    # ---- asking, and asking again ------------------------------------------------------------------------------------
+
+    def _read_metadata(self) -> None:
+        self._stage = _Stage.METADATA
+        self._question += 1
+        self._effects.append(ReadMetadata(self._question, LedgerKey(self.ledger)))
+
+    def _send_add(self, entry: EntryId, sought: _Sought, place: int) -> None:
+        assert sought.packet is not None
+        key, parts = self._digest.master_key, (sought.packet,)
+        message = AddEntry(self.ledger, entry, key, parts, recovery=True, high_priority=True)
+        self._effects.append(Send(self._ensemble[place], message))
+
+    def _retry(self) -> None:
+        match self._stage:
+            case _Stage.METADATA:
+                self._read_metadata()
+            case _Stage.LAST:
+                for place in sorted(self._mute):
+                    self._effects.append(Send(self._ensemble[place], ReadEntry(self.ledger, NO_ENTRY)))
+                self._mute.clear()
+            case _Stage.SEARCHING:
+                for entry, sought in self._sought.items():
+                    for place in sorted(sought.doubtful):
+                        if sought.packet is not None:
+                            self._send_add(EntryId(entry), sought, place)
+                        else:
+                            self._effects.append(Send(self._ensemble[place], ReadEntry(self.ledger, EntryId(entry))))
+                    sought.doubtful.clear()
+
+    def _pause(self) -> None:
+        if not self._waiting:
+            self._waiting = True
+            self._effects.append(SetTimer("retry", self._options.retry_s))
+
+    def _give_up(self) -> None:
+        why = f"the tail cannot be known now: ledger={self.ledger} reason={self._reason}"
+        in_metadata = self._stage in (_Stage.METADATA, _Stage.DECIDING)
+        self._answer(MetadataUnavailableError(why) if in_metadata else UnavailableError(why))
+
+    def _answer(self, result: LacSeen | DLogError) -> None:
+        self._stage = _Stage.IDLE
+        self._effects.append(Answer(self._ticket, result))
+        self._effects += [CancelTimer(key) for key in ("deadline", "retry", "patience")]
