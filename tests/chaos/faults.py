@@ -36,6 +36,14 @@ class Done:
     target: str = ""  # what it came to
     left_out: str = ""  # why it was not done
 
+    @property
+    def blinds_readers(self) -> bool:
+        """Whether a read proxy may be out of reach of ZooKeeper or of bookies meanwhile."""
+        left, _, right = self.fault.target.partition(">")
+        if not right:
+            return left in ("zookeeper", "everything", "bookies")
+        return (left == "*" or left.startswith("read")) and (right == "zookeeper" or right.startswith("bookie"))
+
 
 class Faults:
     """Does faults to one cluster."""

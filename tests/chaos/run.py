@@ -27,6 +27,7 @@ from tests.history.tape import play
 _ALIVE_S = 90.0
 _STOP_S = 120.0
 _READ_S = 300.0
+_SESSION_NS = 15_000_000_000  # until a read proxy is in touch again, after its way is free
 _NAMES = list(STREAMS)
 _TAKEOVERS_MIN = 1
 _IMPATIENT, _IMPATIENT_S, _PATIENT_S = "client-2", 2.0, 30.0  # one gives appends up, outcome unknown, and goes on
@@ -177,6 +178,9 @@ async def _run(plan: Plan, cluster: Cluster, clients: list[_Client], rate: int, 
     logs = sorted(cluster.logs.glob("write-*.log"))
     verdict = Verdict()
     for name, history in histories.items():
+        for done in faults.done:
+            if done.blinds_readers:
+                history.cut_off(done.began, done.healed + _SESSION_NS)
         for segment, epoch in owners_in(logs, name, places[name]):
             history.owner(segment, epoch)
         verdict.add(await asyncio.to_thread(check, history))

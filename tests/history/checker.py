@@ -252,7 +252,7 @@ class _Judge:
                     "misled", f"{reader.name} asked for txid {reader.start.value} and began at {reader.txid[first]}"
                 )
             case Start.TAIL if begin <= self.acked.before(reader.opened):
-                self.verdict.is_stale(f"{reader.name} asked for news and began at {dlsn_of(begin)}, which is old", 1)
+                self._lags(reader, f"asked for news and began at {dlsn_of(begin)}, which is old", 1)
             case Start.START:
                 floor = max(self.kept.before(reader.opened), self.begun.before(reader.opened))
                 if begin < floor:
@@ -293,15 +293,22 @@ class _Judge:
                 upto = min(stop, place + appends.first[op] + appends.count[op] - sequence)
                 acknowledged = appends.outcome[op] == Outcome.OK
             if (not reader.place or place > reader.place[-1]) and self._is_given(place):
-                self.verdict.is_stale(
-                    f"{reader.name} was shown a tail before {run.producer}#{sequence} at {dlsn_of(place)}", upto - place
-                )
+                text = f"was shown a tail before {run.producer}#{sequence} at {dlsn_of(place)}"
+                self._lags(reader, text, upto - place)
             elif not self.join.is_doubled(run.producer, sequence):
                 kind = "misled" if sought else "lost" if acknowledged else "skipped"
                 self.verdict.breach(
                     kind, f"{reader.name} was not given {run.producer}#{sequence} at {dlsn_of(place)}", upto - place
                 )
             place = upto
+
+    def _lags(self, reader: Reader, text: str, count: int) -> None:
+        """A tail behind what had been acknowledged is excused only by who was out of reach of those that know."""
+        last = reader.ended if reader.ended != NEVER else _BEYOND_ALL
+        if any(begin <= last and reader.opened <= end for begin, end in self.history.blind):
+            self.verdict.is_stale(f"{reader.name} {text}", count)
+        else:
+            self.verdict.breach("stale", f"{reader.name} {text}", count)
 
     def _op(self, producer: int, sequence: int) -> int | None:
         appends = self.history.appends

@@ -164,6 +164,7 @@ class History:
         self.truncations: list[Truncation] = []
         self.lacs: list[tuple[int, int, int]] = []  # time, segment, entry
         self.owners: list[tuple[int, int]] = []  # segment, epoch
+        self.blind: list[tuple[int, int]] = []  # from, to: some read proxy was out of reach of ZooKeeper or bookies
 
     # ---- appends ----------------------------------------------------------------------------------------------------
 
@@ -252,6 +253,10 @@ class History:
         self.readers[reader].end = end
 
     # ---- the rest ---------------------------------------------------------------------------------------------------
+
+    def cut_off(self, begin: int, end: int) -> None:
+        """Some read proxy may have been out of reach of ZooKeeper or of bookies: it may show what it knew before."""
+        self.blind.append((begin, end))
 
     def truncate(self, dlsn: DLSN, invoked: int, answered: int = NEVER, kept: DLSN | None = None) -> None:
         """A truncation to `dlsn` was asked for; kept: the first place kept, as the answer told, if one came."""

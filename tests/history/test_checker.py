@@ -50,6 +50,7 @@ class Story:
     truncations: list[tuple[DLSN, int, int, DLSN | None]] = field(default_factory=list)
     lacs: list[tuple[int, int, int]] = field(default_factory=list)
     owners: list[tuple[int, int]] = field(default_factory=list)
+    blind: list[tuple[int, int]] = field(default_factory=list)
 
     def records(self) -> list[tuple[int, DLSN, int, bytes]]:
         """What lies in the log, as somebody sees it who reads each record when it is acknowledged."""
@@ -79,6 +80,8 @@ class Story:
             history.confirmed(segment, entry, at)
         for segment, epoch in self.owners:
             history.owner(segment, epoch)
+        for begin, end in self.blind:
+            history.cut_off(begin, end)
         return check(history)
 
 
@@ -353,8 +356,14 @@ def txid_too_near(s: Story) -> None:
     s.reads["txid"].seen.insert(0, (5001, *before[1:]))
 
 
+def a_tail_that_lags(told: Story) -> None:
+    told.reads["again"].seen = told.reads["again"].seen[:-7]
+    told.reads["news"].seen = [(max(1821, r[0]), *r[1:]) for r in told.records() if r[1] >= of(3, 0, 0)]
+
+
 CORRUPTIONS: list[tuple[Callable[[Story], None], str]] = [
     (diverge, "diverged"),
+    (a_tail_that_lags, "stale"),
     (lose, "lost"),
     (lose_the_end, "lost"),
     (lose_for_one, "lost"),
@@ -416,14 +425,17 @@ def test_what_is_acknowledged_and_read_by_nobody_is_not_proved() -> None:
     assert not told.verdict().is_green
 
 
-def test_a_tail_that_lags_is_told_beside_what_is_lost() -> None:
+def test_a_tail_that_lags_is_excused_by_who_was_cut_off() -> None:
     told = story()
-    told.reads["again"].seen = told.reads["again"].seen[:-7]
-    told.reads["news"].seen = [(max(1821, r[0]), *r[1:]) for r in told.records() if r[1] >= of(3, 0, 0)]
+    a_tail_that_lags(told)
+    assert told.verdict().found["stale"] == 8, told.verdict().text()
+    told.blind = [(0, 10**6)]
     verdict = told.verdict()
     assert verdict.stale == 8, verdict.text()
     assert verdict.is_green
     assert "was shown a tail before" in verdict.text()
+    told.blind = [(10**6, 2 * 10**6)]
+    assert not told.verdict().is_green, "at another time"
 
 
 @pytest.mark.parametrize("corrupt", [a_truncated_record_comes_back, an_older_beginning])

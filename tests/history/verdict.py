@@ -40,6 +40,7 @@ KINDS = {
     "truncated": "S9",  # nobody asked to let it go, and a reader was told it is gone
     "damaged": "S9",  # a reader was told that it cannot be read
     "misled": "S11",  # a reader did not begin at the first record at or after its start
+    "stale": "R2",  # a reader was shown, or began at, a tail before what had been acknowledged
 }
 
 
@@ -61,7 +62,7 @@ class Verdict:
     delivered: int = 0  # to all readers together
     readers: int = 0
     unread: int = 0  # acknowledged, not truncated, and beyond where any reader came: nothing is proved about them
-    stale: int = 0  # R2, R4: a reader was shown, or began at, a tail or a beginning that was known to be another
+    stale: int = 0  # R2, R4: a reader was shown a tail while it was cut off, or a beginning, that had moved on
     found: Counter[str] = field(default_factory=Counter)
     examples: list[Breach] = field(default_factory=list)
     stale_examples: list[str] = field(default_factory=list)
