@@ -27,6 +27,7 @@ from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Connection, Session
 from proxies.meters import Meters
 from proxies.preamble import Expect, Preambles
+from proxies.questions import QUESTIONS_MAX
 
 BOUND = "bound"  # as peer_address: the address that is listened on
 _ID = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,199}\Z")
@@ -237,6 +238,7 @@ def limits(options: ServingOptions) -> dict[str, int]:
         "frame_bytes_max": options.batch_bytes_max + FRAME_OVERHEAD_BYTES,
         "batch_bytes_max": options.batch_bytes_max,
         "hops_max": HOPS_MAX,
+        "questions_max": QUESTIONS_MAX,
     }
 
 

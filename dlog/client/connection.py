@@ -31,6 +31,7 @@ from dlog.wire import proxy
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
 B = TypeVar("B", contravariant=True)
+_QUESTIONS = 64  # at once, if the server does not say
 
 
 class WriterPort(Protocol[B]):
@@ -90,6 +91,7 @@ class Connection(asyncio.Protocol):
         self._farewell: DLogError | None = None
         self._request = 0
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._turns = asyncio.Semaphore(1)  # of questions; as many as the server takes once it said how many
         self._written: dict[int, tuple[WriterPort[Any], Any, int]] = {}  # request -> writer, batch, count
         self._writers: list[WriterPort[Any]] = []
         self._readers: dict[int, ReaderPort] = {}
@@ -134,6 +136,7 @@ class Connection(asyncio.Protocol):
             raise ProtocolError(f"what answers does not greet like a proxy: address={address}")
         connection.role = hello.role
         connection.limits = dict(hello.limits)
+        connection._turns = asyncio.Semaphore(max(1, connection.limits.get("questions_max", _QUESTIONS)))
         connection.is_open = True
         return connection
 
@@ -142,17 +145,19 @@ class Connection(asyncio.Protocol):
     async def ask(self, question: Callable[[int], proxy.Question]) -> Any:
         """Ask what has one answer: the result map of Done, or the Welcome. `question` is given the request's number.
 
-        Raises what the server answered, or ConnectionLostError. Cancelling forgets the waiter; it may still be done.
+        Waits its turn while as many are out as the server takes at once. Raises what the server answered, or
+        ConnectionLostError. Cancelling forgets the waiter; it may still be done.
         """
-        self._check()
-        request = self._next_request()
-        answer: asyncio.Future[Any] = self._loop.create_future()
-        self._asked[request] = answer
-        self._send(question(request))
-        try:
-            return await answer
-        finally:
-            self._asked.pop(request, None)
+        async with self._turns:
+            self._check()
+            request = self._next_request()
+            answer: asyncio.Future[Any] = self._loop.create_future()
+            self._asked[request] = answer
+            self._send(question(request))
+            try:
+                return await answer
+            finally:
+                self._asked.pop(request, None)
 
     @property
     def writers(self) -> tuple[WriterPort[Any], ...]:
