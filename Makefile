@@ -14,12 +14,13 @@ SEEDS ?= 1000
 FIRST ?= 0
 MINUTES ?= 2
 
-.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt chaos fuzz lock peers haproxy clean
+.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt chaos fuzz pythons lock peers haproxy clean
 
 help:
 	@echo "make demo [FILE=lines.txt]   a cluster on this machine; the file goes in while processes are killed, and comes back"
 	@echo "make test                    everything CI runs"
 	@echo "make check                   the fast lane: lint, types, import contracts, unit, few simulation seeds"
+	@echo "make pythons                 environments of other Pythons found here, on which traces are compared"
 	@echo "make hunt SEEDS=20000        look for a seed that breaks an invariant"
 	@echo "make chaos MINUTES=10        hurt a cluster of real processes and judge what its clients saw"
 	@echo "make lock                    renew requirements.lock from pyproject.toml"
@@ -83,8 +84,11 @@ interop: setup peers
 check: lint types imports setup
 	DLOG_SIM_SEEDS=60 $(BIN)/pytest tests/unit tests/simulation -n 2
 
-test: lint types imports setup peers haproxy
+test: lint types imports setup peers haproxy pythons
 	$(BIN)/pytest tests -n 2 --dist loadfile
+
+pythons: setup
+	$(BIN)/python -m tests.simulation.service.pythons
 
 hunt: setup
 	$(BIN)/python -m tests.simulation --seeds $(SEEDS) --first $(FIRST) --jobs 2

@@ -1,7 +1,8 @@
 """What a seed means in the room `service`: a cluster, a load, and a list of faults, by style.
 
 quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, rolls and recoveries happen; scope: a
-small cluster, few records, the k-th message of a link.
+small cluster, few records, the k-th message of a link. The rest are small clusters that meet faults of one family, many
+and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
 
-STYLES = ("swarm", "burst", "scope", "quiet")
+STYLES = ("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "quiet")
 
 _MARKS = (
     "stream.owned",
@@ -42,11 +43,30 @@ _KINDS: tuple[tuple[FaultKind, str], ...] = (
     *((FaultKind.ENVIRONMENT, message) for message in (*_ZOOKEEPER, *_DISK, *_PEOPLE)),
 )
 
+_FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
+    "power": ((FaultKind.POWER, ""), (FaultKind.POWER, ""), (FaultKind.CRASH, ""), (FaultKind.CUT, "")),
+    "disk": (*((FaultKind.ENVIRONMENT, message) for message in _DISK), (FaultKind.POWER, "")),
+    "metadata": (
+        (FaultKind.META_REPLY_LOST, ""),
+        (FaultKind.META_REPLY_LOST, ""),
+        (FaultKind.META_CUT, ""),
+        (FaultKind.CRASH, ""),
+        *((FaultKind.ENVIRONMENT, message) for message in _ZOOKEEPER),
+    ),
+    "hand-over": (
+        (FaultKind.ENVIRONMENT, "hand_over"),
+        (FaultKind.ENVIRONMENT, "hand_over"),
+        (FaultKind.RESET, ""),
+        (FaultKind.PAUSE, ""),
+        (FaultKind.DROP_KTH, ""),
+    ),
+}
+
 
 def draw(seed: int, style: str) -> Plan:
     """The plan of a seed in a style."""
     rng = random.Random(f"{seed}/{style}/plan")
-    small = style == "scope"
+    small = style == "scope" or style in _FAMILIES
     quorum = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (2, 2, 2), (3, 3, 3)))
     bookies = max(quorum[0] + rng.randint(0, 1), 3)
     config: dict[str, Any] = {
@@ -62,6 +82,7 @@ def draw(seed: int, style: str) -> Plan:
         "batch_max": rng.choice((1, 5)),
         "record_bytes": rng.choice((20, 200, 2000, 6000)),
         "cancels": rng.choice((0.0, 0.0, 0.2)),
+        "look_s": rng.choice((0.1, 0.3)) if small else 1.0,
         "truncates": rng.random() < 0.4,
         "drawn": rng.random() < 0.7,
         "session_s": rng.choice((2.0, 4.0, 10.0)),
@@ -87,7 +108,10 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
     writers = [f"writer-{n + 1}" for n in range(config["writers"])]
     readers = [f"reader-{n + 1}" for n in range(config["readers"])]
     clients = [f"client-{n + 1}" for n in range(config["clients"])]
-    enabled = [kind for kind in _KINDS if rng.random() < (0.3 if style != "scope" else 0.2)] or [rng.choice(_KINDS)]
+    if style in _FAMILIES:
+        enabled = list(_FAMILIES[style])
+    else:
+        enabled = [kind for kind in _KINDS if rng.random() < (0.3 if style != "scope" else 0.2)] or [rng.choice(_KINDS)]
 
     def link() -> tuple[str, str]:
         a, b = rng.choice(
@@ -125,6 +149,12 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
             return Fault(**common, a=rng.choice([*writers, *bookies]))
         return Fault(**common, a=a, b=b, for_s=for_s * 3)
 
+    if style in _FAMILIES:
+        faults = []
+        for _ in range(rng.randint(1, 4)):  # together: the copies of an entry are hit within moments
+            at_s = rng.uniform(0, config["duration_s"])
+            faults += [one(at_s + rng.expovariate(1.0) * 0.01, "", rng.randint(1, 3)) for _ in range(rng.randint(1, 4))]
+        return faults
     faults = [one(rng.uniform(0, config["duration_s"]), "", rng.randint(1, 3)) for _ in range(rng.randint(1, 10))]
     if style == "burst" or rng.random() < 0.3:
         for _ in range(rng.randint(1, 2)):

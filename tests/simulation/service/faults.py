@@ -201,8 +201,8 @@ class Faults:
         loop.at(loop.now + int(fault.for_s * S), loop.world, bookie.slow_down, 1.0)
 
     def _rot(self, fault: Fault) -> bool:
-        """A few bits flip at rest, in files that hold entries. A bookie whose other files are damaged may refuse to start
-        and wants a person (tests/simulation/test_bookie_*.py), so nothing could be demanded of the cluster."""
+        """A few bits flip at rest, in files that hold entries. A bookie whose other files are damaged may refuse to
+        start and wants a person, so nothing could be demanded of the cluster."""
         bookie = self._bookie(fault)
         budget = self.world.settings["ack_quorum"] - 1
         if bookie.name not in self.rotten and len(self.rotten) >= budget:

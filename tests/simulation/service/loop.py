@@ -146,6 +146,7 @@ class SimulatedLoop(Refusing):
         self.trace_hash = 0
         self.on_line: Callable[[str], None] | None = None
         self.failures: list[str] = []
+        self.breach: Violation | None = None  # seen in the midst of production code, which may catch what is raised
         self.processes: list[Process] = []
         self.network: Any = None
         self.world = self.spawn("world")  # whoever arranges the trial
@@ -246,6 +247,8 @@ class SimulatedLoop(Refusing):
                 self.process = process
                 self._deliver(process, handle)
                 self.process = self.world
+                if self.breach is not None:
+                    raise self.breach
                 if self.failures:
                     raise Violation("V3", self.failures[0])
                 if until is not None and until():
@@ -319,7 +322,7 @@ class SimulatedLoop(Refusing):
         """
         if not judged:
             gc.collect()
-        found = list(self.failures)
+        found, self.breach = list(self.failures), None  # it holds every frame it came through
         self._disposing = self._closed = True
         hook = sys.unraisablehook
         sys.unraisablehook = lambda _: None

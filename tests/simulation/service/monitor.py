@@ -65,7 +65,7 @@ class Monitor:
         match event:
             case StreamOwned(stream, epoch):
                 if epoch <= self._claimed.get(stream, 0):
-                    raise Violation("T3", f"{node.name} claims {stream} with epoch {epoch}, not the first to do so")
+                    self._broken("T3", f"{node.name} claims {stream} with epoch {epoch}, not the first to do so")
                 self._claimed[stream] = epoch
                 self._epochs[f"{node.process!r}", stream] = epoch
             case SegmentStarted(stream, segment, place):
@@ -83,11 +83,15 @@ class Monitor:
                     for epoch in sorted(epochs - {0}):
                         notes.history.owner(segment, epoch)
 
+    def _broken(self, invariant: str, text: str) -> None:
+        if self.world.loop.breach is None:
+            self.world.loop.breach = Violation(invariant, text)
+
     def _bookie_says(self, name: str, message: EntryAdded) -> None:
         node = self.world.nodes[name]
         assert isinstance(node, BookieNode)
         if node.disk.syncs_failed > node.syncs_failed_before:
-            raise Violation("J7", f"{name} acknowledges {message.ledger}:{message.entry} after a failed sync")
+            self._broken("J7", f"{name} acknowledges {message.ledger}:{message.entry} after a failed sync")
         self.acked.setdefault(name, {})[message.ledger, message.entry] = None
 
     def _metadata(self, changes: tuple[Any, ...]) -> None:
@@ -111,9 +115,9 @@ class Monitor:
         if before.is_closed and (
             not value.is_closed or value.last_entry != before.last_entry or value.length != before.length
         ):
-            raise Violation("L2", f"ledger {ledger} was closed at {before.last_entry}, and is now {value}")
+            self._broken("L2", f"ledger {ledger} was closed at {before.last_entry}, and is now {value}")
         firsts = [fragment.first_entry for fragment in value.fragments]
         if any(a >= b for a, b in itertools.pairwise(firsts)):
-            raise Violation("L9", f"ledger {ledger} has fragments that begin at {firsts}")
+            self._broken("L9", f"ledger {ledger} has fragments that begin at {firsts}")
         if value.fragments[: len(before.fragments) - 1] != before.fragments[:-1]:
-            raise Violation("L2", f"ledger {ledger}: a fragment before the last changed: {before} -> {value}")
+            self._broken("L2", f"ledger {ledger}: a fragment before the last changed: {before} -> {value}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.simulation.service import drawing, world
+from tests.simulation.service.mutants import MUTANTS
 from tests.simulation.worlds import Room
 
 MUST_REACH = (
@@ -28,6 +29,7 @@ def room() -> Room:
         draw=drawing.draw,
         run=world.run,
         must_reach=MUST_REACH,
+        mutants=MUTANTS,
         progress={
             "acks": ("ack",),
             "recoveries": ("ledger.recovered",),

@@ -67,6 +67,7 @@ class Work:
     options: ClientOptions
     reached: Counter[str]
     pace_s: float
+    look_s: float  # the same of a reader that comes and goes
     batch_max: int
     record_bytes: int
     cancels: float  # share of appends whose caller does not wait to the end
@@ -131,7 +132,7 @@ async def following(work: Work, client: Client, notes: StreamNotes, process: Pro
 async def looking(work: Work, client: Client, notes: StreamNotes, name: str, rng: random.Random) -> None:
     """Reads again and again: all there is, from a place, from a txid."""
     while not work.is_over():
-        await asyncio.sleep(rng.expovariate(1.0) * 1.0)
+        await asyncio.sleep(rng.expovariate(1.0) * work.look_s)
         if work.is_over():
             return
         start = START

@@ -92,6 +92,7 @@ class World:
             options=self._client_options,
             reached=self.reached,
             pace_s=config["pace_s"],
+            look_s=config["look_s"],
             batch_max=config["batch_max"],
             record_bytes=config["record_bytes"],
             cancels=config["cancels"],

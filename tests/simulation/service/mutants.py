@@ -1,0 +1,136 @@
+"""Defects planted into the service as it ships, each of a kind that only a whole cluster shows; each must be caught.
+
+The law of this file: a defect is one change of one production method, made while a trial lasts and taken back after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from actors.upstream import Heard
+from dlog.client.producer import Producer
+from dlog.errors import OwnedElsewhereError
+from dlog.io.bookie_disk import JournalWriter
+from dlog.io.journal_files import JournalFiles
+from dlog.io.zookeeper_ledgers import LedgerTree
+from dlog.io.zookeeper_members import Registrations
+from dlog.machine import OutcomeUnknown, Versioned
+from tests.simulation.disk import SimulatedFile
+from tests.simulation.worlds import Mutant
+
+Plant = Callable[[], AbstractContextManager[object]]
+
+
+def _instead(cls: type[Any], name: str, make: Callable[[Any], Any]) -> Plant:
+    """Replace a method by what `make` makes of it."""
+    return lambda: mock.patch.object(cls, name, make(getattr(cls, name)))
+
+
+def _unsynced(write: Any) -> Any:
+    """The journal is written and not synced before it is acknowledged."""
+
+    def wrong(self: JournalFiles, records: Sequence[Any]) -> Any:
+        with mock.patch.object(SimulatedFile, "datasync", lambda _: None):
+            return write(self, records)
+
+    return wrong
+
+
+def _goes_on(write: Any) -> Any:
+    """A failed sync of the journal is taken for a slow one, and tried again."""
+
+    def wrong(self: JournalWriter, records: list[Any], upto: int, epoch: int) -> None:
+        try:
+            write(self, records, upto, epoch)
+        except OSError:
+            self._on_durable(upto, self._journal.mark)
+
+    return wrong
+
+
+def _believes(compare_and_set: Any) -> Any:
+    """A metadata write whose reply was lost is taken for done."""
+
+    async def wrong(self: LedgerTree, ledger: Any, value: Any, version: Any) -> Any:
+        outcome = await compare_and_set(self, ledger, value, version)
+        if isinstance(outcome, OutcomeUnknown) and version is not None:
+            return Versioned(value, version + 1)
+        return outcome
+
+    return wrong
+
+
+def _drops(on_refused: Any) -> Any:
+    """A batch that was sent to a proxy which no longer owns the stream is forgotten."""
+
+    def wrong(self: Producer, connection: Any, batch: Any, error: Any) -> None:
+        on_refused(self, connection, batch, error)
+        if isinstance(error, OwnedElsewhereError) and batch in self._ready:
+            self._ready.remove(batch)
+
+    return wrong
+
+
+def _early(hear: Any) -> Any:
+    """A read proxy serves one entry more than the owner has confirmed."""
+
+    def wrong(self: Heard, number: int, lac: int, ended: bool) -> None:
+        hear(self, number, lac if ended else lac + 1, ended)
+
+    return wrong
+
+
+def _empty(replay: Any) -> Any:
+    """A bookie that starts again does not look into its journal."""
+    return lambda self, after, on_damage: iter(())
+
+
+def _once(heard_state: Any) -> Any:
+    """Who is registered does not register again in the session after the one that was lost."""
+    return lambda self, state: None
+
+
+def _mutant(name: str, invariants: tuple[str, ...], plant: Plant, *, style: str, seeds: int) -> Mutant:
+    return Mutant(name=name, invariants=invariants, parts={"plant": plant}, style=style, seeds=seeds)
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _mutant(
+        "journal not synced",
+        ("J1", "S2", "L4", "V1"),
+        _instead(JournalFiles, "write", _unsynced),
+        style="power",
+        seeds=20,
+    ),
+    _mutant(
+        "goes on after a failed sync", ("J7", "J1"), _instead(JournalWriter, "_write", _goes_on), style="disk", seeds=20
+    ),
+    _mutant(
+        "believes a lost reply",
+        ("L4", "S2", "V1", "V3", "L2"),
+        _instead(LedgerTree, "compare_and_set", _believes),
+        style="metadata",
+        seeds=40,
+    ),
+    _mutant(
+        "drops a batch at a redirect",
+        ("V1", "V3", "S2", "S4"),
+        _instead(Producer, "on_refused", _drops),
+        style="hand-over",
+        seeds=30,
+    ),
+    _mutant(
+        "serves beyond the LAC", ("S8", "S9", "V1", "V3"), _instead(Heard, "__call__", _early), style="swarm", seeds=30
+    ),
+    _mutant(
+        "forgets its journal",
+        ("J1", "S2", "L4", "V1"),
+        _instead(JournalFiles, "replay", _empty),
+        style="power",
+        seeds=20,
+    ),
+    _mutant("registers once", ("V1",), _instead(Registrations, "_heard_state", _once), style="metadata", seeds=20),
+)

@@ -1,0 +1,79 @@
+"""The whole service under simulation: seeds of every style, planted defects, one trace on every Python.
+
+DLOG_SIM_SEEDS: as for the other rooms; here a trial costs a hundred times as much, so a fiftieth of it is run of each
+style. `python -m tests.simulation service --seeds N` hunts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.parts import MISSING
+from tests.simulation import mutant_table
+from tests.simulation.service import drawing, pythons
+from tests.simulation.service.room import room
+from tests.simulation.worlds import Mutant
+
+SEEDS = max(4, int(os.environ.get("DLOG_SIM_SEEDS", "250")) // 50)
+ROOM = room()
+MARKS = ("ack", "delivered", "stream.owned", "segment.completed")  # so few seeds need not reach more
+
+
+@pytest.mark.parametrize("style", drawing.STYLES)
+def test_the_service_keeps_its_promises(style: str) -> None:
+    reached: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        outcome = ROOM.run(ROOM.draw(seed, style))
+        assert not outcome.violation, f"--style {style} --seed {seed}: {outcome.text}"
+        reached += outcome.reached
+    assert all(reached[mark] for mark in MARKS), reached
+    assert style == "quiet" or any(mark.startswith("fault.") for mark in reached), reached
+
+
+@pytest.mark.parametrize("mutant", ROOM.mutants, ids=lambda mutant: mutant.name)
+def test_a_planted_defect_is_caught(mutant: Mutant) -> None:
+    row = mutant_table.hunt(ROOM, mutant)
+    assert row.is_caught, row
+
+
+TRACES = """
+import sys
+from tests.simulation.service import drawing, world
+for style in drawing.STYLES:
+    outcome = world.run(drawing.draw(3, style))
+    print(style, outcome.trace_hash, outcome.events, outcome.violation, sorted(outcome.reached.items()))
+"""
+
+
+@pytest.fixture(scope="module")
+def here() -> str:
+    return _traces(sys.executable, "0")
+
+
+def test_a_seed_has_one_trace_whatever_hashes_are(here: str) -> None:
+    assert _traces(sys.executable, "1") == here
+    assert len(here.splitlines()) == len(drawing.STYLES)
+
+
+@pytest.mark.parametrize("version", pythons.VERSIONS)
+def test_a_seed_has_one_trace_on_every_python(version: str, here: str) -> None:
+    interpreter = pythons.environments().get(version)
+    if interpreter is None:  # one Python is all that must be there, on a clean machine too
+        how = "make pythons" if version in pythons.interpreters() else f"install Python {version}, then make pythons"
+        MISSING[f"Python {version} for the comparison of traces"] = how
+        pytest.skip(f"no environment of Python {version}: {how}")
+    assert _traces(interpreter, "77") == here
+
+
+def _traces(interpreter: str, hash_seed: str) -> str:
+    root = str(Path(__file__).parents[3])
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": root}
+    ran = subprocess.run([interpreter, "-c", TRACES], capture_output=True, text=True, cwd=root, env=environment)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    return ran.stdout
