@@ -132,7 +132,7 @@ DEFECTS = {
         (
             "tests/integration/bookie/test_deaths.py"
             "::test_a_sync_that_fails_ends_the_process_and_nothing_is_acknowledged_after_it",
-            "tests/unit/bookie/test_crash_points.py::test_a_failed_sync_is_the_last_thing_the_journal_does",
+            "tests/crashpoints/test_crash_points.py::test_a_failed_sync_is_the_last_thing_a_bookie_does",
         ),
     ),
 }
