@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.plan import Fault, FaultKind
 from tests.simulation.service.loop import S
-from tests.simulation.service.nodes import BookieNode, Node
+from tests.simulation.service.nodes import DISK_BYTES, BookieNode, Node
 
 if TYPE_CHECKING:
     from tests.simulation.service.world import World
@@ -56,7 +56,7 @@ class Faults:
             bookie.slow_down(1.0)
             bookie.disk.sync_fails = False
             bookie.disk.syncs_to_fail = 0
-            bookie.disk.bytes_max = 1 << 34
+            bookie.disk.bytes_max = DISK_BYTES
             bookie.disk.unreadable.clear()
         server = world.zookeeper.server
         if server is not None:
@@ -189,10 +189,9 @@ class Faults:
 
     def _disk_full(self, fault: Fault) -> None:
         disk = self._bookie(fault).disk
-        before = disk.bytes_max
         disk.bytes_max = disk.used + self.rng.choice((0, 1000, 100_000))
         loop = self.world.loop
-        loop.at(loop.now + int(fault.for_s * S), loop.world, setattr, disk, "bytes_max", before)
+        loop.at(loop.now + int(fault.for_s * S), loop.world, setattr, disk, "bytes_max", DISK_BYTES)
 
     def _slow_disk(self, fault: Fault) -> None:
         bookie = self._bookie(fault)

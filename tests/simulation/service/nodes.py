@@ -33,6 +33,7 @@ from tests.simulation.service.zookeeper_ensemble import Ensemble
 
 NAMESPACE = "/dlog"
 ZOOKEEPER = "zookeeper:2181"
+DISK_BYTES = 1 << 34
 
 Hear = Callable[["Node", Event], None]
 
@@ -189,7 +190,7 @@ class BookieNode(Node):
     def __init__(self, *args: Any, bookie_options: BookieOptions, session_timeout_s: float, **options: Any) -> None:
         super().__init__(*args, **options)
         self.options = bookie_options
-        self.disk = SimulatedDisk(settling=True, bytes_max=1 << 34)
+        self.disk = SimulatedDisk(settling=True, bytes_max=DISK_BYTES)
         self.slow = 1.0
         self.syncs_failed_before = 0  # this life
         self.power_cuts = 0
