@@ -2,6 +2,8 @@
 
     python -m tests.simulation --seeds 20000 --first 1000000 --record tests/simulation/record.json
     python -m tests.simulation --mutants --record tests/simulation/record.json
+    python -m tests.chaos --minutes 4 --json >chaos.json;  python -m tests.simulation.record --chaos chaos.json
+    python -m loadtest failover --json >kills.json;        python -m tests.simulation.record --owners kills.json
     python -m tests.simulation.record            # render the tables into docs/reliability.md
 
 The law of this file: a hunt of a tree with changes is not recorded, for nobody could repeat it; a seed counts once per
@@ -10,10 +12,12 @@ commit and room; the page says what the record says, and a test compares them.
 
 from __future__ import annotations
 
+import argparse
 import json
 import platform
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ from tests.simulation.worlds import Room
 ROOT = Path(__file__).resolve().parents[2]
 RECORD = Path(__file__).parent / "record.json"
 PAGE = ROOT / "docs" / "reliability.md"
-TABLES = ("hunts", "faults", "mutants")
+TABLES = ("hunts", "faults", "chaos", "gaps", "owners", "mutants")
 
 
 def python_version() -> str:
@@ -35,10 +39,8 @@ def python_version() -> str:
 
 def load(path: Path) -> dict[str, Any]:
     """The record; an empty one if there is none yet."""
-    if not path.exists():
-        return {"hunts": [], "mutants": {"commit": "", "python": "", "rows": []}}
-    value: dict[str, Any] = json.loads(path.read_text())
-    return value
+    nothing = {"hunts": [], "chaos": [], "owners": {}, "mutants": {"commit": "", "python": "", "rows": []}}
+    return {**nothing, **json.loads(path.read_text())} if path.exists() else nothing
 
 
 def save(path: Path, value: dict[str, Any]) -> None:
@@ -106,12 +108,50 @@ def set_mutants(path: Path, rows: list[Row]) -> None:
     save(path, kept)
 
 
+def add_chaos(path: Path, report: dict[str, Any]) -> None:
+    """Add what a run of tests.chaos told with --json. A seed counts once per commit."""
+    kept, commit = load(path), git("rev-parse", "HEAD")
+    kept["chaos"] = [run for run in kept["chaos"] if (run["commit"], run["seed"]) != (commit, report["seed"])]
+    verdict = report["verdict"]
+    kept["chaos"].append(
+        {
+            "commit": commit,
+            "seed": report["seed"],
+            "seconds": report["seconds"],
+            "exit": report["exit"],
+            "takeovers": report["takeovers"],
+            "faults": report["faults"],
+            "ack_gap_ms": report["ack_gap_ms"],
+            "acknowledged": verdict["acknowledged"],
+            "delivered": verdict["delivered"],
+            "readers": verdict["readers"],
+            "breaches": sum(verdict["breaches"].values()) + verdict["unread"],
+            "not_run": report["not_run"],
+        }
+    )
+    save(path, kept)
+
+
+def set_owners(path: Path, report: dict[str, Any]) -> None:
+    """Put what `python -m loadtest failover`, `freeze` or `handover` told in the place of what it told before."""
+    kept = load(path)
+    kept["owners"][report["fault"]] = {"commit": git("rev-parse", "HEAD"), **report}
+    save(path, kept)
+
+
 # ---- the page -------------------------------------------------------------------------------------------------------
 
 
 def render(kept: dict[str, Any]) -> dict[str, str]:
     """The tables in Markdown, by name."""
-    return {"hunts": _hunts(kept["hunts"]), "faults": _faults(kept["hunts"]), "mutants": _mutants(kept["mutants"])}
+    return {
+        "hunts": _hunts(kept["hunts"]),
+        "faults": _faults(kept["hunts"]),
+        "chaos": _chaos(kept["chaos"]),
+        "gaps": _gaps(kept["chaos"]),
+        "owners": _owners(kept["owners"]),
+        "mutants": _mutants(kept["mutants"]),
+    }
 
 
 def _hunts(hunts: list[dict[str, Any]]) -> str:
@@ -144,6 +184,52 @@ def _faults(hunts: list[dict[str, Any]]) -> str:
         counts = [sum(h["faults"].get(kind, 0) for h in hunts if h["room"] == room) for room in rooms]
         rows.append((kind, *(f"{n:,}" if n else "" for n in counts)))
     return _table(("fault", *rooms), rows)
+
+
+def _chaos(runs: list[dict[str, Any]]) -> str:
+    head = ("seed", "commit", "minutes", "faults", "take-overs", "acknowledged", "delivered to readers", "breaches")
+    rows = [
+        (
+            str(run["seed"]),
+            f"`{run['commit'][:10]}`",
+            f"{run['seconds'] / 60:.1f}",
+            str(sum(run["faults"].values())),
+            str(run["takeovers"]),
+            f"{run['acknowledged']:,}",
+            f"{run['delivered']:,}",
+            str(run["breaches"]),
+        )
+        for run in runs
+    ]
+    left_out = sorted({line for run in runs for line in run["not_run"]})
+    said = f"\n\nNot run: {'; '.join(left_out)}." if left_out else ""
+    return _table(head, rows) + said
+
+
+def _gaps(runs: list[dict[str, Any]]) -> str:
+    """Of all runs together: the middle one of the medians, and the longest."""
+    gaps: dict[str, list[dict[str, int]]] = {}
+    times: Counter[str] = Counter()
+    for run in runs:
+        times.update(run["faults"])
+        for fault, gap in run["ack_gap_ms"].items():
+            gaps.setdefault(fault, []).append(gap)
+    rows = []
+    for fault, found in sorted(gaps.items()):
+        middle = sorted(gap["p50"] for gap in found)[len(found) // 2]
+        rows.append((fault, str(times[fault]), f"{middle:,}", f"{max(gap['max'] for gap in found):,}"))
+    return _table(("fault", "times", "ack gap p50 ms", "longest ms"), rows)
+
+
+def _owners(kinds: dict[str, dict[str, Any]]) -> str:
+    head = ("what", "rounds", "ack gap p50 ms", "longest ms", "goal", "lost, duplicated, failed appends", "commit")
+    rows = []
+    for name, told in sorted(kinds.items()):
+        goals = ", ".join(f"{figure[:3]} <= {goal['at_most']:,.0f}" for figure, goal in sorted(told["goals"].items()))
+        wrong = 0 if told["green"] else len(told["failed"]) or 1
+        figures = (str(told["rounds"]), f"{told['p50_ms']:,.0f}", f"{told['max_ms']:,.0f}")
+        rows.append((name, *figures, goals, str(wrong), f"`{told['commit'][:10]}`"))
+    return _table(head, rows)
 
 
 def _mutants(mutants: dict[str, Any]) -> str:
@@ -192,5 +278,21 @@ def rendered(page: str, kept: dict[str, Any]) -> str:
     return page
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str] | None = None) -> int:
+    """Take reports into the record, render the page; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation.record", description="The record and its page.")
+    parser.add_argument("--chaos", type=Path, action="append", default=[], help="what tests.chaos told with --json")
+    parser.add_argument("--owners", type=Path, action="append", default=[], help="what loadtest failover ... told")
+    given = parser.parse_args(argv)
+    if given.chaos or given.owners:
+        refuse_changes(RECORD)
+    for report in given.chaos:
+        add_chaos(RECORD, json.loads(report.read_text()))
+    for report in given.owners:
+        set_owners(RECORD, json.loads(report.read_text()))
     PAGE.write_text(rendered(PAGE.read_text(), load(RECORD)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
