@@ -235,15 +235,14 @@ class Bookie:
         )
 
     def _resume_add(self, waiter: tuple[Peer, AddEntry], outcome: Outcome, out: list[Any]) -> None:
+        """What is there is kept; what is not, or cannot be read, is taken anew: the bytes are the same by right."""
         peer, m = waiter
         if isinstance(outcome, bytes):
             out.append(Send(peer, EntryAdded(m.ledger, m.entry, Code.OK)))
-        elif outcome is Code.NO_ENTRY:
-            self._add(peer, m, out, known_absent=self._in_memory(m.ledger, m.entry) is None)
         elif outcome is None:
             self._add(peer, m, out)
         else:
-            out.append(Send(peer, EntryAdded(m.ledger, m.entry, outcome)))
+            self._add(peer, m, out, known_absent=self._in_memory(m.ledger, m.entry) is None)
 
     # ---- the journal's answers ---------------------------------------------------------------------------------------
 

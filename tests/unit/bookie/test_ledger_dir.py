@@ -136,6 +136,38 @@ def test_any_flipped_bit_gives_the_right_bytes_or_an_error() -> None:
     assert refused > 100 and unknown > 100
 
 
+def test_an_entry_that_cannot_be_read_is_taken_again() -> None:
+    """A writer or a recovery that has the bytes offers them; to refuse would leave the copy lost for good."""
+    options = BookieOptions(journal_file_bytes=16 * 1024, read_cache_bytes=0)
+    disk = SimulatedDisk()
+    first = Station(disk, options)
+    first.ask(*[add(2, entry, b"2/%d" % entry) for entry in range(6)])
+    first.commit()
+    first.checkpoint()
+    rng = random.Random(6)
+    mended = 0
+    for path in [path for path in disk.image.names if path.startswith("/ledgers0/")]:
+        for byte in range(0, disk.open(path).size(), 3):
+            image = disk.image.copy()
+            image.flip_bit(path, byte * 8 + rng.randrange(8))
+            try:
+                station = Station(SimulatedDisk(image), options)
+            except DamagedError:
+                continue
+            lost = [entry for entry in range(6) if station.stored(2, entry) is Code.IO_ERROR]
+            for entry in lost:
+                station.take_answers()
+                station.ask(add(2, entry, b"2/%d" % entry))
+                station.commit()
+                assert [answer.code for answer in station.take_answers()] == [Code.OK]
+                assert station.stored(2, entry) == packet(2, entry, b"2/%d" % entry)
+            station.checkpoint()
+            for again in (station, Station(station.disk, options)):
+                assert [again.stored(2, e) for e in lost] == [packet(2, e, b"2/%d" % e) for e in lost], (path, byte)
+            mended += len(lost)
+    assert mended > 50
+
+
 def test_a_missing_entry_log_is_told_and_its_entries_are_errors() -> None:
     options = BookieOptions(journal_file_bytes=16 * 1024)
     disk = SimulatedDisk()
