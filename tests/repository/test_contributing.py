@@ -1,4 +1,4 @@
-"""The commands of CONTRIBUTING.md that a person types beside make."""
+"""The commands of CONTRIBUTING.md and docs/reliability.md that a person types beside make."""
 
 from __future__ import annotations
 
@@ -18,6 +18,25 @@ def test_a_seed_is_replayed_as_the_page_says() -> None:
         result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
         assert result.returncode == 0, result.stderr
         assert "trace hash" in result.stdout
+
+
+#: of the page on reliability: what is run here in its place, and where the whole is run
+SMALLER = {
+    "-m tests.simulation --seeds 1000": "-m tests.simulation ledger --seeds 60",
+    "-m tests.simulation stream --seed 7 --trace": "-m tests.simulation stream --seed 7 --trace",
+    "-m tests.simulation --mutants": "",  # tests/simulation/test_*.py::test_a_planted_defect_is_caught
+    "-m tests.chaos --minutes 2 --seed 1": "",  # tests/chaos/test_chaos.py
+}
+
+
+def test_the_commands_that_prove_the_promise_run() -> None:
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    commands = [found.strip() for found in re.findall(r"(?m)^    python (-m [^#\n]*)", page)]
+    assert commands == list(SMALLER)
+    for command in filter(None, SMALLER.values()):
+        arguments = [sys.executable, *command.split()]
+        result = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+        assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_make_knows_every_target_the_documents_name() -> None:
