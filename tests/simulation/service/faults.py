@@ -58,11 +58,12 @@ class Faults:
             bookie.disk.syncs_to_fail = 0
             bookie.disk.bytes_max = DISK_BYTES
             bookie.disk.unreadable.clear()
-        server = world.zookeeper.server
-        if server is not None:
+        server, process = world.zookeeper.server, world.zookeeper.process
+        if server is not None and process is not None:
             server.drop_replies(0)
             server.drop_requests(0)
             server.drop_handshakes(0)
+            world.loop.hand(process, server.wake)
 
     # ---- one fault ---------------------------------------------------------------------------------------------------
 

@@ -155,6 +155,12 @@ class ZooKeeperServer:
             self.member.lag()  # the others go on
         self._stall = loop.call_at(until_s, self._wake)
 
+    def wake(self) -> None:
+        """End a stall before its time; nothing if there is none."""
+        if self._stall is not None:
+            self._stall.cancel()
+            self._wake()
+
     def lag(self, seconds: float) -> None:
         """Serve an old view from now on: each change is applied here, its watch events told and its writer answered,
         up to `seconds` after it was made (exactly so much without an rng). 0 catches up."""
