@@ -63,7 +63,7 @@ class Faults:
             server.drop_replies(0)
             server.drop_requests(0)
             server.drop_handshakes(0)
-            world.loop.hand(process, server.wake)
+            world.loop.at(world.loop.now, process, server.wake)
 
     # ---- one fault ---------------------------------------------------------------------------------------------------
 
