@@ -38,7 +38,8 @@ class ReadOptions(ServingOptions):
 
     @property
     def tailer(self) -> TailerOptions:
-        return TailerOptions(fetch_bytes=self.fetch_bytes)
+        """Not more is fetched at once than the cache keeps beside others: what goes before it is used comes again."""
+        return TailerOptions(fetch_bytes=max(1, min(self.fetch_bytes, self.cache_bytes_max // 4)))
 
     @property
     def upstream(self) -> UpstreamOptions:

@@ -72,3 +72,10 @@ async def test_a_proxy_on_every_interface_is_known_by_the_name_of_its_machine() 
 
 def _no_session(connection: Connection, hello: Hello) -> Session:
     raise AssertionError("nobody connects")
+
+
+def test_a_read_proxy_fetches_no_more_at_once_than_its_cache_can_keep() -> None:
+    """A block that pushes itself out of the cache is fetched again for each of its entries."""
+    assert ReadOptions().tailer.fetch_bytes == ReadOptions().fetch_bytes
+    assert ReadOptions(cache_bytes_max=4000, fetch_bytes=65536).tailer.fetch_bytes == 1000
+    assert ReadOptions(cache_bytes_max=0).tailer.fetch_bytes == 1
