@@ -446,10 +446,10 @@ class SimulatedTransport(asyncio.Transport):
         return True
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._closing or not data:
+            return  # as asyncio's own: what is written to a transport that closes goes nowhere
         if self._eof_sent:
             raise RuntimeError("Cannot call write() after write_eof()")
-        if self._closing or not data:
-            return
         self._send(bytes(data))
 
     def writelines(self, list_of_data: Any) -> None:
