@@ -84,7 +84,8 @@ class StreamReader:
         self._caught_up = False
         self._asked: GetEntries | None = None
         self._watched: WatchLac | None = None
-        self._gone = 0  # times in a row that entries which should be there were not
+        self._gone = 0  # times in a row that entries were not there which a list, each time a newer one, says are
+        self._has_looked = False  # a fresh list came since
         self._retrying = False
         self._out: list[Effect] = []
 
@@ -146,6 +147,7 @@ class StreamReader:
         if is_first:
             self._choose_segment(stream)
         self._is_looking = self._is_looking and not fresh
+        self._has_looked = self._has_looked or fresh
         if fresh and not self._is_stop_sure:
             self._is_stop_sure = True
             self._stop_segment = stream.segments[-1].number if stream.segments else 0
@@ -277,7 +279,9 @@ class StreamReader:
             self._note_stream(None, True)
         elif isinstance(question, GetEntries) and question == self._asked:
             self._asked = None
-            self._gone += error.remedy is Remedy.STOP  # truncated, most likely: then new metadata says so
+            if error.remedy is Remedy.STOP and (self._has_looked or not self._gone):
+                self._gone += 1  # truncated, most likely: then new metadata says so, once it can be read
+                self._has_looked = False
             if error.remedy is Remedy.RETRY or 0 < self._gone < _GONE_MAX:
                 self._retry_later()
             else:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import EntryMissingError, StreamNotFoundError
+from dlog.errors import EntryMissingError, MetadataUnavailableError, StreamNotFoundError
 from dlog.log.changes import TruncateTo
 from dlog.log.messages import AppendEntry, SealStream
 from dlog.log.read_messages import (
@@ -54,6 +54,7 @@ class Desk:
         self.questions: list[Any] = []
         self.lacs: dict[str, tuple[int, bool]] = {}
         self.failing: Any = None
+        self.is_cut_off = False  # from metadata
         self.timers = 0
         self.post(Received(READER, Read(7, "s", start, value, credit, follow)))
 
@@ -75,6 +76,8 @@ class Desk:
         if self.failing is not None and isinstance(question, GetEntries):
             return [SourceFailed(question, self.failing)]
         match question:
+            case GetStream() if self.is_cut_off:
+                return [SourceFailed(question, MetadataUnavailableError("not now"))]
             case GetStream(fresh):
                 if self.remembered is not None and not fresh:
                     return [StreamSeen(self.remembered, fresh=False)]
@@ -326,6 +329,22 @@ def test_entries_that_are_gone_against_metadata_are_damage_in_the_end() -> None:
     for _ in range(2):
         desk.post(TimerFired(("retry",), 1.0))
     assert desk.kinds[-1] is ReaderEventKind.DAMAGED
+
+
+def test_entries_that_are_gone_are_no_damage_while_the_list_that_names_them_is_old() -> None:
+    """They were truncated, and metadata is out of reach for longer than a few looks."""
+    stage, _, _ = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.failing = SegmentNotFoundError("deleted")
+    desk.is_cut_off = True
+    desk.post(Received(READER, Credit(7, 10**6)))
+    for _ in range(10):
+        desk.post(TimerFired(("retry",), 1.0))
+    assert ReaderEventKind.DAMAGED not in desk.kinds
+    stage.value = replace(stage.value, segments=stage.value.segments[-1:])
+    desk.is_cut_off = False
+    desk.post(TimerFired(("retry",), 1.0))
+    assert desk.kinds[-1] is ReaderEventKind.TRUNCATED
 
 
 @pytest.mark.parametrize("start", [Start.START, Start.TXID, Start.DLSN])
