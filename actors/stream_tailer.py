@@ -2,7 +2,8 @@
 
 The law of this room:
 - one read of metadata, one upstream at the tail and one fetch of a block serve all who wait for them;
-- a LAC is believed for a place only once metadata that was read after hearing it names that place;
+- a LAC is believed for a place only once metadata that was read after hearing it names that place, and names the
+  stream that its owner was asked about: one deleted and made again has the old one's numbers;
 - errors and absences are told to those who asked and kept for nobody: what failed is asked again;
 - a question held back (its reader is slow) costs its few bytes and nothing else.
 
@@ -368,7 +369,7 @@ class StreamTailer:
                 await self._changed.wait()
                 redirect = None
                 continue
-            heard = Heard(self, address)
+            heard = Heard(self, address, self._life())
             error = await self._follow(address, heard)
             heard.end()
             self._is_heard, self._following = False, None
@@ -387,8 +388,15 @@ class StreamTailer:
         owner = self._value.owner if self._value is not None else None
         return owner.address if owner is not None and owner.epoch and not owner.released else None
 
+    def _life(self) -> str:
+        return self._value.life if self._value is not None else ""
+
+    def _is_of_this_life(self, heard: Heard) -> bool:
+        """Whether the stream is still the one that the owner was asked about; one without a life may be given one."""
+        return not heard.life or heard.life == self._life()
+
     async def _follow(self, address: str, heard: Heard) -> DLogError | None:
-        """Listen until the owner stops talking (the error) or another owner is named by metadata (None)."""
+        """Listen until the owner stops talking (the error) or metadata names another owner or stream (None)."""
         assert self._tasks is not None, "alive"
         following = self._tasks.create_task(self._listen(address, heard), name=f"listen to {address} {self.stream}")
         try:
@@ -398,7 +406,9 @@ class StreamTailer:
                     await asyncio.wait((following, changed), return_when=asyncio.FIRST_COMPLETED)
                 finally:
                     changed.cancel()
-                if self._value is None or (self._owner_address() not in (None, address) and not following.done()):
+                if self._value is None or not self._is_of_this_life(heard):
+                    return None
+                if self._owner_address() not in (None, address) and not following.done():
                     return None
         finally:
             following.cancel()
@@ -420,7 +430,8 @@ class StreamTailer:
 
         def then(error: DLogError | None) -> None:
             if error is None:
-                heard.place(number, self._segments.get(number))
+                if self._is_of_this_life(heard):  # if not, what was heard is nobody's, and listening ends
+                    heard.place(number, self._segments.get(number))
             elif not heard.is_over:
                 self._refresh(then)
 

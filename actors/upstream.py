@@ -1,7 +1,7 @@
 """What the owner of a stream says about its LAC, and when that may be believed.
 
 The law of this room: an owner names segments by number, and a number may have lain elsewhere before. So a LAC is used
-only once metadata that was read after hearing the number tells where the segment lies.
+only once metadata that was read after hearing the number tells where the segment lies, in the stream it was said of.
 """
 
 from __future__ import annotations
@@ -46,10 +46,14 @@ class Listener(Protocol):
 
 
 class Heard:
-    """What one connection to an owner has said; segments are looked up before their LAC is used."""
+    """What one connection to an owner has said; segments are looked up before their LAC is used.
 
-    def __init__(self, listener: Listener, address: str) -> None:
+    life: of the stream that the owner was asked about (StreamMetadata).
+    """
+
+    def __init__(self, listener: Listener, address: str, life: str) -> None:
         self.address = address
+        self.life = life
         self.anything = False
         self.is_over = False
         self._settled = asyncio.Event()  # something was heard, and all of it is placed

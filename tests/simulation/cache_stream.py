@@ -73,14 +73,14 @@ class StreamModel:
         self.final = final
         self.reach = reach
         self.places: dict[str, Place] = {}
-        self.value: StreamMetadata | None = StreamMetadata(name=STREAM)
+        self.lives = 1
+        self.value: StreamMetadata | None = StreamMetadata(name=STREAM, life="1")
         self.history: list[tuple[int, StreamMetadata | None]] = [(loop.now, self.value)]
         self.on_change: Callable[[], None] = lambda: None
         self.owners: dict[str, OwnerModel] = {}
         self.owner: OwnerModel | None = None
         self.confirmed: list[tuple[int, int, int, str]] = []  # when, number, entry, place: of users' entries, in order
         self.written = 0
-        self.lives = 1
         self._epochs = 0
         self._made = 0
 
@@ -342,7 +342,7 @@ class StreamModel:
     def _create(self) -> None:
         if self.value is None:
             self.lives += 1
-            self.write(StreamMetadata(name=STREAM))
+            self.write(StreamMetadata(name=STREAM, life=str(self.lives)))
             self.take_over(dead_s=0.0)
 
     def after(self, delay_s: float, callback: Callable[..., None], *args: object) -> None:

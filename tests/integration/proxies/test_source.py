@@ -192,6 +192,40 @@ async def test_a_lac_is_not_believed_for_a_place_that_the_number_had_before() ->
         assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(2))
 
 
+async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The numbers come again, and the old owner spoke before metadata could be read."""
+    async with stage() as on:
+        old = await on.write(8)
+        asker = Asker(on.source)
+        await asker.look()
+        asker.view.ask(WatchLac(old, EntryId(7)))  # all that the store has of it
+        await on.words.asked.wait()
+        assert on.words.hear is not None
+        read, may_read = on.metadata.read, asyncio.Event()
+
+        async def late(key: Key) -> Outcome:
+            await may_read.wait()
+            return await read(key)
+
+        with monkeypatch.context() as slowly:
+            slowly.setattr(on.metadata, "read", late)
+            on.words.hear(1, 7, False)
+            on.words.asked.clear()
+            await on.metadata.delete(KEY)
+            new = await on_new_place(on, read)
+            may_read.set()
+            told = await asker.hear(LacSeen)
+            assert (told.place, told.lac, told.ended) == (old.place, 7, True)
+        asker.view.ask(WatchLac(new, EntryId(-1)))
+        assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(2))
+        asker.view.ask(WatchLac(new, EntryId(2)))
+        await on.words.asked.wait()  # the owner is asked again, as of this stream
+        on.words.hear(1, 3, False)
+        assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(3))
+
+
 async def on_new_place(on: Stage, read: Any) -> Segment:
     reading, on.metadata.read = on.metadata.read, read  # type: ignore[method-assign]
     segment = await on.write(3)
