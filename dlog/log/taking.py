@@ -186,7 +186,9 @@ class Taking:
             self._tenure.register.want(Refresh())
 
     def refreshed(self) -> None:
-        if self._tenure.phase is Phase.RECOVERING and self._recovery is None:
+        """Go on, unless a roll of ours may still come into the list: the reading that we asked for comes behind it."""
+        t = self._tenure
+        if t.phase is Phase.RECOVERING and self._recovery is None and not t.register.wants(StartSegment):
             self.begin()
 
 
