@@ -28,8 +28,9 @@ from pathlib import Path
 import click
 
 from dlog.cli.discovery import Running, read_run_file
+from dlog.cli.main import heard
 from dlog.cli.parts import die_with_parent
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, tell_error
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, output, tell_error
 from dlog.client.client import Client, connect
 from dlog.client.position import Position, at_dlsn, at_txid
 from dlog.client.producer import BatchResult
@@ -279,8 +280,9 @@ def _tell_compared(what: str, compared: Compared, records: int) -> None:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    with output():
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
 
 @contextmanager
@@ -328,11 +330,17 @@ def _library_lines() -> list[bytes]:
 
 def main() -> int:
     """The exit code: 0 whole, 1 a line differs or something failed, 2 misused."""
+    return heard(_run)
+
+
+def _run() -> int:
     try:
         return int(demo.main(standalone_mode=False) or 0)
     except click.ClickException as error:
         error.show()
         return error.exit_code
+    except OutputLostError:
+        raise
     except (DLogError, KeyboardInterrupt) as error:
         return tell_error(error) if isinstance(error, DLogError) else EXIT_FAILED
 

@@ -14,7 +14,7 @@ import click
 
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, note, say, say_json, say_table
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, note, output, say, say_json, say_table
 from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
@@ -47,7 +47,7 @@ def ledger() -> None:
 
 @ledger.command()
 @zookeeper_options
-def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
     """List the ledgers of the cluster, with their state. One that cannot be read is told at the end, exit 1."""
 
     async def work() -> int:
@@ -74,7 +74,7 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
         )
         return EXIT_FAILED if wrong else EXIT_OK
 
-    sys.exit(asyncio.run(work()))
+    return asyncio.run(work())
 
 
 @ledger.command()
@@ -137,11 +137,7 @@ def read(
                     at = EntryId(at + 1)
             await reader.close()
 
-    try:
-        asyncio.run(work())
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    asyncio.run(work())
 
 
 @ledger.command()
@@ -222,7 +218,8 @@ def _say_entry(entry: int, payload: bytes, form: str, as_json: bool) -> None:
 
         say_json({"entry": entry, "bytes": len(payload), "payload_base64": base64.b64encode(payload).decode()})
     elif form == "raw":
-        sys.stdout.buffer.write(payload)
+        with output():
+            sys.stdout.buffer.write(payload)
     else:
         head = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in payload[:64])
         say(f"{entry}\t{len(payload)} bytes\t{head}{'...' if len(payload) > 64 else ''}")

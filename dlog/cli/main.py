@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import errno
 import importlib
+import io
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
-from dlog.cli.telling import EXIT_FAILED, EXIT_MISUSED, EXIT_OK, CommandError, tell_error
+from dlog.cli.telling import (
+    EXIT_FAILED,
+    EXIT_MISUSED,
+    EXIT_OK,
+    CommandError,
+    OutputLostError,
+    drop,
+    note,
+    output,
+    tell_error,
+)
 from dlog.errors import DLogError
 
 _COMMANDS = {
@@ -63,63 +74,74 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code. Every error a person can cause leaves as a message, never a traceback."""
     given = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in given
+    return heard(lambda: _run(given, as_json), as_json=as_json)
+
+
+def heard(command: Callable[[], int], *, as_json: bool = False) -> int:
+    """Run `command` and see its output off; returns the exit code of the process.
+
+    A closed pipe is no failure (exit 0): whoever read us has enough, and the command has ended there. Output that
+    cannot be written is one (exit 1), told in a line.
+    """
     if sys.stderr is None:  # closed by who called us: there is nobody to tell
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
         return tell_error(CommandError("there is no standard output here", "redirect it, to a file or /dev/null"))
-    return _flushed(_run(given, as_json), as_json)
-
-
-def _flushed(code: int, as_json: bool) -> int:
-    """What was said has left, or the command has failed; a reader that has enough is no failure."""
+    streams = sys.stdout, sys.stderr
     try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        _drop_output()
+        code = command()
+        with output():
+            sys.stdout.flush()
+        return code
+    except OutputLostError as error:
+        lost = error
+    except SystemExit:
+        if sys.stdout is streams[0]:
+            raise
+        # click met a closed pipe with words of its own, as of `--help`: it replaced both streams, to leave with 1
+        lost = OutputLostError(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
+        sys.stdout, sys.stderr = streams
     except OSError as error:
-        _drop_output()
-        why = (error.strerror or str(error)).lower()
-        return tell_error(CommandError(f"cannot write the output: {why}", "make room", misused=False), as_json=as_json)
-    return code
-
-
-def _drop_output() -> None:
-    """Let nothing be flushed at exit into what does not take it."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno != errno.ENOSPC:
+            raise
+        lost = OutputLostError(error)  # click's own words
+    drop(sys.stdout)
+    return EXIT_OK if lost.closed else tell_error(lost, as_json=as_json)
 
 
 def _run(given: list[str], as_json: bool) -> int:
     try:
         result = dlog.main(args=given, prog_name="dlog", standalone_mode=False)
     except click.exceptions.Abort:
-        sys.stderr.write("stopped\n")
+        note("stopped")
         return EXIT_FAILED
     except click.UsageError as error:
         if as_json:
             tell_error(error.format_message(), kind="UsageError", as_json=True)
         else:
-            error.show()
+            words = io.StringIO()
+            error.show(words)
+            note(words.getvalue().rstrip())
         return EXIT_MISUSED
     except click.ClickException as error:
         tell_error(error.format_message(), kind=type(error).__name__, as_json=as_json)
         return EXIT_MISUSED
+    except OutputLostError:
+        raise
     except DLogError as error:
         return tell_error(error, as_json=as_json)
-    except BrokenPipeError:
-        return EXIT_OK  # whoever reads us has enough; click hears of it too
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        return tell_error(CommandError("cannot write the output: no room", "make room", misused=False), as_json=as_json)
     except BaseExceptionGroup as group:
         leaves = list(_leaves(group))
         told = [error for error in leaves if isinstance(error, DLogError)]
-        if len(told) == len(leaves):
-            return tell_error(told[0], as_json=as_json)
-        raise
+        if len(told) < len(leaves):
+            raise
+        for leaf in told:
+            if isinstance(leaf, OutputLostError):
+                raise leaf from None
+        return tell_error(told[0], as_json=as_json)
     except KeyboardInterrupt:
         return EXIT_FAILED
-    return result if isinstance(result, int) else 0
+    return result if isinstance(result, int) else EXIT_OK
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:

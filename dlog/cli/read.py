@@ -16,7 +16,7 @@ from datetime import datetime
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.telling import EXIT_OK, CommandError
+from dlog.cli.telling import EXIT_OK, CommandError, output
 from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
 from dlog.client.record import RecordBatch
@@ -84,12 +84,7 @@ def read(
         raise CommandError(
             f"--format {form} is bytes, and this is a terminal", "send it into a file or a pipe, or use --format text"
         )
-    try:
-        return asyncio.run(_read(target(connect, directory), stream, start, follow or tail, limit, shape))
-    except BrokenPipeError:
-        # whoever read us has enough; let nothing be flushed into the closed pipe at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+    return asyncio.run(_read(target(connect, directory), stream, start, follow or tail, limit, shape))
 
 
 async def _read(
@@ -121,8 +116,9 @@ async def _read(
 
 def _write(descriptor: int, data: bytes) -> None:
     view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+    with output():
+        while view:
+            view = view[os.write(descriptor, view) :]
 
 
 def parse_time(text: str, now_s: float) -> Position:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from dlog.cli.parts import Part, State
-from dlog.cli.telling import size_text
+from dlog.cli.telling import output, size_text
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Screen(Protocol):
-    """Told of every change; `tick` once in a while."""
+    """Told of every change; `tick` once in a while. Raises OutputLostError where nobody sees it."""
 
     def changed(self, part: Part) -> None: ...
 
@@ -54,8 +54,9 @@ class LineScreen:
                 pass
 
     def message(self, text: str) -> None:
-        sys.stdout.write(text + "\n")
-        sys.stdout.flush()
+        with output():
+            sys.stdout.write(text + "\n")
+            sys.stdout.flush()
 
     def tick(self) -> None:
         """Nothing moves here between changes."""

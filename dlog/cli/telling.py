@@ -1,11 +1,19 @@
-"""How commands speak: results as text for a person or JSON for a program, errors with what to do next."""
+"""How commands speak: results as text for a person or JSON for a program, errors with what to do next.
+
+The law of this file: a result that cannot be written ends the command (OutputLostError, which main.py makes an exit
+code of); what is said on stderr never does, for nothing is undone because nobody hears of it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, Any
 
 import click
 
@@ -62,6 +70,24 @@ class CommandError(DLogError):
         self.misused = misused
 
 
+class OutputLostError(CommandError):
+    """Standard output takes no more: its reader has enough (`closed`), or there is no room for it."""
+
+    def __init__(self, cause: OSError) -> None:
+        self.closed = cause.errno == errno.EPIPE
+        why = (cause.strerror or str(cause)).lower()
+        super().__init__(f"cannot write the output: {why}", "make room where it goes", misused=False)
+
+
+@contextmanager
+def output() -> Iterator[None]:
+    """What writes to standard output does it in here. Raises OutputLostError."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputLostError(error) from None
+
+
 def next_step(error: DLogError) -> str | None:
     """What a person does about it."""
     if isinstance(error, CommandError):
@@ -97,28 +123,36 @@ def tell_error(error: DLogError | str, *, kind: str = "", as_json: bool = False)
     if as_json:
         if step:
             told["next"] = step
-        sys.stderr.write(json.dumps({"error": told}) + "\n")
+        note(json.dumps({"error": told}))
     else:
-        sys.stderr.write(f"dlog: {message}\n")
-        if step:
-            sys.stderr.write(f"  next: {step}\n")
+        note(f"dlog: {message}" + (f"\n  next: {step}" if step else ""))
     return code
 
 
 def say(text: str) -> None:
-    """A line of the result."""
-    sys.stdout.write(text + "\n")
+    """A line of the result. Raises OutputLostError."""
+    with output():
+        sys.stdout.write(text + "\n")
 
 
 def note(text: str) -> None:
-    """A line about the work; stderr, so that results stay clean."""
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
+    """A line about the work; stderr, so that results stay clean. Lost, if stderr takes nothing."""
+    try:
+        sys.stderr.write(text + "\n")
+        sys.stderr.flush()
+    except OSError:
+        drop(sys.stderr)
+
+
+def drop(stream: IO[str]) -> None:
+    """Let nothing be flushed at exit into what takes nothing."""
+    with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def say_json(value: Any) -> None:
-    """A result for programs, one line."""
-    sys.stdout.write(json.dumps(value, separators=(",", ":"), default=str) + "\n")
+    """A result for programs, one line. Raises OutputLostError."""
+    say(json.dumps(value, separators=(",", ":"), default=str))
 
 
 def say_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -23,7 +23,7 @@ from dlog.cli.discovery import DEFAULT_DIR, LOCK_FILE, RUN_FILE, Running, Runnin
 from dlog.cli.parts import Part, ProcessPart, ZooKeeperPart, die_with_parent, last_words
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, json_option, say_json
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, json_option, output, say_json
 from dlog.errors import DLogError
 from dlog.io.settings import load
 
@@ -87,6 +87,7 @@ class _Cluster:
         self._screen: Screen | None = None
         self._stopping = asyncio.Event()
         self._is_up = False
+        self._lost: OutputLostError | None = None
         self.zookeeper: list[Part] = []
         if not plan.zookeeper:
             self.zookeeper.append(
@@ -133,6 +134,7 @@ class _Cluster:
                 part.kill()
             (self._directory / RUN_FILE).unlink(missing_ok=True)
             self._screen.close()
+        failure = failure or self._lost
         if failure is not None:
             raise failure
         return EXIT_OK if self._is_up else EXIT_FAILED
@@ -145,15 +147,19 @@ class _Cluster:
         self._is_up = True
         running = self._write_run_file()
         if self._as_json:
-            say_json({"connect": running.connect, "zookeeper": running.zookeeper, "directory": running.directory})
-            sys.stdout.flush()
+            told = {"connect": running.connect, "zookeeper": running.zookeeper, "directory": running.directory}
+            with self._unless_lost():
+                say_json(told)
+                with output():
+                    sys.stdout.flush()
         else:
             self._say(f"the cluster is up: {running.connect}")
             self._say(f"use it from this directory, or from anywhere with DLOG_CONNECT={running.connect}")
         while True:
             await asyncio.sleep(1.0)
             if self._screen is not None:
-                self._screen.tick()
+                with self._unless_lost():
+                    self._screen.tick()
 
     async def _start(self, group: asyncio.TaskGroup, parts: Sequence[Part]) -> None:
         for part in parts:
@@ -226,7 +232,8 @@ class _Cluster:
 
     def _changed(self, part: Part) -> None:
         if self._screen is not None and not self._as_json:
-            self._screen.changed(part)
+            with self._unless_lost():
+                self._screen.changed(part)
         if self._is_up and not self._stopping.is_set():
             self._write_run_file()
 
@@ -243,7 +250,17 @@ class _Cluster:
 
     def _say(self, text: str) -> None:
         if self._screen is not None and not self._as_json:
-            self._screen.message(text)
+            with self._unless_lost():
+                self._screen.message(text)
+
+    @contextmanager
+    def _unless_lost(self) -> Iterator[None]:
+        """Where nobody hears us any more, end everything in order, as after a signal; `run` raises why."""
+        try:
+            yield
+        except OutputLostError as error:
+            self._lost = self._lost or error
+            self._stopping.set()
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():

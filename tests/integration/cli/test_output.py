@@ -1,0 +1,181 @@
+"""Where the output goes and does not arrive: a pipe that nobody reads, a disk without room; every command, by a table.
+
+A closed pipe ends a command quietly, exit 0: who read it has enough. Output that cannot be written is a failure: one
+line on stderr, what to do next, exit 1. What is said on stderr never changes how a command ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+import pytest
+
+from dlog.cli.main import dlog as commands
+from tests.integration.cli.up import Up, dlog
+
+PATIENCE_S = 120.0
+SMALL = " --bookies 1 --write-proxies 1 --read-proxies 1 --zookeeper {zookeeper} --namespace /{victim}"
+
+
+class Case(NamedTuple):
+    """`arguments` may name {stream}, {ledger} and {victim}, a name of this case's own; `makes` it a stream."""
+
+    arguments: str
+    makes: bool = False
+
+
+CASES: dict[str, Case] = {
+    "append": Case("append {stream} -"),
+    "append --json": Case("append {stream} - --json"),
+    "bookie ls": Case("bookie ls"),
+    "bookie status": Case("bookie status"),
+    "cluster init": Case("cluster init"),
+    "cluster status": Case("cluster status"),
+    "create": Case("create {victim}-new"),
+    "delete": Case("delete {victim} --yes", makes=True),
+    "explain": Case("explain {stream} 1:0:0"),
+    "ledger ls": Case("ledger ls"),
+    "ledger ls --json": Case("ledger ls --json"),
+    "ledger read": Case("ledger read {ledger}"),
+    "ledger read --format raw": Case("ledger read {ledger} --format raw"),
+    "ledger recover": Case("ledger recover {ledger} --yes"),
+    "ledger show": Case("ledger show {ledger}"),
+    "ledger verify": Case("ledger verify {ledger}"),
+    "ls": Case("ls"),
+    "owners": Case("owners"),
+    "read": Case("read {stream} --limit 3"),
+    "read --format json": Case("read {stream} --limit 3 --format json"),
+    "seal": Case("seal {victim}", makes=True),
+    "show": Case("show {stream}"),
+    "truncate": Case("truncate {victim} 1:0:0", makes=True),
+    "up": Case("up --dir {directory}/more" + SMALL),
+    "up --json": Case("up --dir {directory}/json --json" + SMALL),
+    "--help": Case("--help"),
+    "--version": Case("--version"),
+    "ledger ls --help": Case("ledger ls --help"),
+}
+
+
+@pytest.fixture(scope="module")
+def places(cluster: Up) -> dict[str, str]:
+    """A stream with records, and the ledger they lie in; it is closed, and the stream goes on in another."""
+    ledger = made(cluster, "out")
+    code, _, err = dlog("ledger", "recover", ledger, "--yes", directory=cluster.directory)
+    assert code == 0, err
+    return {"stream": "out", "ledger": ledger}
+
+
+def made(cluster: Up, stream: str) -> str:
+    """A new stream with a few records; returns its ledger."""
+    code, _, err = dlog("append", stream, "--create", directory=cluster.directory, given=b"one\ntwo\nthree\n" * 50)
+    assert code == 0, err
+    code, out, err = dlog("show", stream, "--json", directory=cluster.directory)
+    assert code == 0, err
+    return str(json.loads(out)["segments"][0]["place"])
+
+
+@contextmanager
+def closed_pipe() -> Iterator[int]:
+    """An end to write to; the other one is closed before anybody starts."""
+    reads, writes = os.pipe()
+    os.close(reads)
+    try:
+        yield writes
+    finally:
+        os.close(writes)
+
+
+@contextmanager
+def full_disk() -> Iterator[int]:
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        yield full
+    finally:
+        os.close(full)
+
+
+def run(cluster: Up, arguments: Sequence[str], stdout: int, stderr: int = subprocess.PIPE) -> tuple[int, str]:
+    """One command; its exit code, and what it said on stderr."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_") and k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "dlog", *arguments],
+        input=b"a\nb\n",
+        stdout=stdout,
+        stderr=stderr,
+        timeout=PATIENCE_S,
+        env={**environment, "DLOG_DIR": str(cluster.directory)},
+        check=False,
+    )
+    return done.returncode, (done.stderr or b"").decode()
+
+
+def arguments_of(cluster: Up, name: str, kind: str, places: dict[str, str], tmp_path: Path) -> list[str]:
+    victim = f"{kind}-{name}".replace(" ", "")
+    if CASES[name].makes:
+        made(cluster, victim)
+    more = {"victim": victim, "directory": tmp_path, "zookeeper": cluster.running.zookeeper}
+    return CASES[name].arguments.format(**places, **more).split()
+
+
+def test_every_command_is_in_the_table() -> None:
+    def leaves(group: click.Group, before: str) -> Iterator[str]:
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            if isinstance(command, click.Group):
+                yield from leaves(command, f"{before}{name} ")
+            else:
+                yield f"{before}{name}"
+
+    assert isinstance(commands, click.Group)
+    assert set(leaves(commands, "")) <= set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_pipe_closed_before_the_start_is_no_failure(
+    cluster: Up, places: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    with closed_pipe() as nobody:
+        code, said = run(cluster, arguments_of(cluster, name, "closed", places, tmp_path), nobody)
+    assert (code, said) == (0, "")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_output_without_room_is_a_failure_in_a_line(
+    cluster: Up, places: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    with full_disk() as full:
+        code, said = run(cluster, arguments_of(cluster, name, "full", places, tmp_path), full)
+    assert code == 1, said
+    if "--json" in CASES[name].arguments:
+        told = json.loads(said)["error"]
+        assert (told["kind"], told["next"]) == ("OutputLostError", "make room where it goes")
+        return
+    first, step = said.splitlines()
+    assert first == "dlog: cannot write the output: no space left on device"
+    assert step == "  next: make room where it goes"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("ls",), 0), (("show", "nosuch"), 1), (("read", "a/b"), 2), (("frobnicate",), 2)]
+)
+def test_nobody_on_stderr_changes_nothing(cluster: Up, arguments: tuple[str, ...], code: int) -> None:
+    with full_disk() as full, closed_pipe() as nobody:
+        assert run(cluster, arguments, subprocess.DEVNULL, stderr=full)[0] == code
+        assert run(cluster, arguments, subprocess.DEVNULL, stderr=nobody)[0] == code
+
+
+def test_records_are_appended_whoever_hears_of_it(cluster: Up) -> None:
+    made(cluster, "unheard")
+    with closed_pipe() as nobody:
+        assert run(cluster, ("append", "unheard"), nobody, stderr=nobody)[0] == 0
+    code, out, err = dlog("read", "unheard", directory=cluster.directory)
+    assert (code, out.splitlines()[-2:]) == (0, [b"a", b"b"]), err
