@@ -85,7 +85,7 @@ check: lint types imports setup
 	DLOG_SIM_SEEDS=60 $(BIN)/pytest tests/unit tests/simulation -n 2
 
 test: lint types imports setup peers haproxy pythons
-	$(BIN)/pytest tests -n 2 --dist loadfile
+	$(BIN)/pytest tests -n 2 --dist loadfile --durations=15 -ra
 
 pythons: setup
 	$(BIN)/python -m tests.simulation.service.pythons

@@ -1,11 +1,26 @@
-"""What holds for every test: parts that are missing are named at the end of the run (tests/parts.py)."""
+"""What holds for every test: signals as a terminal gives them, and at the end of the run the names of parts that are
+missing (tests/parts.py)."""
 
 from __future__ import annotations
+
+import signal
 
 import pytest
 from _pytest.terminal import TerminalReporter
 
 from tests.parts import MISSING
+
+
+def pytest_configure() -> None:
+    """Hear Ctrl-C, here and in every process that a test starts.
+
+    A shell that starts a command in the background of a script has it ignore SIGINT and SIGQUIT, and children inherit
+    that: what a test interrupts would live on.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
