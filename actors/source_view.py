@@ -33,6 +33,7 @@ class View:
         self._source = source
         self._held: list[SourceQuestion] | None = None
         self.is_closed = False
+        self.is_sure = False  # metadata has been read since it came
         self.has_seen = False  # its first look at the stream is always a fresh one
 
     def ask(self, question: SourceQuestion) -> None:

@@ -4,6 +4,8 @@ The law of this room:
 - one read of metadata, one upstream at the tail and one fetch of a block serve all who wait for them;
 - a LAC is believed for a place only once metadata that was read after hearing it names that place, and names the
   stream that its owner was asked about: one deleted and made again has the old one's numbers;
+- where the tail is, at a reader's open, an owner tells only together with metadata that was read after that open and
+  names its epoch: one that was deposed may not know it yet. Only who is cut off from metadata goes by what it knows;
 - errors and absences are told to those who asked and kept for nobody: what failed is asked again;
 - a question held back (its reader is slow) costs its few bytes and nothing else.
 
@@ -20,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actors.entry_cache import EntryCache
+from actors.fetch import Fetch, cut
 from actors.segment_readers import SegmentReaders, segment_key
 from actors.source_view import View
 from actors.upstream import Heard, Upstream
@@ -36,8 +39,8 @@ from dlog.log.read_messages import (
     WatchLac,
 )
 from dlog.machine import Fact, Missing, Versioned
-from dlog.model.ids import NO_ENTRY, EntryId, StreamName
-from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.options import KiB, MiB, option
 from dlog.stores.contract import SegmentStore
 
@@ -47,21 +50,11 @@ class TailerOptions:
     """Of one stream's source."""
 
     fetch_bytes: int = option(MiB, sim=(256, 64 * KiB))  # asked of a store at once
+    metadata_wait_s: float = option(1.0, sim=(0.2, 1.0))  # at a reader's open, for metadata that is out of contact
     owner_wait_s: float = option(0.5, sim=(0.01, 0.5))  # for an owner's word on where the tail is, at a reader's open
     store_wait_s: float = option(1.0, sim=(0.01, 1.0))  # one long poll of the store's own LAC
     retry_min_s: float = option(0.05, sim=(0.001, 0.1))
     retry_max_s: float = option(1.0, sim=(0.1, 1.0))
-
-
-class _Fetch:
-    """Entries `first`..`last` of a segment on their way from the store, and who waits for some of them."""
-
-    __slots__ = ("first", "last", "waiters")
-
-    def __init__(self, first: int, last: int) -> None:
-        self.first = first
-        self.last = last
-        self.waiters: list[tuple[View, GetEntries]] = []
 
 
 class StreamTailer:
@@ -94,13 +87,14 @@ class StreamTailer:
         self._segments: dict[int, Segment] = {}  # of the value, by number
         self._tail: Segment | None = None  # of the value: the one in progress
         self._is_known = False
+        self._is_alone = False  # a reader's open waited in vain for metadata, and nothing could be read since
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()  # metadata, or who waits for what; replaced each time it is set
         self._fresh: list[Callable[[DLogError | None], None]] = []  # called after the next read that begins from now on
         self._lacs: dict[str, int] = {}  # by segment key
         self._ended: set[str] = set()
         self._watching: list[tuple[View, WatchLac]] = []
-        self._flights: dict[str, list[_Fetch]] = {}
+        self._flights: dict[str, list[Fetch]] = {}
         self._is_heard = False  # an owner said something
         self._following: Heard | None = None  # whom we have asked to speak
         self._seekers = 0  # readers that wait for an owner's word
@@ -144,7 +138,7 @@ class StreamTailer:
     def _begin_anew(self) -> None:
         """This life is over: what it was asked is not answered any more, and the next one knows nothing."""
         self._tasks = None
-        self._value, self._is_known = None, False
+        self._value, self._is_known, self._is_alone = None, False, False
         self._segments, self._tail = {}, None
         self._fresh.clear()
         self._watching.clear()
@@ -185,21 +179,42 @@ class StreamTailer:
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
     def _get_stream(self, view: View, question: GetStream, fresh: bool) -> None:
-        # Out of reach of metadata, a stream whose tail its owner can tell is served as it is known.
-        is_cut_off = self._metadata.state is not SessionState.CONNECTED and self._tail is not None
-        if self._is_known and not fresh and (view.has_seen or is_cut_off):
+        if self._is_known and not fresh and (view.has_seen or self._is_cut_off):
             view.has_seen = True
             view.say(StreamSeen(self._value, fresh=False))
-            return
+        elif self._tail is None or fresh:
+            self._refresh(lambda error: self._show(view, question, error))
+        else:
+            self._run(self._show_first(view, question), f"first look at {self.stream}")
 
-        def tell(error: DLogError | None) -> None:
-            if error is None or (self._tail is not None and not fresh):
-                view.has_seen = True
-                view.say(StreamSeen(self._value, fresh=error is None))
-            else:
-                view.say(SourceFailed(question, error))
+    def _show(self, view: View, question: GetStream, error: DLogError | None) -> None:
+        if error is None:
+            view.has_seen = True
+            view.say(StreamSeen(self._value, fresh=True))
+        else:
+            view.say(SourceFailed(question, error))
 
-        self._refresh(tell)
+    async def _show_first(self, view: View, question: GetStream) -> None:
+        """A reader has just come: metadata is read anew. Contact that was lost is waited for, as it may be back in a
+        moment (whoever was frozen has lost it); after that the stream is served as it is known."""
+        end_s = asyncio.get_running_loop().time() + self._options.metadata_wait_s
+        looked = self._look()
+        while not view.is_sure:
+            if looked.done():
+                looked = self._look()
+            await asyncio.wait((looked,), timeout=self._options.metadata_wait_s)
+            is_late = asyncio.get_running_loop().time() >= end_s and not view.is_sure
+            if is_late and self._metadata.state is not SessionState.CONNECTED and self._tail is not None:
+                self._is_alone = True
+                break
+        view.has_seen = True
+        view.say(StreamSeen(self._value, fresh=view.is_sure))
+
+    @property
+    def _is_cut_off(self) -> bool:
+        """Whether a stream whose tail its owner can tell is served as it is known."""
+        is_away = self._metadata.state is not SessionState.CONNECTED
+        return self._is_alone and is_away and self._tail is not None
 
     def _refresh(self, then: Callable[[DLogError | None], None]) -> None:
         self._fresh.append(then)
@@ -211,9 +226,13 @@ class StreamTailer:
             await self._stale.wait()
             self._stale.clear()
             waiting, self._fresh = self._fresh, []
+            views = tuple(self._views)
             outcome = await self._metadata.read(self._key)
             error: DLogError | None = None
             if isinstance(outcome, Versioned | Missing):
+                self._is_alone = False
+                for view in views:
+                    view.is_sure = True
                 self._saw(outcome.value if isinstance(outcome, Versioned) else None)
             else:
                 error = MetadataUnavailableError(f"metadata cannot be read now: stream={self.stream}")
@@ -278,10 +297,10 @@ class StreamTailer:
         self._seekers += 1
         self._signal()
         try:
-            while not (told := await self._owner_says()):
-                before = self._owner_address()
+            while not (told := await self._owner_says(view)):
+                before = self._owner
                 await self._look_again()
-                if self._owner_address() in (None, before):
+                if self._owner in (None, before):
                     break
             # what the store said earlier is as old as that
             if not (told and key in self._lacs) and not self._is_settled(question.segment):
@@ -293,28 +312,41 @@ class StreamTailer:
             self._seekers -= 1
         self._watch(view, question)
 
-    async def _owner_says(self) -> bool:
-        """Whether the owner has told, since now, how far it is confirmed."""
+    async def _owner_says(self, view: View) -> bool:
+        """Whether the owner has told, since now, how far it is confirmed.
+
+        Who owned the stream when this reader came, or later, says metadata that was read since; a claim after that
+        reading has not confirmed anything before. Cut off from metadata, whoever calls itself the owner is believed.
+        """
         try:
             async with asyncio.timeout(self._options.owner_wait_s):
-                while self._following is None and self._owner_address() is not None:
+                while not self._is_to_be_asked(self._following, view) and self._owner is not None:
                     await self._changed.wait()
-                if self._following is None:
-                    return False
                 following = self._following
+                if following is None or not self._is_to_be_asked(following, view):
+                    return False
                 await self._upstream.sync(following.address)
                 await following.settle()
         except (TimeoutError, DLogError):
             return False
-        return True
+        return self._is_to_be_asked(following, view)
+
+    def _is_to_be_asked(self, following: Heard | None, view: View) -> bool:
+        if following is None or not view.is_sure:
+            return following is not None
+        return following.epoch is not None and following.epoch == self._epoch
 
     async def _look_again(self) -> None:
         """Read metadata, beginning now. Raises MetadataUnavailableError."""
-        looked: asyncio.Future[DLogError | None] = asyncio.get_running_loop().create_future()
-        self._refresh(lambda error: looked.set_result(error) if not looked.done() else None)
-        error = await looked
+        error = await self._look()
         if error is not None:
             raise error
+
+    def _look(self) -> asyncio.Future[DLogError | None]:
+        """The outcome of a reading of metadata that begins from now on."""
+        looked: asyncio.Future[DLogError | None] = asyncio.get_running_loop().create_future()
+        self._refresh(lambda error: looked.set_result(error) if not looked.done() else None)
+        return looked
 
     def _is_settled(self, segment: Segment) -> bool:
         """Whether the segment's end is known from metadata, or it is gone."""
@@ -364,12 +396,13 @@ class StreamTailer:
         pause_s = self._options.retry_min_s
         redirect: str | None = None
         while True:
-            address = redirect or self._owner_address()
+            named = self._owner.address if self._owner is not None else None
+            address = redirect or named
             if address is None or not (self._watching or self._seekers):
                 await self._changed.wait()
                 redirect = None
                 continue
-            heard = Heard(self, address, self._life())
+            heard = Heard(self, address, self._life(), self._epoch if address == named else None)
             error = await self._follow(address, heard)
             heard.end()
             self._is_heard, self._following = False, None
@@ -384,9 +417,15 @@ class StreamTailer:
                 await self._pause(pause_s)
                 pause_s = min(pause_s * 2, self._options.retry_max_s)
 
-    def _owner_address(self) -> str | None:
+    @property
+    def _owner(self) -> Owner | None:
+        """Whom metadata, as it is known, names."""
         owner = self._value.owner if self._value is not None else None
-        return owner.address if owner is not None and owner.epoch and not owner.released else None
+        return owner if owner is not None and owner.epoch and not owner.released else None
+
+    @property
+    def _epoch(self) -> Epoch | None:
+        return self._owner.epoch if self._owner is not None else None
 
     def _life(self) -> str:
         return self._value.life if self._value is not None else ""
@@ -408,7 +447,7 @@ class StreamTailer:
                     changed.cancel()
                 if self._value is None or not self._is_of_this_life(heard):
                     return None
-                if self._owner_address() not in (None, address) and not following.done():
+                if self._owner is not None and self._epoch != heard.epoch and not following.done():
                     return None
         finally:
             following.cancel()
@@ -494,17 +533,17 @@ class StreamTailer:
         if first <= self.lac(segment) and not self._cache.holds(key, first):
             self._find_flight(segment, key, first, self.lac(segment))
 
-    def _find_flight(self, segment: Segment, key: str, first: int, last: int) -> _Fetch:
+    def _find_flight(self, segment: Segment, key: str, first: int, last: int) -> Fetch:
         flights = self._flights.setdefault(key, [])
         for flight in flights:
             if flight.first <= first <= flight.last:
                 return flight
-        flight = _Fetch(first, max(last, self.lac(segment)))
+        flight = Fetch(first, max(last, self.lac(segment)))
         flights.append(flight)
         self._run(self._fetch(segment, key, flight), f"fetch {self.stream} {key} {first}")
         return flight
 
-    async def _fetch(self, segment: Segment, key: str, flight: _Fetch) -> None:
+    async def _fetch(self, segment: Segment, key: str, flight: Fetch) -> None:
         error: DLogError | None = None
         payloads: list[bytes] = []
         try:
@@ -524,7 +563,7 @@ class StreamTailer:
             if error is not None:
                 view.say(SourceFailed(question, error))
             elif question.first < flight.first + len(payloads):
-                got = _cut(payloads, question.first - flight.first, question)
+                got = cut(payloads, question.first - flight.first, question)
                 view.say(EntriesGot(segment.number, segment.place, question.first, got))
                 self._read_ahead(segment, key, question.first + len(got))
             else:
@@ -538,20 +577,8 @@ class StreamTailer:
         gone = max(0, now.min_entry - first)
         self._cache.put(key, first + gone, payloads[gone:])
 
-    def _land(self, key: str, flight: _Fetch) -> None:
+    def _land(self, key: str, flight: Fetch) -> None:
         flights = self._flights[key]
         flights.remove(flight)
         if not flights:
             del self._flights[key]
-
-
-def _cut(payloads: list[bytes], at: int, question: GetEntries) -> tuple[bytes, ...]:
-    """Of a fetch, what a question asked for."""
-    got: list[bytes] = []
-    size = 0
-    for payload in payloads[at : at + question.last - question.first + 1]:
-        got.append(payload)
-        size += len(payload)
-        if size >= question.max_bytes:
-            break
-    return tuple(got)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dlog.errors import UnavailableError
-from dlog.model.ids import StreamName
+from dlog.model.ids import Epoch, StreamName
 from dlog.model.segment import Segment
 
 
@@ -48,12 +48,14 @@ class Listener(Protocol):
 class Heard:
     """What one connection to an owner has said; segments are looked up before their LAC is used.
 
-    life: of the stream that the owner was asked about (StreamMetadata).
+    life: of the stream that the owner was asked about (StreamMetadata). epoch: of the claim that metadata named before
+    it was asked; None: another proxy named this one.
     """
 
-    def __init__(self, listener: Listener, address: str, life: str) -> None:
+    def __init__(self, listener: Listener, address: str, life: str, epoch: Epoch | None = None) -> None:
         self.address = address
         self.life = life
+        self.epoch = epoch
         self.anything = False
         self.is_over = False
         self._settled = asyncio.Event()  # something was heard, and all of it is placed

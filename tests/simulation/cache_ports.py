@@ -41,24 +41,34 @@ class MetadataPort:
         self._process = process
         self.seen_at = 0  # as new as that is what was told
         self._read_at = 0  # no read is older than one before it
+        self._lost_until = 0
         self._watches: list[Callable[[], None]] = []
+
+    def lose(self, until: int) -> None:
+        """The session is gone; there is a new one by then."""
+        self._lost_until = until
+        self._world.loop.at(until, self._world.loop.world, self.back)
 
     @property
     def state(self) -> SessionState:
-        return SessionState.SUSPENDED if self._world.is_on(FaultKind.META_CUT) else SessionState.CONNECTED
+        return SessionState.SUSPENDED if self._is_away else SessionState.CONNECTED
+
+    @property
+    def _is_away(self) -> bool:
+        return self._world.is_on(FaultKind.META_CUT) or self._world.loop.now < self._lost_until
 
     async def read(self, key: object) -> Outcome:
         world = self._world
         await asyncio.sleep(world.latency_s(0.001))
-        if world.is_on(FaultKind.META_CUT):
-            await asyncio.sleep(0.1)
+        if self._is_away:
+            await asyncio.sleep(0.1 if world.is_on(FaultKind.META_CUT) else 0.0)
             return OutcomeUnknown("out of reach")
         lag = int(world.rng.random() * world.config["lag_s"] * S)
         self._read_at = read_at = max(self._read_at, world.loop.now - lag)
         value = world.stream.value_at(read_at)
         late_s = world.rate(FaultKind.META_DELAY)
         await asyncio.sleep(world.latency_s(0.001) + world.rng.random() * late_s)
-        if world.rng.random() < world.rate(FaultKind.META_REPLY_LOST):
+        if world.loop.now < self._lost_until or world.rng.random() < world.rate(FaultKind.META_REPLY_LOST):
             return OutcomeUnknown("the reply was lost")
         self.seen_at = max(self.seen_at, read_at)
         return Missing() if value is None else Versioned(value, read_at)
@@ -70,7 +80,7 @@ class MetadataPort:
     def changed(self) -> None:
         """Something was written: tell the watches, sooner or later."""
         world = self._world
-        if world.is_on(FaultKind.META_CUT):
+        if self._is_away:
             return
         late_s = world.rate(FaultKind.WATCH_LATE)
         times = 2 if world.rng.random() < 0.1 else 1
@@ -188,7 +198,7 @@ class OwnersPort:
         world = self._world
         await self._reach()
         owner = world.stream.owners.get(address)
-        if owner is None or not owner.is_alive:
+        if owner is None or not (owner.is_alive or owner.is_unaware):
             current = world.stream.owner
             if owner is not None and current is not None and current.is_ready and world.rng.random() < 0.5:
                 raise OwnedElsewhereError("owned elsewhere", location=current.address)
@@ -235,7 +245,7 @@ class OwnersPort:
         await self._reach()
         followed = self._open.get(address)
         owner = self._world.stream.owners.get(address)
-        if followed is None or followed.is_lost or owner is None or not owner.is_alive:
+        if followed is None or followed.is_lost or owner is None or not (owner.is_alive or owner.is_unaware):
             raise ConnectionLostError(f"lost the owner: address={address}")
         due = max((channel.heard_at for channel in owner.channels), default=0)
         while followed.held or self._world.loop.now <= due:

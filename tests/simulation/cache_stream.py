@@ -58,6 +58,7 @@ class OwnerModel:
         self.address = address
         self.epoch = epoch
         self.is_alive = True
+        self.is_unaware = False  # deposed, and it does not know: it answers, and tells what was confirmed in its time
         self.is_ready = False
         self.place: Place | None = None
         self.ended: list[tuple[int, int]] = []
@@ -67,8 +68,17 @@ class OwnerModel:
 class StreamModel:
     """The stream and what befalls it. `rng` draws latencies; changes of metadata are told to `on_change`."""
 
-    def __init__(self, loop: SimulatedLoop, rng: random.Random, *, final: bool, reach: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        loop: SimulatedLoop,
+        rng: random.Random,
+        *,
+        final: bool,
+        reach: Callable[[str], None],
+        unaware: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.loop = loop
+        self.unaware = unaware
         self.rng = rng
         self.final = final
         self.reach = reach
@@ -122,8 +132,9 @@ class StreamModel:
         old = self.owner
         if old is not None:
             old.is_alive = False
+            old.is_unaware = self.unaware()
             self.reach("take_over")
-            if self.rng.random() < 0.5:
+            if not old.is_unaware and self.rng.random() < 0.5:
                 self._lose(old)
         self._epochs += 1
         self._made += 1
@@ -132,6 +143,7 @@ class StreamModel:
         self.after(dead_s, self._claim, owner)
 
     def _lose(self, owner: OwnerModel) -> None:
+        owner.is_unaware = False
         channels, owner.channels = owner.channels, []
         for channel in channels:
             channel.lose()

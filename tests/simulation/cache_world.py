@@ -113,7 +113,10 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "duration_s": duration,
         "script": [[round(at_s, 6), op] for at_s, op in script],
     }
-    return Plan(seed=seed, config=config, faults=_draw_faults(rng, duration))
+    faults = _draw_faults(rng, duration)
+    config["unaware"] = rng.choice((0.0, 0.5, 1.0))  # of the owners that are deposed
+    config["session_s"] = rng.choice((0.02, 0.2, 10.0))  # a process that is frozen for longer has lost its session
+    return Plan(seed=seed, config=config, faults=faults)
 
 
 def _draw_faults(rng: random.Random, duration: float) -> tuple[Fault, ...]:
@@ -204,7 +207,10 @@ class ReaderHost:
                 world.reach("caught_up")
                 if not watched.follow:
                     self.ended = "caught up"
-                    world.checks.ended(watched, self.machine.position, world.known(watched))
+                    world.checks.contiguous(watched)
+                    # an owner that was deposed may be believed by who cannot read so
+                    if not (world.config.get("unaware") and world.sure_at(watched) < watched.opened_at):
+                        world.checks.ended(watched, self.machine.position, world.known(watched))
             case ReaderEventKind.END_OF_STREAM:
                 self.ended = "end of stream"
                 world.reach("end_of_stream")
@@ -257,11 +263,20 @@ class CacheWorld:
         self._until: dict[FaultKind, int] = {}
         self._rates: dict[FaultKind, float] = {}
         self._marked: dict[str, list[Fault]] = {}
+        self.blind_at = 0  # when metadata was last out of contact for longer than waking takes
         self.trouble_at = 0  # when contact with metadata was last in doubt, or the proxy did not run
         self.readers: list[ReaderHost] = []
         self.opened = 0
         self._lives: list[asyncio.Task[None]] = []
-        self.stream = StreamModel(self.loop, self.rng, final=self.config["final"], reach=self.reach)
+        deposed = random.Random(f"cache/{plan.seed}/deposed")
+        self._waking = random.Random(f"cache/{plan.seed}/waking")
+        self.stream = StreamModel(
+            self.loop,
+            self.rng,
+            final=self.config["final"],
+            reach=self.reach,
+            unaware=lambda: deposed.random() < self.config.get("unaware", 0.0),
+        )
         self.checks = CacheChecks(self.stream, parts.get("mute", ()))
         self.stream.on_change = self._changed
         self.store = StorePort(self)
@@ -327,8 +342,8 @@ class CacheWorld:
 
     def sure_at(self, watched: Watched) -> int:
         """Nothing older than that may be told to a reader: its opening, or the last contact with metadata before it if
-        contact was in doubt meanwhile."""
-        return watched.opened_at if self.trouble_at < watched.opened_at else watched.known_at
+        there was none meanwhile."""
+        return watched.opened_at if self.blind_at < watched.opened_at else watched.known_at
 
     def _hold(self) -> None:
         """A client does not take what it is sent, for a while."""
@@ -373,7 +388,7 @@ class CacheWorld:
             case FaultKind.PAUSE:
                 process = self.process
                 self.loop.pause(process)
-                self.loop.at(until, self.loop.world, self.loop.resume, process)
+                self.loop.at(until, self.loop.world, self._wake, process, self.metadata, fault.for_s)
                 self.trouble_at = max(self.trouble_at, until)
             case _:
                 self.struck[fault.kind] = self.loop.now
@@ -382,9 +397,15 @@ class CacheWorld:
                 if fault.kind in (FaultKind.META_CUT, FaultKind.META_DELAY, FaultKind.META_REPLY_LOST):
                     self.trouble_at = max(self.trouble_at, self._until[fault.kind])
                 if fault.kind is FaultKind.META_CUT:
+                    self.blind_at = max(self.blind_at, self._until[fault.kind])
                     self.loop.at(self._until[fault.kind] + 1, self.loop.world, self.metadata.back)
                 if fault.kind is FaultKind.WATCH_LATE:
                     self.trouble_at = max(self.trouble_at, until + int(fault.rate * S))
+
+    def _wake(self, process: Process, metadata: MetadataPort, after_s: float) -> None:
+        if after_s > self.config.get("session_s", after_s):
+            metadata.lose(self.loop.now + int(self._waking.random() * 0.05 * S))
+        self.loop.resume(process)
 
     def _crash(self) -> None:
         """The proxy dies and starts again with nothing; those who followed come back."""

@@ -17,6 +17,7 @@ from actors.source_view import View
 from actors.stream_tailer import StreamTailer, TailerOptions
 from dlog.errors import ConnectionLostError
 from dlog.io.memory_metadata import MemoryMetadata
+from dlog.io.metadata import SessionState
 from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
 from dlog.machine import Fact, Key, Outcome, OutcomeUnknown, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
@@ -102,7 +103,7 @@ class Stage:
             cache=self.cache,
             fetches=asyncio.Semaphore(4),
             upstream=self.words,
-            options=TailerOptions(owner_wait_s=0.05, store_wait_s=0.05),
+            options=TailerOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05),
             rng=random.Random(1),
         )
 
@@ -322,12 +323,48 @@ async def test_out_of_reach_of_metadata_nobody_is_told_of_a_tail_that_may_have_m
         first = Asker(on.source)
         await first.look()
         on.words.lost.set()
+        on.metadata.state = SessionState.SUSPENDED
         on.metadata.read = unreachable  # type: ignore[method-assign]
         late = Asker(on.source)
         assert await late.look() is not None
         late.view.ask(WatchLac(segment, EntryId(-2)))
         failed = await late.hear(SourceFailed)
         assert failed.error.code == 505
+
+
+async def test_an_owner_that_was_deposed_while_we_were_frozen_does_not_tell_the_tail() -> None:
+    """It answers, for it has not heard; and the first reading of metadata fails, for our session is over."""
+    async with stage() as on:
+        segment = await on.write(5)
+        on.words.first = (1, 3, False)
+        first = Asker(on.source)
+        await first.look()
+        first.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await first.hear(LacSeen)).lac == 3
+        first.view.ask(WatchLac(segment, EntryId(3)))  # keeps the link
+        read, failed = on.metadata.read, asyncio.Event()
+
+        async def once(key: Any) -> Any:
+            if not failed.is_set():
+                on.metadata.state = SessionState.SUSPENDED
+                failed.set()
+                return await unreachable(key)
+            on.metadata.state = SessionState.CONNECTED
+            return await read(key)
+
+        on.source._options = replace(on.source._options, metadata_wait_s=30.0)
+        on.words.first = None  # the new owner has not taken the stream yet
+        on.metadata.read = once  # type: ignore[method-assign]
+        late = Asker(on.source)
+        late.view.ask(GetStream())
+        await failed.wait()
+        seen = await read(KEY)
+        assert isinstance(seen, Versioned)
+        claim = Owner(epoch=Epoch(2), proxy=ProxyId("w"), address="owner:1")
+        await on.metadata.compare_and_set(KEY, replace(seen.value, owner=claim), seen.version)
+        assert (await late.hear(StreamSeen)).fresh
+        late.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await late.hear(LacSeen)).lac == 4, "the store's word"
 
 
 async def unreachable(key: Any) -> Any:

@@ -66,6 +66,29 @@ STALENESS = (
         parts=planted(StreamTailer, ("_find_tail", "not (told and key in self._lacs)", "key not in self._lacs")),
     ),
     Mutant(
+        name="an owner counts that metadata names no more",
+        invariants=("R2",),
+        style="tail",
+        parts=planted(
+            StreamTailer,
+            ("_is_to_be_asked", "following is None or not view.is_sure", "True"),
+            (
+                "_follow",
+                "self._owner is not None and self._epoch != heard.epoch",
+                "False",
+            ),
+        ),
+    ),
+    Mutant(
+        name="one reading of metadata that fails at a reader's open is a cut",
+        invariants=("R2", "R4"),
+        style="tail",
+        parts=planted(
+            StreamTailer,
+            ("_show_first", "asyncio.get_running_loop().time() >= end_s and not view.is_sure", "not view.is_sure"),
+        ),
+    ),
+    Mutant(
         name="without an owner the tail is what the store shows by itself",
         invariants=("R2",),
         style="tail",
@@ -91,7 +114,7 @@ STALENESS = (
     Mutant(
         name="a new reader is served from the list as it is remembered",
         invariants=("R2", "R3", "R4"),
-        parts=planted(StreamTailer, ("_get_stream", "and (view.has_seen or is_cut_off)", "")),
+        parts=planted(StreamTailer, ("_get_stream", "and (view.has_seen or self._is_cut_off)", "")),
     ),
 )
 
@@ -129,7 +152,8 @@ NEGATIVES = (
         invariants=("R3",),
         style="trim",
         parts=planted(
-            StreamTailer, ("_get_stream", "(view.has_seen or is_cut_off)", "(view.has_seen or self._value is None)")
+            StreamTailer,
+            ("_get_stream", "(view.has_seen or self._is_cut_off)", "(view.has_seen or self._value is None)"),
         ),
     ),
 )
