@@ -2,6 +2,7 @@
 
 The law of this room: an owner names segments by number, and a number may have lain elsewhere before. So a LAC is used
 only once metadata that was read after hearing the number tells where the segment lies, in the stream it was said of.
+That a segment ended empty is the last word of its place: what the number means next is looked up anew.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dlog.errors import UnavailableError
-from dlog.model.ids import Epoch, StreamName
+from dlog.model.ids import NO_ENTRY, Epoch, StreamName
 from dlog.model.segment import Segment
 
 
@@ -62,9 +63,13 @@ class Heard:
         self._listener = listener
         self._placed: dict[int, Segment] = {}
         self._waiting: dict[int, tuple[int, bool]] = {}
+        self._overtaken: dict[int, int] = {}  # by number: looks at metadata that may show a place it had before
 
     def __call__(self, number: int, lac: int, ended: bool) -> None:
         self.anything = True
+        if ended and lac == NO_ENTRY:
+            self._forget(number)
+            return
         segment = self._placed.get(number)
         if segment is not None:
             self._listener.heard(segment, lac, ended)
@@ -92,9 +97,23 @@ class Heard:
 
     def place(self, number: int, segment: Segment | None) -> None:
         """Metadata was read after the number was heard. None: it does not know the number."""
+        overtaken = self._overtaken.get(number, 0)
+        if overtaken:
+            self._overtaken[number] = overtaken - 1
+            return
         lac, ended = self._waiting.pop(number)
         if segment is not None:
             self._placed[number] = segment
             self._listener.heard(segment, lac, ended)
         if not self._waiting:
             self._settled.set()
+
+    def _forget(self, number: int) -> None:
+        """The segment ended empty. Who looks at its place, if that is known, hears so; nothing is said of any other."""
+        segment = self._placed.pop(number, None)
+        if segment is not None:
+            self._listener.heard(segment, NO_ENTRY, True)
+        if self._waiting.pop(number, None) is not None:
+            self._overtaken[number] = self._overtaken.get(number, 0) + 1
+            if self._placed and not self._waiting:
+                self._settled.set()

@@ -17,7 +17,7 @@ from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteB
 from dlog.log.recovery import Recovery
 from dlog.log.tenure import Phase, Tenure
 from dlog.machine import Answer, SetTimer, Tell, Ticket
-from dlog.model.ids import TXID_END_OF_STREAM, SegmentNumber
+from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, SegmentNumber
 from dlog.model.segment import Segment
 
 MEND_TIMER = ("mend",)
@@ -158,7 +158,8 @@ class Taking:
                 t.register.want(DropEmptySegment(SegmentNumber(number), place, allocated_name(store, place)))
             else:
                 t.register.want(CompleteSegment(SegmentNumber(number), end, t.unix_ms))
-                t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
+            # Of an empty one too, and before its number is told again: who follows us takes a number for a place.
+            t.out.append(Tell(LacMoved(t.stream, number, NO_ENTRY if end is None else end.last_entry, True)))
 
     # ---- mending ----------------------------------------------------------------------------------------------------
 

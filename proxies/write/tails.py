@@ -1,7 +1,9 @@
 """Who listens, on this proxy, to how far a stream is confirmed: read proxies, one subscription each.
 
 The law of this room: a listener hears the newest LAC of every segment that moved, at most once a turn, and whether the
-segment ended. What it has not taken yet is replaced, not queued, so a slow listener costs one number per segment.
+segment ended. What it has not taken yet is replaced, not queued, so a slow listener costs one number per segment. Only
+that a segment ended empty is never replaced: its number may come again at another place, and whoever took the number
+for the place must hear so before it hears the number again.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from typing import Protocol
 
 from dlog.errors import DLogError
 from dlog.events import LacMoved
+from dlog.model.ids import NO_ENTRY
 from dlog.wire.proxy import Lac
 
 SEGMENTS_KEPT = 3  # whose LAC a new listener is told: the last, and those it may not know to be ended
@@ -31,22 +34,29 @@ class Listener(Protocol):
 class Tail:
     """One subscription; `request` is its number on its connection."""
 
-    __slots__ = ("_moved", "listener", "request", "stream")
+    __slots__ = ("_empty", "_moved", "listener", "request", "stream")
 
     def __init__(self, listener: Listener, request: int, stream: str) -> None:
         self.listener = listener
         self.request = request
         self.stream = stream
         self._moved: dict[int, LacMoved] = {}
+        self._empty: dict[int, LacMoved] = {}  # of segments that ended empty; told before what moved
 
     def note(self, event: LacMoved) -> None:
         """Keep the newest of each segment."""
-        self._moved[event.segment] = event
+        if _ended_empty(event):
+            self._moved.pop(event.segment, None)
+            self._empty[event.segment] = event
+        else:
+            self._moved[event.segment] = event
 
     def take(self) -> list[Lac]:
         """What moved since the last call, in the order of segments."""
+        empty, self._empty = self._empty, {}
         moved, self._moved = self._moved, {}
-        return [Lac(self.request, e.segment, e.lac, e.ended) for _, e in sorted(moved.items())]
+        told = [event for one in (empty, moved) for _, event in sorted(one.items())]
+        return [Lac(self.request, e.segment, e.lac, e.ended) for e in told]
 
 
 class Tails:
@@ -62,7 +72,10 @@ class Tails:
     def moved(self, event: LacMoved) -> None:
         """The owner of a stream says how far it is confirmed; of a segment it has just begun, -1."""
         newest = self._newest.setdefault(event.stream, {})
-        newest[event.segment] = event
+        if _ended_empty(event):
+            newest.pop(event.segment, None)  # until the number comes again there is nothing to say of it
+        else:
+            newest[event.segment] = event
         if len(newest) > SEGMENTS_KEPT:
             del newest[min(newest)]
         for tail in self._tails.get(event.stream, ()):
@@ -100,3 +113,8 @@ class Tails:
         self._newest.pop(stream, None)
         for tail in self._tails.pop(stream, ()):
             tail.listener.tail_ended(tail, error())
+
+
+def _ended_empty(event: LacMoved) -> bool:
+    """Whether there is nothing where the segment lay, and never will be."""
+    return event.ended and event.lac == NO_ENTRY

@@ -1,4 +1,4 @@
-"""What must hold of a stream: S1-S12 and T1-T5 of the reliability notes, over everything that was said and is stored.
+"""What must hold of a stream: S1-S12 and T1-T6 of the reliability notes, over everything that was said and is stored.
 
 Online checks (`changed`, `appended`, `answered`, `delivered`) fail at the event; `final` reads everything back once the
 world has settled. A payload says who wrote it: producer, sequence.

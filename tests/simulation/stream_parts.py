@@ -19,7 +19,16 @@ from dlog.errors import (
     StreamUnavailableError,
     TxidOutOfOrderError,
 )
-from dlog.events import LeaseLost, SegmentDeleted, SegmentStarted, StreamOwned, StreamReady, StreamStalled
+from dlog.events import (
+    LacMoved,
+    LeaseLost,
+    SegmentDeleted,
+    SegmentStarted,
+    StreamOwned,
+    StreamReady,
+    StreamReleased,
+    StreamStalled,
+)
 from dlog.lease.evidence import Advice, Probe, judge
 from dlog.lease.lease import Claimant
 from dlog.log.messages import BatchWritten, StreamTaken, TakeStream, WriteBatch
@@ -38,12 +47,13 @@ from dlog.log.read_messages import (
 from dlog.log.reading import ReadingOptions, StreamReader
 from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
 from dlog.model.dlsn import DLSN, of
-from dlog.model.ids import EntryId, ProxyId, Txid
+from dlog.model.ids import NO_ENTRY, EntryId, ProxyId, Txid
 from dlog.model.segment import StreamMetadata
 from dlog.options import draw
 from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
+from proxies.write.tails import Tails
 from tests.simulation.stream_checks import Delivered, Written, first_readable
 
 if TYPE_CHECKING:
@@ -58,12 +68,19 @@ class Proxy:
         self.name = name
         self.address = ""  # of the newest owner machine
         self.claims = 0
+        self.tails = Tails()  # of that machine
+        self.is_ready = False  # it has served
         self.skew_ms = world.sim.rng.randint(-50, 50)
 
     @property
     def owner(self) -> StreamOwner | None:
         machine: StreamOwner | None = self.world.sim.machine(self.address)
         return machine
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether somebody may listen to the stream's tail here."""
+        return self.is_ready and self.owner is not None and not self.owner.has_ended
 
     def holds(self, nonce: str) -> bool:
         owner = self.owner
@@ -134,14 +151,17 @@ class Proxy:
             world.owner_options,
             final_stores=frozenset({"ledger"}) if world.config["final"] else frozenset(),
         )
-        sim.place(self.name, self.address, machine, on_event=lambda event: self.told(machine, event))
+        self.is_ready = False
+        self.tails = tails = Tails()
+        sim.place(self.name, self.address, machine, on_event=lambda event: self.told(machine, tails, event))
         sim.ask(self.address, TakeStream(if_epoch, self.unix_ms()), self.taken)
 
     def taken(self, result: Any) -> None:
         self.world.sim.reach("taken" if isinstance(result, StreamTaken) else "claim_failed")
 
-    def told(self, machine: StreamOwner, event: Any) -> None:
+    def told(self, machine: StreamOwner, tails: Tails, event: Any) -> None:
         world, sim = self.world, self.world.sim
+        self._tell_tails(tails, event)
         match event:
             case StreamOwned(_, epoch):
                 world.checks.owned(epoch, machine.nonce)
@@ -161,6 +181,17 @@ class Proxy:
                 sim.reach("stalled")
             case _:
                 world.on_lac(event)
+
+    def _tell_tails(self, tails: Tails, event: Any) -> None:
+        """As proxies/write/server.py does."""
+        match event:
+            case LacMoved():
+                tails.moved(event)
+            case StreamReady(stream, _, segment):
+                tails.moved(LacMoved(stream, segment, NO_ENTRY))
+                self.is_ready = self.is_ready or tails is self.tails
+            case LeaseLost(stream) | StreamReleased(stream):
+                tails.end(stream, lambda: StreamUnavailableError("not served here"))
 
 
 class Client:

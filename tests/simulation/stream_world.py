@@ -34,6 +34,7 @@ from tests.simulation.network import Node
 from tests.simulation.plan import EVERY_KIND, Plan, draw_faults
 from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
 from tests.simulation.stream_checks import StreamChecks
+from tests.simulation.stream_follower import Follower
 from tests.simulation.stream_parts import Client, Proxy, Reader
 from tests.simulation.worlds import Outcome, Room
 
@@ -49,6 +50,8 @@ MUST_REACH = (
     "claim_failed",
     "lease_lost",
     "mended",
+    "empty_mended",
+    "followed",
     "ready_after_0",
     "ready_after_1",
     "ready_after_2",
@@ -134,6 +137,7 @@ class StreamWorld:
         self.key = KEY
         self.marks: set[Any] = set()
         self.hints: dict[str, int] = {}  # place -> LAC told by an owner
+        self.dropped: set[str] = set()  # places that ended empty and left the list
         self.older_value: StreamMetadata | None = None
         self.older_segments: dict[int, Segment] = {}
         self.highest_point = of(1, 0, 0)  # any truncation asked for
@@ -168,6 +172,7 @@ class StreamWorld:
         for client in self.clients:
             sim.node(client.name)
         self.readers: dict[int, Reader] = {}
+        self.follower = Follower(self)
         sim.node(READ_NODE, start=self._start_readers)
 
     @property
@@ -190,6 +195,7 @@ class StreamWorld:
     def _start_readers(self, node: Node) -> None:
         for reader in self.readers.values():
             reader.open()
+        self.follower.begin()
 
     def _appended(self, stored: StoredSegment) -> None:
         self.checks.appended(stored, self.value, self.store)
@@ -198,7 +204,17 @@ class StreamWorld:
         self.older_value = old or new
         if old is not None:
             self.older_segments.update({s.number: s for s in old.segments})
+            self._note_dropped(old, new)
         self.checks.changed(old, new, self.store)
+
+    def _note_dropped(self, old: StreamMetadata, new: StreamMetadata) -> None:
+        """Segments that left the list because they ended empty."""
+        for segment in old.segments:
+            now = new.segment(segment.number)
+            if not segment.completed and (now is None or now.place != segment.place):
+                self.dropped.add(segment.place)
+                if (new.owner.epoch, "ready") in self.marks:
+                    self.sim.reach("empty_mended")
 
     def on_lac(self, event: Any) -> None:
         """An owner told its tails: the hint may be lost."""
@@ -318,8 +334,8 @@ class StreamWorld:
         if self.config["seal"]:
             self._seal()
         self._care()
-        if not sim.run(until_s=sim.now_s + SETTLE_S, until=self._is_settled):
-            self.checks.fail("T5", self._unsettled())
+        if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: self._is_settled() and self.follower.is_at_tail):
+            self.checks.fail("T6" if self._is_settled() else "T5", self._unsettled())
         self.checks.final(self.value, self.store)
 
     def _is_settled(self) -> bool:
@@ -339,7 +355,8 @@ class StreamWorld:
     def _unsettled(self) -> str:
         clients = {c.name: (c.left, len(c.queue), c.proxy) for c in self.clients if not c.is_done}
         readers = {n: r.next for n, r in self.readers.items() if not self._has_reached_tail(r)}
-        return f"not settled: clients={clients} readers={readers} metadata={self.value}"
+        heard = self.follower.lacs
+        return f"not settled: clients={clients} readers={readers} heard={heard} metadata={self.value}"
 
 
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from actors.upstream import Heard
 from dlog.lease.lease import Lease
 from dlog.log.changes import TruncateTo
 from dlog.log.dedupe import ProducerTable
@@ -18,6 +19,7 @@ from dlog.log.rolling import Rolling
 from dlog.log.seeking import Goal
 from dlog.log.taking import Taking
 from dlog.log.writing import Writing
+from proxies.write.tails import Tail
 from tests.simulation.mutants import edited
 from tests.simulation.store_model import StoreModel
 from tests.simulation.worlds import Mutant
@@ -313,4 +315,42 @@ READING = (
     ),
 )
 
-MUTANTS = (*LEASE, *TAKING, *WRITING, *READING)
+FOLLOWING = (
+    Mutant(
+        name="an owner that mends its empty segment does not tell who follows",
+        invariants=("T6",),
+        parts=planted(Taking, ("_complete", "t.out.append(Tell(", "end is None or t.out.append(Tell(")),
+    ),
+    Mutant(
+        name="that a segment ended empty is replaced by the next word of its number",
+        invariants=("T6",),
+        style="roll",
+        seeds=1500,
+        parts=planted(Tail, ("note", "if _ended_empty(event):", "if False:")),
+    ),
+    Mutant(
+        name="that a segment ended empty is taken to be said of the next place of its number",
+        invariants=("T6",),
+        parts=planted(
+            Heard,
+            (
+                "__call__",
+                "if ended and lac == NO_ENTRY:",
+                "if ended and lac == NO_ENTRY and number in self._placed:",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a look that began before a segment ended empty tells where its number lies now",
+        invariants=("T6",),
+        style="roll",
+        seeds=1500,
+        parts=planted(
+            Heard,
+            ("_forget", "self._overtaken.get(number, 0) + 1", "0"),
+            ("place", "self._waiting.pop(number)", "self._waiting.pop(number, (NO_ENTRY, False))"),
+        ),
+    ),
+)
+
+MUTANTS = (*LEASE, *TAKING, *WRITING, *READING, *FOLLOWING)

@@ -16,7 +16,7 @@ from dlog.errors import (
     ProducerUnknownError,
     Remedy,
 )
-from dlog.events import StreamStalled
+from dlog.events import LacMoved, SegmentStarted, StreamReady, StreamStalled
 from dlog.log.messages import (
     HINTS,
     STORE,
@@ -198,6 +198,45 @@ def test_a_store_that_fails_again_and_again_is_asked_at_longer_and_longer_times(
             owner.fire("mend")
     assert delays == sorted(delays)
     assert len(delays) == 2
+
+
+def test_an_owner_that_mends_its_empty_segment_tells_that_it_ended_before_its_number_comes_again() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    stage.hold(AppendEntry)
+    owner.ask(batch(0))
+    append = next(m for m in owner.sent if isinstance(m, AppendEntry))
+    stage.held.clear()
+    stage.hold()
+    owner.events.clear()
+    owner.post(Received(STORE, StoreFailed(append, StoreUnavailableError("a bookie too few"))))
+    assert [(s.number, s.place) for s in stage.value.segments] == [(1, "1b")]
+    told = [e for e in owner.events if isinstance(e, LacMoved | SegmentStarted | StreamReady)]
+    assert told == [
+        LacMoved("s", 1, -1, True),
+        SegmentStarted("s", 1, "1b"),
+        StreamReady("s", 1, 1, 1),
+        LacMoved("s", 1, 0),
+    ]
+
+
+def test_a_roll_that_is_mended_tells_the_ends_of_both_segments() -> None:
+    stage = Stage(segment_bytes=1000)
+    owner = stage.taken("p1")
+    owner.ask(batch(0, size=500))
+    stage.hold(SealSegment)
+    owner.ask(batch(1, size=600))
+    assert numbers(stage.value) == [(1, False), (2, False)], "a roll is at hand"
+    before = stage.value.segments[1].place
+    stage.held.clear()
+    stage.hold()
+    owner.events.clear()
+    seal = next(m for m in owner.sent if isinstance(m, SealSegment))
+    owner.post(Received(STORE, StoreFailed(seal, StoreUnavailableError("a bookie too few"))))
+    assert stage.value.segments[1].place != before
+    told = [(e.segment, e.lac, e.ended) for e in owner.events if isinstance(e, LacMoved)]
+    assert told == [(1, 1, True), (2, -1, True)]
+    assert StreamReady("s", 1, 2, 2) in owner.events
 
 
 def test_a_lost_store_takes_the_segment_created_ahead_with_it() -> None:

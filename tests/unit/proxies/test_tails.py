@@ -45,6 +45,30 @@ def test_what_was_not_taken_is_replaced_and_not_queued() -> None:
     assert told(tail) == []
 
 
+def test_that_a_segment_ended_empty_is_told_before_its_number_is_told_again() -> None:
+    tails, listener = Tails(), Listener()
+    tail = Tail(listener, 5, "s")
+    tails.add(tail)
+    tails.moved(LacMoved("s", 1, -1))
+    tails.moved(LacMoved("s", 1, -1, True))
+    tails.moved(LacMoved("s", 1, -1))
+    tails.moved(LacMoved("s", 1, 0))
+    assert told(tail) == [(1, -1, True), (1, 0, False)]
+
+
+def test_who_comes_when_a_segment_has_ended_empty_is_told_nothing_of_its_number() -> None:
+    tails, listener = Tails(), Listener()
+    tails.moved(LacMoved("s", 1, 7, True))
+    tails.moved(LacMoved("s", 2, -1))
+    tails.moved(LacMoved("s", 2, -1, True))
+    tail = Tail(listener, 5, "s")
+    tails.add(tail)
+    assert told(tail) == [(1, 7, True)]
+    assert tails.place("s") == (1, 8, 0)
+    tails.moved(LacMoved("s", 2, -1))
+    assert told(tail) == [(2, -1, False)]
+
+
 def test_other_streams_and_those_who_left_hear_nothing() -> None:
     tails, listener = Tails(), Listener()
     left, other = Tail(listener, 1, "s"), Tail(listener, 2, "t")

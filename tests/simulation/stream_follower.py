@@ -1,0 +1,172 @@
+"""A read proxy's ear in the world of one stream: it follows whoever owns it, over a link that is slow now and then.
+
+What the owner tells goes through the tails of its proxy (proxies/write/tails.py) and is believed as the reading side
+believes it (actors/upstream.py); both are the real code. Metadata is read in order, each read a while after it was
+asked for. T6: a word of one place is never taken for another, and at the end the follower has heard of all that was
+acknowledged, also where the number of an empty segment came again while it listened.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from actors.upstream import Heard
+from dlog.errors import DLogError
+from dlog.model.segment import Segment
+from dlog.wire.proxy import Lac
+from proxies.write.tails import Tail, Tails
+
+if TYPE_CHECKING:
+    from dlog.log.owner import StreamOwner
+    from tests.simulation.stream_parts import Proxy
+    from tests.simulation.stream_world import StreamWorld
+
+NODE = "r"
+LOOK_S = 0.02
+
+
+class Follower:
+    """One listener; `begin` at each start of its process."""
+
+    def __init__(self, world: StreamWorld) -> None:
+        self.world = world
+        self.rng = random.Random(f"{world.plan.seed}/follower")
+        self.metadata_s = self.rng.choice((0.001, 0.03))
+        self.flush_s = self.rng.choice((0.001, 0.02))  # until an owner's proxy gets round to telling
+        self.life = 0
+        self.lacs: dict[str, int] = {}  # by place, as believed
+        self._link: Link | None = None
+        self._read_s = self._told_s = 0.0  # when metadata is read next, at the earliest, and told
+
+    def begin(self) -> None:
+        """A new life: it knows nothing."""
+        self._leave()
+        self.life += 1
+        self.lacs.clear()
+        self._look(self.life)
+
+    @property
+    def is_at_tail(self) -> bool:
+        """Whether it has heard of all that was acknowledged in the segment that is written now."""
+        last = next(iter(self.world.value.in_progress[-1:]), None)
+        if last is None or self.world.value.is_sealed:
+            return True
+        results = (batch.result for batch in self.world.checks.batches)
+        acked = max((r.dlsn.entry for r in results if r is not None and r.dlsn.segment == last.number), default=-1)
+        return self.lacs.get(last.place, -1) >= acked
+
+    def later(self, mean_s: float) -> float:
+        """A latency."""
+        return self.rng.expovariate(1.0) * mean_s * (50 if self.rng.random() < 0.02 else 1)
+
+    def lost(self, link: Link) -> None:
+        """The owner says no more."""
+        if self._link is link:
+            self._leave()
+
+    # ---- what is heard (a Listener of Heard) -------------------------------------------------------------------------
+
+    def believe(self, heard: Heard, number: int) -> None:
+        sim = self.world.sim
+        self._read_s = max(self._read_s, sim.now_s + self.later(self.metadata_s))
+        sim.call_in(self._read_s - sim.now_s, self._read, heard, number, self.life, node=NODE)
+
+    def _read(self, heard: Heard, number: int, life: int) -> None:
+        sim = self.world.sim
+        self._told_s = max(self._told_s, sim.now_s + self.later(self.metadata_s))
+        segment = self.world.value.segment(number)
+        sim.call_in(self._told_s - sim.now_s, self._told, heard, number, segment, life, node=NODE)
+
+    def _told(self, heard: Heard, number: int, segment: Segment | None, life: int) -> None:
+        if life == self.life:
+            heard.place(number, segment)
+
+    def heard(self, segment: Segment, lac: int, ended: bool) -> None:
+        world = self.world
+        held = world.store.segments.get(segment.place)
+        confirmed = held.confirmed if held is not None else -1 if segment.place in world.dropped else lac
+        if lac > confirmed:
+            world.checks.fail("T6", f"LAC {lac} is believed of {segment.place}, confirmed is {confirmed}")
+        if ended and held is not None and held.end is None:
+            world.checks.fail("T6", f"{segment.place} is believed to have ended at {lac}, and goes on")
+        self.lacs[segment.place] = max(lac, self.lacs.get(segment.place, -1))
+
+    # ---- whom it listens to ------------------------------------------------------------------------------------------
+
+    def _look(self, life: int) -> None:
+        """Now and then: is there an owner, and do we hear it?"""
+        if life != self.life:
+            return
+        self.world.sim.call_in(LOOK_S, self._look, life, node=NODE)
+        if self._link is not None and not (self._link.is_alive and (self._link.is_named or self.rng.random() < 0.5)):
+            self._leave()
+        proxy = self.world.proxies.get(self.world.value.owner.proxy)
+        if self._link is None and proxy is not None and proxy.is_serving and not self._is_cut(proxy):
+            self.world.sim.reach("followed")
+            self._link = Link(self, proxy)
+
+    def _is_cut(self, proxy: Proxy) -> bool:
+        return self.world.is_cut(NODE, proxy.name) or self.world.is_cut(proxy.name, NODE)
+
+    def _leave(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+
+class Link:
+    """One subscription to one owner; what it is told arrives later, in order."""
+
+    def __init__(self, follower: Follower, proxy: Proxy) -> None:
+        assert proxy.owner is not None
+        self._follower = follower
+        self._proxy = proxy
+        self._owner: StreamOwner = proxy.owner
+        self._tails: Tails = proxy.tails
+        self._heard = Heard(follower, proxy.name, "")
+        self._tail = Tail(self, 1, follower.world.stream)
+        self._flush_due = False
+        self._arrives_s = 0.0
+        self._tails.add(self._tail)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the owner would answer a ping."""
+        world, proxy = self._follower.world, self._proxy
+        is_cut = world.is_cut(NODE, proxy.name) or world.is_cut(proxy.name, NODE)
+        return proxy.owner is self._owner and not self._owner.has_ended and not is_cut
+
+    @property
+    def is_named(self) -> bool:
+        """Whether metadata names this owner; one that was deposed may not know it."""
+        return self._owner.nonce == self._follower.world.value.owner.claim
+
+    def close(self) -> None:
+        self._tails.remove(self._tail)
+        self._heard.end()
+
+    def lac_moved(self, tail: Tail) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            self._follower.world.sim.call_in(
+                self._follower.later(self._follower.flush_s), self._flush, node=self._proxy.name
+            )
+
+    def tail_ended(self, tail: Tail, error: DLogError) -> None:
+        self._flush()
+        self._arrive(self._follower.lost, self)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        for told in self._tail.take():
+            self._arrive(self._hear, told)
+
+    def _arrive(self, callback: object, *args: object) -> None:
+        sim = self._follower.world.sim
+        self._arrives_s = max(self._arrives_s + 1e-9, sim.now_s + self._follower.later(0.001))
+        sim.call_in(self._arrives_s - sim.now_s, callback, *args, node=NODE)  # type: ignore[arg-type]
+
+    def _hear(self, told: Lac) -> None:
+        if not self._heard.is_over:
+            self._heard(told.segment, told.lac, told.ended)

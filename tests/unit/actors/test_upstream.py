@@ -1,0 +1,65 @@
+"""An owner's word is believed of the place it was said of, and of no other that has or had its number."""
+
+from __future__ import annotations
+
+from actors.upstream import Heard
+from dlog.model.ids import SegmentNumber, Txid
+from dlog.model.segment import Segment
+
+
+class Listener:
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.told: list[tuple[str, int, bool]] = []
+
+    def believe(self, heard: Heard, number: int) -> None:
+        self.asked.append(number)
+
+    def heard(self, segment: Segment, lac: int, ended: bool) -> None:
+        self.told.append((segment.place, lac, ended))
+
+
+def lying(place: str) -> Segment:
+    return Segment(number=SegmentNumber(1), place=place, first_txid=Txid(0))
+
+
+def test_a_number_is_looked_up_once_and_believed_from_then_on() -> None:
+    listener = Listener()
+    heard = Heard(listener, "w:1", "1")
+    heard(1, 3, False)
+    heard(1, 4, False)
+    assert (listener.asked, listener.told) == ([1], [])
+    heard.place(1, lying("a"))
+    heard(1, 5, False)
+    assert (listener.asked, listener.told) == ([1], [("a", 4, False), ("a", 5, False)])
+
+
+def test_after_a_segment_ended_empty_its_number_is_looked_up_anew() -> None:
+    listener = Listener()
+    heard = Heard(listener, "w:1", "1")
+    heard(1, -1, False)
+    heard.place(1, lying("a"))
+    heard(1, -1, True)
+    heard(1, 0, False)
+    assert listener.asked == [1, 1]
+    heard.place(1, lying("b"))
+    assert listener.told == [("a", -1, False), ("a", -1, True), ("b", 0, False)]
+
+
+def test_that_a_segment_ended_empty_is_said_of_no_place_that_its_number_has_later() -> None:
+    listener = Listener()
+    heard = Heard(listener, "w:1", "1")
+    heard(1, -1, True)
+    assert (listener.asked, listener.told) == ([], [])
+
+
+def test_a_look_that_was_under_way_when_the_segment_ended_empty_is_not_believed() -> None:
+    listener = Listener()
+    heard = Heard(listener, "w:1", "1")
+    heard(1, -1, False)
+    heard(1, -1, True)
+    heard(1, 7, False)
+    heard.place(1, lying("a"))
+    assert listener.told == []
+    heard.place(1, lying("b"))
+    assert listener.told == [("b", 7, False)]
