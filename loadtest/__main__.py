@@ -1,125 +1,43 @@
-"""`python -m loadtest WORKLOAD`: run a workload against a cluster, judge it, and only then say how fast it was."""
+"""`python -m loadtest`: workloads on systems, in rounds; or a report of a run; or the peers' installation.
+
+python -m loadtest W1,W3 --system dlog,kafka --quick --out RUN.json
+python -m loadtest report RUN.json --html report.html
+python -m loadtest peers install kafka
+"""
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import sys
-import uuid
-from functools import partial
-from typing import Any
+from importlib import import_module
 
-import dlog
-from dlog.cli.discovery import find_running
-from dlog.errors import DLogError, InvalidRequestError
-from loadtest import faults
-from loadtest.workload import Run, Workload, load
+from loadtest import attached, command
+from loadtest.report import main as report
 
-
-def main() -> int:
-    """Exit 0: green; 1: the checker found something, or the cluster failed; 2: misused."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest", description=__doc__)
-    parser.add_argument(
-        "workload",
-        help="a name in loadtest/workloads, a TOML file, or what befalls the owner of a stream: failover (kill -9), "
-        "freeze (SIGSTOP, SIGCONT), handover; these need the `dlog up` of this directory (or --dir)",
-    )
-    parser.add_argument("--stream", help="the stream to use; default: a new one, deleted at the end")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change an option of the workload"
-    )
-    parser.add_argument("--rounds", "--kills", type=int, help="of failover, freeze, handover")
-    parser.add_argument("--dir", help="directory of the `dlog up` that failover, freeze and handover hurt")
-    parser.add_argument("--strict", action="store_true", help="exit 1 also when a goal is missed")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
-    given = parser.parse_args()
-    if given.workload in faults.KINDS:
-        return hurt(given)
-    try:
-        changes = dict(_pair(change) for change in given.set)
-        workload = load(given.workload, changes)
-    except (ValueError, InvalidRequestError) as error:
-        print(f"loadtest: {error}", file=sys.stderr)
-        return 2
-    result: dict[str, Any] = {}
-    try:
-        result = asyncio.run(go(workload, given.stream))
-    except* DLogError as errors:
-        print(f"loadtest: {first_of(errors)}", file=sys.stderr)
-    if not result:
-        return 1
-    print(json.dumps(result) if given.json else as_text(result))
-    return 0 if result["green"] else 1
+USAGE = f"""usage: python -m loadtest WORKLOAD[,WORKLOAD...]|all [options]     run workloads (--help says more)
+       python -m loadtest report RUN.json [options]               tables, plots and a page of a run
+       python -m loadtest peers install|start NAME                the systems that are compared with
+       python -m loadtest {"|".join(attached.NAMES)}
+                                                                  a quick look at a cluster that runs already
+"""
 
 
-def hurt(given: argparse.Namespace) -> int:
-    """Run failover, freeze or handover."""
-    running = find_running(given.dir)
-    if running is None or (given.rounds is not None and given.rounds < 1):
-        why = "it needs a `dlog up` on this machine, found by --dir" if running is None else "--rounds is at least 1"
-        print(f"loadtest: {given.workload}: {why}", file=sys.stderr)
-        return 2
-    kind = faults.KINDS[given.workload]
-    tell = partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
-    ordeal = faults.Ordeal(kind=kind, running=running, rounds=given.rounds or kind.rounds, tell=tell)
-    result: dict[str, Any] = {}
-    try:
-        result = asyncio.run(ordeal.go(given.stream or f"loadtest-{uuid.uuid4().hex[:8]}")).as_json(kind)
-    except* (DLogError, TimeoutError) as errors:
-        print(f"loadtest: {first_of(errors)!r}", file=sys.stderr)
-    if not result:
-        return 1
-    print(json.dumps(result) if given.json else faults.as_text(result))
-    met = result["green"] and all(goal["met"] for goal in result["goals"].values())
-    return 0 if met or (result["green"] and not given.strict) else 1
-
-
-def _pair(change: str) -> tuple[str, str]:
-    key, equals, value = change.partition("=")
-    if not equals:
-        raise InvalidRequestError(f"a change is written KEY=VALUE, as in records=1000: --set {change[:60]}")
-    return key, value
-
-
-async def go(workload: Workload, stream: str | None) -> dict[str, Any]:
-    """Run it; the cluster is the one `dlog` finds (DLOG_CONNECT, or the `dlog up` of this directory)."""
-    name = stream or f"loadtest-{uuid.uuid4().hex[:8]}"
-    async with dlog.connect() as client:
-        if stream is None:
-            await client.create(name)
-        run = Run(workload, name)
-        verdict = await run.go(client)
-        if stream is None:
-            await client.delete(name)
-    result: dict[str, Any] = {"green": verdict.is_green, "verdict": verdict.as_json(), "failed": run.failed[:10]}
-    if verdict.is_green:
-        payload_bytes = verdict.acknowledged * workload.record_bytes
-        result |= {
-            "seconds": round(run.seconds, 3),
-            "records_per_s": round(verdict.acknowledged / run.seconds),
-            "mb_per_s": round(payload_bytes / run.seconds / 1e6, 1),
-            "ack_gap_max_ms": round(run.gap_s * 1000, 1),
-            "read_back_records_per_s": round(verdict.acknowledged / run.read_seconds),
-        }
-    return result
-
-
-def first_of(errors: BaseExceptionGroup[Any]) -> BaseException:
-    """The first error of a group, however deep."""
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def as_text(result: dict[str, Any]) -> str:
-    counts = " ".join(f"{k}={v}" for k, v in result["verdict"].items() if k != "examples")
-    if not result["green"]:
-        return "\n".join([f"NOT GREEN, so no figures: {counts}", *result["verdict"]["examples"]])
-    speed = " ".join(f"{k}={v}" for k, v in result.items() if k not in ("green", "verdict", "failed"))
-    return f"green: {counts}\n{speed}"
+def main(arguments: list[str]) -> int:
+    """Exit 0: green; 1: not green, or something failed; 2: misused."""
+    match arguments:
+        case ["report", *rest]:
+            return report(rest)
+        case ["peers", *rest]:
+            return int(import_module("loadtest.systems.peers").main(rest))
+        case ["-h" | "--help"]:
+            print(USAGE)
+            return command.main(arguments)
+        case []:
+            print(USAGE, file=sys.stderr)
+            return 2
+    if any(name in attached.NAMES for name in arguments):
+        return attached.main(arguments)
+    return command.main(arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

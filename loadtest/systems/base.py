@@ -11,7 +11,8 @@ the last number one higher, or at any greater tuple: DLSN (segment, entry, slot)
 for people and is shown when it fails):
 
     in   the job (below), one line
-    out  {"event": "ready"}                             connected; a reader stands at its start
+    out  {"event": "ready"}                             connected; a reader stands at its start, a producer has had one
+                                                        record acknowledged in each log (counted as sent and acked)
     in   {"do": "go", "start_ns": N}                    a producer's load begins at this instant of CLOCK_MONOTONIC
                                                         (Python: monotonic_ns; Java on Linux: System.nanoTime)
     out  {"event": "tick", "acked": n, "last_ack_ns": N}    producers, every 50 ms or so while there is news
@@ -27,13 +28,15 @@ Job, of both kinds: `kind` ("produce" or "read"), `client` ("module:Class", Pyth
 `seconds`, `warmup_s`, `patience_s` (how long an answer may take before it counts as failed).
 Of producers: `producer` (its number; records of it carry this), `mode`, `window` (records under way at most),
 `rate` (records a second in all), `batch_records` (records in a batch of the application's own making; 1: none),
-`tasks`, `zipf` (exponent by which records fall on the logs; 0: evenly), `seed`. Modes:
+`records` (stop after so many in all; absent or 0: no bound), `tasks`, `zipf` (exponent by which records fall on the logs; 0: evenly),
+`seed`. Modes:
     "window"  closed loop: as many as `window` allows are under way, handed over one by one (or by batches)
     "await"   closed loop: `tasks` tasks, each awaits each of its appends
     "open"    open loop: at every millisecond what is due is handed over, whatever is still under way; the latency of
               a record is its answer minus the instant it was *due*
 Of readers: `reader` (its name), `start` ("start" or "tail"), `follow` (wait at the end for more, or stop there),
-`bytes_per_s` (0: as fast as it can).
+`copies` (so many readers of every log in this one process; the i-th writes its history to `history` + ".i", the counts
+of the result are of all of them; a generator that cannot do more than 1 says so in `System.generator`).
 
 **Records** are loadtest/payload.py: crc32 u32 | producer u32 | sequence u64 | due u64 (CLOCK_MONOTONIC ns, intended
 start) | filler; big-endian; the CRC is of everything after it, filler first and then the 20 bytes of the head. The
@@ -51,7 +54,7 @@ A histogram is {"unit": "us", "counts": [[value, count], ...]}, values rounded t
 
 **History**: text lines in the order in which things happened in that process; LOG is the index in `logs`; POS is the
 position with dots between its numbers, or - ; times in ns. A run is records that follow each other densely, at
-places that follow each other densely.
+places that follow each other densely; it spans 50 ms at most.
     S LOG PRODUCER COUNT             all sequences below COUNT may have been handed over (at the end at least)
     A LOG PRODUCER FIRST COUNT POS SENT_NS          a run was acknowledged; SENT_NS: when its first was handed over
     F LOG PRODUCER FIRST COUNT 0|1   refused: 0 it is certainly not in the log, 1 it may be
@@ -234,11 +237,11 @@ Tell = Callable[[Acked | Refused], None]
 
 
 class Writer(ABC):
-    """Writes one log, in order. Indices count the records given to this writer, from 0."""
+    """Writes one log, in order. Indices count the records given to this writer, from 0, those of `append` included."""
 
     @abstractmethod
     async def hand_over(self, records: Sequence[bytes]) -> None:
-        """Take single records without waiting for answers; they travel as the client does of itself when set up for speed.
+        """Take single records without waiting for answers; they travel as the client does when set up for speed.
 
         Returns when they are taken (waits for room if the client has a bound). Answers go to `tell`, in any grouping.
         """

@@ -1,0 +1,146 @@
+"""Generator processes as the runner sees them: started with a job, told to go, heard until their result.
+
+The law of this file: a generator that dies, falls silent or says nonsense is an error with its last words; none
+outlives the runner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dlog.cli.parts import die_with_parent
+from loadtest.lines import LINE_BYTES_MAX
+from loadtest.systems.base import CannotRunError
+
+READY_S = 120.0
+
+
+class Generator:
+    """One process. `start` returns once it is ready."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.acked = 0
+        self.last_ack_ns = 0
+        self.read = 0
+        self._process: asyncio.subprocess.Process | None = None
+        self._stderr = Path()
+        self._ready = asyncio.Event()
+        self._news = asyncio.Event()
+        self._result: dict[str, Any] | None = None
+        self._failure: str | None = None
+        self._listening: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "started"
+        return self._process.pid
+
+    async def start(self, command: Sequence[str], job: Mapping[str, Any], stderr: Path, *, wait: bool = True) -> None:
+        """Raises CannotRunError. wait: until it is ready."""
+        self._stderr = stderr
+        with stderr.open("wb") as errors:
+            self._process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=errors,
+                limit=LINE_BYTES_MAX,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+                env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "134217728"},
+            )
+        self._tell(job)
+        self._listening = asyncio.get_running_loop().create_task(self._listen(), name=f"generator {self.name}")
+        if wait:
+            await self.ready()
+
+    async def ready(self) -> None:
+        """Raises CannotRunError."""
+        await self._until(self._ready.is_set, READY_S, "was not ready")
+
+    def go(self, start_ns: int) -> None:
+        self._tell({"do": "go", "start_ns": start_ns})
+
+    def stop(self) -> None:
+        self._tell({"do": "stop"})
+
+    def until(self, counts: Mapping[str, int]) -> None:
+        self._tell({"do": "until", "counts": counts})
+
+    async def acknowledged(self, more: int, since_ns: int, patience_s: float) -> None:
+        """Until so many more were, the last of them after that instant. Raises CannotRunError."""
+        wanted = self.acked + more
+        await self._until(
+            lambda: self.acked >= wanted and self.last_ack_ns > since_ns, patience_s, "was not acknowledged again"
+        )
+
+    async def result(self, patience_s: float) -> dict[str, Any]:
+        """What it says in the end. Raises CannotRunError."""
+        await self._until(lambda: self._result is not None, patience_s, "gave no result")
+        assert self._result is not None, "waited for"
+        return self._result
+
+    async def end(self) -> None:
+        """Kill it if it lives. Idempotent."""
+        process, listening = self._process, self._listening
+        if process is not None and process.returncode is None:
+            process.kill()
+            await process.wait()
+        if listening is not None:
+            listening.cancel()
+            await asyncio.wait((listening,))
+
+    async def _until(self, condition: Any, patience_s: float, otherwise: str) -> None:
+        try:
+            async with asyncio.timeout(patience_s):
+                while not condition():
+                    if self._failure is not None:
+                        raise CannotRunError(f"generator {self.name} {self._failure}: {self._last_words()}")
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise CannotRunError(
+                f"generator {self.name} {otherwise} within {patience_s:g} s: {self._last_words()}"
+            ) from None
+
+    def _tell(self, order: Mapping[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None, "started"
+        if self._process.returncode is None and not self._process.stdin.is_closing():
+            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+
+    async def _listen(self) -> None:
+        assert self._process is not None and self._process.stdout is not None, "started"
+        try:
+            while line := await self._process.stdout.readline():
+                self._hear(line)
+                self._news.set()
+            code = await self._process.wait()
+            if self._result is None:
+                self._failure = f"ended with {code}"
+        except (ValueError, KeyError, TypeError) as error:
+            self._failure = f"said what cannot be understood: {error!r}"
+        self._news.set()
+
+    def _hear(self, line: bytes) -> None:
+        said = json.loads(line)
+        match said["event"]:
+            case "ready":
+                self._ready.set()
+            case "tick":
+                self.acked = int(said.get("acked", self.acked))
+                self.last_ack_ns = int(said.get("last_ack_ns", self.last_ack_ns))
+                self.read = int(said.get("read", self.read))
+            case "result":
+                self._result = said
+
+    def _last_words(self) -> str:
+        try:
+            return self._stderr.read_text(errors="replace")[-800:].strip() or "it said nothing"
+        except OSError:
+            return "it said nothing"

@@ -1,0 +1,84 @@
+"""Counts of durations in buckets whose width grows with the value, as HdrHistogram has them: no value is off by 1/1024.
+
+The law of this file: recording is an addition, joining is addition, and a percentile is told as the greatest value of
+its bucket, so that none is told better than it was. Microseconds; a value below 0 counts as 0.
+Source of the layout: HdrHistogram. Ours, since it is the sparse counts that generators in other languages hand over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_FINE_BITS = 11  # values below 2^11 us are exact; above, a bucket is at most 1/1024 of its value wide
+_FINE = 1 << _FINE_BITS
+
+
+class Histogram:
+    """Of microseconds."""
+
+    __slots__ = ("_counts", "count")
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}  # greatest value of a bucket -> how many
+        self.count = 0
+
+    def record(self, value_us: float, count: int = 1) -> None:
+        value = int(value_us) if value_us > 0 else 0
+        if value >= _FINE:
+            shift = value.bit_length() - _FINE_BITS
+            value |= (1 << shift) - 1
+        counts = self._counts
+        counts[value] = counts.get(value, 0) + count
+        self.count += count
+
+    def add(self, other: Histogram) -> None:
+        """Take in all that another one has."""
+        for value, count in other._counts.items():
+            self.record(value, count)
+
+    def percentile(self, percent: float) -> float:
+        """The value, in us, at or below which so many percent lie; 0 if there is none. Greatest for 100."""
+        if not self.count:
+            return 0.0
+        wanted = max(1, -(-self.count * percent // 100))
+        seen = 0
+        for value in sorted(self._counts):
+            seen += self._counts[value]
+            if seen >= wanted:
+                return float(value)
+        return float(max(self._counts))
+
+    def percentiles(self, percents: Iterable[float]) -> list[float]:
+        return [self.percentile(percent) for percent in percents]
+
+    @property
+    def mean(self) -> float:
+        return sum(v * n for v, n in self._counts.items()) / self.count if self.count else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        return {"unit": "us", "counts": sorted(map(list, self._counts.items()))}
+
+
+def from_json(told: Any) -> Histogram:
+    """Read `as_json`, or what a generator in another language says. Raises ValueError."""
+    histogram = Histogram()
+    if not isinstance(told, Mapping) or told.get("unit") != "us" or not isinstance(told.get("counts"), list):
+        raise ValueError('a histogram is {"unit": "us", "counts": [[value, count], ...]}')
+    for pair in told["counts"]:
+        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(n, int | float) for n in pair)):
+            raise ValueError(f"a histogram counts [value, count]: {pair!r:.60}")
+        value, count = pair
+        if not (0 <= value < 1e15 and 0 <= count < 1e15 and count == int(count)):
+            raise ValueError(f"a histogram counts [value, count], both 0 or more: {pair!r:.60}")
+        if count:
+            histogram.record(value, int(count))
+    return histogram
+
+
+def joined(told: Iterable[Any]) -> Histogram:
+    """One of many. Raises ValueError."""
+    whole = Histogram()
+    for one in told:
+        whole.add(from_json(one))
+    return whole

@@ -1,0 +1,293 @@
+"""Judges what happened to one log: what was promised to producers against what each reader was given.
+
+The law of this file: nothing is assumed of the system. The verdict counts what does not fit, of every kind that there
+is. An append without an answer, or refused with unknown outcome, may be in the log once or not at all. Notes are runs
+of records that lie back to back, so a run of a million records costs little memory.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field, fields
+
+from loadtest.history import AckedRun, Broken, End, Note, ReadRun, RefusedRun, Sent, after
+from loadtest.systems.base import Position
+
+EXAMPLES = 10
+BREACHES = ("lost", "duplicated", "reordered", "misplaced", "early", "invented", "diverged")
+
+
+@dataclass(slots=True)
+class Verdict:
+    """Counts of records; those of BREACHES must be zero."""
+
+    sent: int = 0
+    acknowledged: int = 0
+    unanswered: int = 0
+    read: int = 0
+    lost: int = 0  # acknowledged, and a reader that came past its place was not given it
+    duplicated: int = 0  # given twice to one reader
+    reordered: int = 0  # given out of the log's order, or a producer's records out of its order
+    misplaced: int = 0  # given at another place than the producer was told
+    early: int = 0  # given before its append began, or given at the tail and then not in the log
+    invented: int = 0  # damaged, never sent, or certainly refused
+    diverged: int = 0  # two readers were given a record at different places, or one of them was not given it
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def is_green(self) -> bool:
+        return not any(getattr(self, name) for name in BREACHES)
+
+    def add(self, other: Verdict) -> None:
+        """Take in the verdict of another log."""
+        for f in fields(self):
+            if f.name != "examples":
+                setattr(self, f.name, getattr(self, f.name) + getattr(other, f.name))
+        self.examples = (self.examples + other.examples)[:EXAMPLES]
+
+    def as_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+class _Run:
+    """Sequences first..first+count-1 of one producer, at consecutive places from `position` on."""
+
+    __slots__ = ("count", "first", "ns", "position")
+
+    def __init__(self, first: int, count: int, position: Position | None, ns: int) -> None:
+        self.first = first
+        self.count = count
+        self.position = position
+        self.ns = ns
+
+    def place(self, sequence: int) -> Position | None:
+        return None if self.position is None else after(self.position, sequence - self.first)
+
+
+class _Reader:
+    """What one reader was given. Runs of a producer are in its order, without overlap."""
+
+    def __init__(self) -> None:
+        self.begin: Position | None = None
+        self.last: Position | None = None
+        self.came_to_the_end = False
+        self.runs: dict[int, list[_Run]] = {}
+
+    def note(self, producer: int, first: int, count: int, position: Position, ns: int) -> tuple[str, int] | None:
+        """Note a run; what is wrong with it and with how many of its records, if anything."""
+        in_order = self.last is None or position > self.last
+        self.begin = position if self.begin is None else self.begin
+        self.last = after(position, count - 1)
+        if not in_order:
+            return "reordered", count
+        runs = self.runs.setdefault(producer, [])
+        last = runs[-1] if runs else None
+        if last is not None and first < last.first + last.count:
+            behind = min(first + count, last.first + last.count) - first
+            again = sum(self._has(runs, first + i) for i in range(behind))
+            if count > behind:
+                runs.append(_Run(first + behind, count - behind, after(position, behind), ns))
+            return ("duplicated", again) if again else ("reordered", behind)
+        if last is not None and first == last.first + last.count and position == last.place(first):
+            last.count += count
+        else:
+            runs.append(_Run(first, count, position, ns))
+        return None
+
+    @staticmethod
+    def _has(runs: list[_Run], sequence: int) -> bool:
+        at = bisect_right(runs, sequence, key=lambda run: run.first) - 1
+        return at >= 0 and sequence < runs[at].first + runs[at].count
+
+
+class Judge:
+    """Notes what happens to one log. A producer's sequences are dense from 0, handed over in order."""
+
+    def __init__(self, log: str = "") -> None:
+        self._log = f"{log} " if log else ""
+        self._sent: dict[int, int] = {}  # producer -> sequences below this were sent
+        self._told: dict[int, list[_Run]] = {}
+        self._refused: dict[int, list[_Run]] = {}
+        self._readers: dict[str, _Reader] = {}
+        self._reads: dict[str, list[tuple[int, int, int, Position, int]]] = {}
+        self._verdict = Verdict()
+
+    def sent(self, producer: int, count: int) -> None:
+        """Sequences below `count` of this producer may have been handed over."""
+        before = self._sent.get(producer, 0)
+        self._sent[producer] = max(before, count)
+        self._verdict.sent += self._sent[producer] - before
+
+    def acknowledged(self, producer: int, first: int, count: int, position: Position | None, sent_ns: int = 0) -> None:
+        """The system said that they lie there and behind, or that they lie somewhere (None)."""
+        self._told.setdefault(producer, []).append(_Run(first, count, position, sent_ns))
+        self._verdict.acknowledged += count
+
+    def refused(self, producer: int, first: int, count: int, *, unknown: bool) -> None:
+        """The system said that they are not in the log; or, unknown, that they may be."""
+        if not unknown:
+            self._refused.setdefault(producer, []).append(_Run(first, count, None, 0))
+
+    def began(self, reader: str) -> None:
+        """There is such a reader; it answers for what it is given, and for being given nothing."""
+        self._readers.setdefault(reader, _Reader())
+
+    def given(self, reader: str, producer: int, first: int, count: int, position: Position, at_ns: int = 0) -> None:
+        """A reader was given a run. Tell these in the order of delivery."""
+        self.began(reader)
+        reads = self._reads.setdefault(reader, [])
+        self._verdict.read += count
+        if reads:
+            whose, begin, many, place, ns = reads[-1]
+            if whose == producer and begin + many == first and position == after(place, many):
+                reads[-1] = (whose, begin, many + count, place, ns)
+                return
+        reads.append((producer, first, count, position, at_ns))
+
+    def broken(self, reader: str, position: Position, text: str) -> None:
+        """A reader was given something that does not verify."""
+        self.began(reader)
+        self._verdict.read += 1
+        self._count("invented", 1, f"{reader}: does not verify, at {position}: {text}")
+
+    def ended(self, reader: str) -> None:
+        """This reader came to the end of the log, after all appends."""
+        self.began(reader)
+        self._readers[reader].came_to_the_end = True
+
+    def finish(self) -> Verdict:
+        """The verdict, once everything sent is answered or given up and each reader has come to the tail.
+
+        A reader answers for what lies from the first place on that it was given; whoever read from the start to the
+        tail answers for all.
+        """
+        verdict = self._verdict
+        verdict.unanswered = verdict.sent - verdict.acknowledged
+        for runs in (*self._told.values(), *self._refused.values()):
+            runs.sort(key=lambda run: run.first)
+        for name, reads in self._reads.items():
+            for read in reads:
+                self._note(name, *read)
+        if not self._readers and verdict.acknowledged:
+            self._count("lost", verdict.acknowledged, "nobody read anything")
+        for name, reader in self._readers.items():
+            self._compare_with_told(name, reader)
+        self._compare_readers()
+        return verdict
+
+    def _note(self, name: str, producer: int, first: int, count: int, position: Position, at_ns: int) -> None:
+        beyond = first + count - max(first, self._sent.get(producer, 0))
+        if beyond > 0:
+            self._count("invented", beyond, f"{name}: never sent: {producer}:{first}+{count} at {position}")
+        wrong = self._readers[name].note(producer, first, count, position, at_ns)
+        if wrong is not None:
+            what, many = wrong
+            self._count(what, many, f"{name}: {what}: {producer}:{first}+{count} at {position}")
+
+    def _compare_with_told(self, name: str, reader: _Reader) -> None:
+        for producer, told in self._told.items():
+            mine = reader.runs.get(producer, [])
+            for one, other, sequence, count in _walk(told, mine):
+                place = one.place(sequence)
+                if other is None:
+                    if reader.begin is None or place is None or place >= reader.begin:
+                        self._count("lost", count, f"{name}: never got {producer}:{sequence}+{count}, told at {place}")
+                    continue
+                seen = other.place(sequence)
+                if place is not None and seen != place:
+                    self._count("misplaced", count, f"{name}: got {producer}:{sequence} at {seen}, told at {place}")
+                if other.first == sequence and other.ns and one.ns > other.ns:
+                    self._count("early", count, f"{name}: got {producer}:{sequence} {one.ns - other.ns} ns too early")
+        for producer, refused in self._refused.items():
+            for _, other, sequence, count in _walk(refused, reader.runs.get(producer, [])):
+                if other is not None:
+                    self._count("invented", count, f"{name}: got {producer}:{sequence}+{count}, which was refused")
+
+    def _compare_readers(self) -> None:
+        begun = sorted((r.begin, i, r) for i, r in enumerate(self._readers.values()) if r.begin is not None)
+        whole = next((r for _, _, r in begun if r.came_to_the_end), begun[0][2] if begun else None)
+        for begin, _, other in begun:
+            if other is whole or whole is None or whole.begin is None:
+                continue
+            for one, another in ((whole, other), (other, whole)):
+                for producer, runs in one.runs.items():
+                    for mine, theirs, sequence, count in _walk(runs, another.runs.get(producer, [])):
+                        self._differ(mine, theirs, sequence, count, max(begin, whole.begin), producer, another is whole)
+
+    def _differ(
+        self, mine: _Run, theirs: _Run | None, sequence: int, count: int, begin: Position, producer: int, is_back: bool
+    ) -> None:
+        place = mine.place(sequence)
+        assert place is not None, "what was read lies somewhere"
+        if theirs is not None:
+            if theirs.place(sequence) != place and is_back:
+                where = theirs.place(sequence)
+                self._count("diverged", count, f"diverged: {producer}:{sequence}+{count} at {place} and at {where}")
+        elif place >= begin:
+            what = "early" if is_back and self._is_unacknowledged(producer, sequence) else "diverged"
+            self._count(
+                what, count, f"{what}: {producer}:{sequence}+{count} at {place} for one reader, not for another"
+            )
+
+    def _is_unacknowledged(self, producer: int, sequence: int) -> bool:
+        return not any(r.first <= sequence < r.first + r.count for r in self._told.get(producer, ()))
+
+    def _count(self, what: str, many: int, example: str) -> None:
+        setattr(self._verdict, what, getattr(self._verdict, what) + many)
+        if len(self._verdict.examples) < EXAMPLES:
+            self._verdict.examples.append(self._log + example)
+
+
+def _walk(ones: list[_Run], others: list[_Run]) -> Iterator[tuple[_Run, _Run | None, int, int]]:
+    """Cut `ones` where `others` begin and end: (run, the other's run or None, first sequence, how many)."""
+    at = 0
+    for one in ones:
+        sequence, end = one.first, one.first + one.count
+        while at and others[at - 1].first + others[at - 1].count > sequence:
+            at -= 1  # runs of acknowledgements may overlap: a producer was told twice
+        while sequence < end:
+            while at < len(others) and others[at].first + others[at].count <= sequence:
+                at += 1
+            there = others[at] if at < len(others) and others[at].first <= sequence else None
+            if there is not None:
+                stop = min(end, there.first + there.count)
+            else:
+                stop = min(end, others[at].first) if at < len(others) else end
+            yield one, there, sequence, stop - sequence
+            sequence = stop
+
+
+def judge(
+    logs: list[str], producers: Iterable[Iterable[Note]], readers: Iterable[tuple[str, Iterable[Note]]]
+) -> Verdict:
+    """The verdict of all logs together, from the histories of generators. Every reader read every log."""
+    judges = [Judge(log if len(logs) > 1 else "") for log in logs]
+    for history in producers:
+        for note in history:
+            match note:
+                case Sent(log, producer, count):
+                    judges[log].sent(producer, count)
+                case AckedRun(log, producer, first, count, position, sent_ns):
+                    judges[log].acknowledged(producer, first, count, position, sent_ns)
+                case RefusedRun(log, producer, first, count, unknown):
+                    judges[log].refused(producer, first, count, unknown=unknown)
+                case _:
+                    raise ValueError(f"not a note of a producer: {note}")
+    for name, history in readers:
+        for one in judges:
+            one.began(name)
+        for note in history:
+            match note:
+                case ReadRun(log, producer, first, count, position, at_ns):
+                    judges[log].given(name, producer, first, count, position, at_ns)
+                case Broken(log, position, text):
+                    judges[log].broken(name, position, text)
+                case End(log):
+                    judges[log].ended(name)
+                case _:
+                    raise ValueError(f"not a note of a reader: {note}")
+    verdict = Verdict()
+    for one in judges:
+        verdict.add(one.finish())
+    return verdict

@@ -1,0 +1,197 @@
+"""What happens in a cell where something is hurt: killed, frozen, restarted, all at once, handed over.
+
+The law of this file: a fault is done while a steady open loop writes; its gap is the longest time without an
+acknowledgement that begins before it is healed, counted to the next acknowledgement; below 20 ms it is told as 0. No
+fault begins before the one before it is over: every node runs again, and the writer is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from loadtest.bench import Bench, Outcome, cost_figures, produced_figures
+from loadtest.generators import Generator
+from loadtest.histogram import joined
+from loadtest.judge import Verdict
+from loadtest.scripts import write_backlog
+from loadtest.systems.base import CannotRunError, NotApplicable
+
+LOAD_S = 3600.0  # the load lasts until it is stopped
+HEAL_S = 180.0
+ACKED_S = 0.3  # seconds of the load that must be acknowledged before it counts as going on
+
+
+async def fault(bench: Bench) -> Outcome:
+    """Kill or freeze the owner, or a node that stores, again and again."""
+    shape, system = bench.shape, bench.system
+    await bench.make_logs(1)
+    producer = await _begin(bench)
+    marks: list[tuple[int, int]] = []
+    async with bench.watching():
+        for _ in range(shape.faults):
+            await asyncio.sleep(shape.calm_s)
+            node = await _target(bench)
+            began_ns = time.monotonic_ns()
+            if shape.fault == "kill":
+                await system.kill(node)
+                await _answered(bench, producer, began_ns)
+                healed_ns = time.monotonic_ns()
+                await system.revive(node)
+            else:
+                await system.pause(node)
+                await asyncio.sleep(shape.frozen_s)
+                await system.resume(node)
+                await _answered(bench, producer, time.monotonic_ns())
+                healed_ns = time.monotonic_ns()
+            await system.whole()
+            marks.append((began_ns, healed_ns))
+        await asyncio.sleep(shape.calm_s)
+    return await _end(bench, marks)
+
+
+async def hand_over(bench: Bench) -> Outcome:
+    """Ask the owner to hand over, again and again."""
+    shape, system = bench.shape, bench.system
+    await bench.make_logs(1)
+    producer = await _begin(bench)
+    marks: list[tuple[int, int]] = []
+    async with bench.watching():
+        for _ in range(shape.faults):
+            await asyncio.sleep(shape.calm_s)
+            began_ns = time.monotonic_ns()
+            await system.hand_over(bench.logs[0])
+            await _answered(bench, producer, time.monotonic_ns())
+            marks.append((began_ns, time.monotonic_ns()))
+        await asyncio.sleep(shape.calm_s)
+    return await _end(bench, marks)
+
+
+async def roll(bench: Bench) -> Outcome:
+    """Restart every node in turn."""
+    shape, system = bench.shape, bench.system
+    await bench.make_logs(1)
+    producer = await _begin(bench)
+    marks: list[tuple[int, int]] = []
+    async with bench.watching():
+        for _ in range(shape.faults):
+            for name in [node.name for node in system.nodes()]:
+                await asyncio.sleep(shape.calm_s)
+                began_ns = time.monotonic_ns()
+                await system.restart(name)
+                await system.whole()
+                await _answered(bench, producer, time.monotonic_ns())
+                marks.append((began_ns, time.monotonic_ns()))
+        await asyncio.sleep(shape.calm_s)
+    return await _end(bench, marks)
+
+
+async def kill_all(bench: Bench) -> Outcome:
+    """Kill everything under load, start it again: how long until an append is acknowledged, and a record is read."""
+    shape, system = bench.shape, bench.system
+    await bench.make_logs(1)
+    await write_backlog(bench, 0, shape.backlog_mb * 1_000_000 // shape.record_bytes)
+    producer = await _begin(bench)
+    async with bench.watching():
+        await asyncio.sleep(shape.calm_s)
+        began_ns = time.monotonic_ns()
+        await system.kill_all()
+        started_ns = time.monotonic_ns()
+        await system.start_all()
+        await _answered(bench, producer, started_ns)
+        healed_ns = time.monotonic_ns()
+        reader = await bench.reader("first-read", judged=False)
+        asked_ns = time.monotonic_ns()
+        reader.go(asked_ns)
+        await system.whole()
+        await asyncio.sleep(shape.calm_s)
+    read = await reader.result(600.0)
+    verdict, load = await _stop(bench)
+    outcome = _outcome(bench, verdict, load, [(began_ns, healed_ns)])
+    first_acks = [end for begin, end in load["gaps"] if begin < healed_ns and end > started_ns]
+    outcome.figures |= {
+        "first_append_s": round((min(first_acks, default=healed_ns) - started_ns) / 1e9, 3),
+        "first_read_ms": round((read["first_ns"] - asked_ns) / 1e6, 1),
+        "on_disk_mb": shape.backlog_mb,
+    }
+    return outcome
+
+
+async def _begin(bench: Bench) -> Generator:
+    """A producer whose load goes on steadily."""
+    producer = await bench.producer(len(bench.producers), seconds=LOAD_S, warmup_s=0.5)
+    start_ns = bench.go([producer])
+    await producer.acknowledged(int(bench.shape.rate * ACKED_S), start_ns, bench.shape.patience_s)
+    return producer
+
+
+async def _answered(bench: Bench, producer: Generator, since_ns: int) -> None:
+    """Until the load goes on after that instant."""
+    await asyncio.sleep(0.1)  # answers that were on their way
+    await producer.acknowledged(int(bench.shape.rate * ACKED_S), since_ns, HEAL_S)
+
+
+async def _target(bench: Bench) -> str:
+    system, log = bench.system, bench.logs[0]
+    owner = await system.owner(log)
+    if bench.shape.target == "owner":
+        return owner
+    for node in system.nodes():
+        if node.role == system.storage_role and node.name != owner and node.pid:
+            return node.name
+    raise NotApplicable("there is no node that stores and does not own the log")
+
+
+async def _end(bench: Bench, marks: Sequence[tuple[int, int]]) -> Outcome:
+    verdict, load = await _stop(bench)
+    return _outcome(bench, verdict, load, marks)
+
+
+async def _stop(bench: Bench) -> tuple[Verdict, dict[str, Any]]:
+    """Stop the load and judge; what the last producer says."""
+    for producer in bench.producers:
+        producer.stop()
+    verdict, produced, _ = await bench.finish()
+    return verdict, produced[-1]
+
+
+def _outcome(bench: Bench, verdict: Verdict, load: dict[str, Any], marks: Sequence[tuple[int, int]]) -> Outcome:
+    """The gap of each fault."""
+    gaps = gaps_at(load["gaps"], marks)
+    steady = [
+        (end - begin) / 1e6
+        for begin, end in load["gaps"]
+        if not any(begin < healed and end > began for began, healed in marks)
+    ]
+    figures: dict[str, Any] = {
+        **produced_figures(bench.shape, [load]),
+        **cost_figures(bench.shape, bench.watch.used(), [load]),
+        "gaps_ms": [round(gap, 1) for gap in gaps],
+        "gap_p50_ms": round(statistics.median(gaps), 1),
+        "gap_max_ms": round(max(gaps), 1),
+        "steady_gap_max_ms": round(max(steady, default=0.0), 1),
+        "faults": len(marks),
+    }
+    return Outcome(
+        verdict,
+        figures=figures,
+        histograms={"response": joined([load["response"]]).as_json()},
+        usage=bench.watch.used(),
+        generators=[{"cpu_s": round(load["cpu_s"], 3), "rss_peak": load["rss_peak"]}],
+        timeline=load["timeline"],
+        errors=list(load["errors"]),
+    )
+
+
+def gaps_at(gaps: Sequence[Sequence[int]], marks: Sequence[tuple[int, int]]) -> list[float]:
+    """The gap of each fault in ms: the longest that overlaps the time from the fault until it was healed."""
+    if not marks:
+        raise CannotRunError("no fault was done")
+    found = []
+    for began_ns, healed_ns in marks:
+        overlapping = [(end - begin) / 1e6 for begin, end in gaps if begin < healed_ns and end > began_ns]
+        found.append(max(overlapping, default=0.0))
+    return found

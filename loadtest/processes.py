@@ -1,0 +1,112 @@
+"""What processes use: CPU seconds, memory, page faults, files, from /proc; children count with their parents.
+
+The law of this file: a process that has gone keeps what it had used when it was last seen; pids are told by role.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Of one process, now."""
+
+    cpu_s: float
+    rss_bytes: int
+    rss_peak_bytes: int
+    minor_faults: int
+    files: int
+
+
+def usage(pid: int) -> Usage | None:
+    """None if it does not run (any more)."""
+    place = Path(f"/proc/{pid}")
+    try:
+        words = (place / "stat").read_text().rsplit(")", 1)[1].split()
+        peak = 0
+        for line in (place / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                peak = int(line.split()[1]) * 1024
+        files = len(os.listdir(place / "fd"))
+    except (OSError, IndexError, ValueError):
+        return None
+    if words[0] == "Z":
+        return None
+    cpu_s = (int(words[11]) + int(words[12])) / _TICKS
+    rss = int(words[21]) * _PAGE
+    return Usage(cpu_s, rss, max(peak, rss), int(words[7]), files)
+
+
+class Watch:
+    """What the processes of a system used, role by role, between `begin` and `end`."""
+
+    def __init__(self) -> None:
+        self._begin: dict[int, Usage] = {}
+        self._last: dict[int, Usage] = {}
+        self._role: dict[int, str] = {}
+        self._rss_peak: dict[str, int] = {}
+
+    def begin(self, processes: Mapping[str, Sequence[int]]) -> None:
+        self._begin.clear()
+        self._last.clear()
+        self._rss_peak.clear()
+        self.look(processes)
+        self._begin = dict(self._last)
+
+    def look(self, processes: Mapping[str, Sequence[int]]) -> None:
+        """Call now and then: the peak is of what was seen, and a process that dies keeps what it was seen to use."""
+        for role, pids in processes.items():
+            rss = 0
+            for pid in pids:
+                seen = usage(pid)
+                if seen is not None:
+                    self._role[pid] = role
+                    self._last[pid] = seen
+                    rss += seen.rss_bytes
+            self._rss_peak[role] = max(self._rss_peak.get(role, 0), rss)
+
+    def used(self) -> dict[str, dict[str, Any]]:
+        """By role: processes, cpu_s, rss_bytes (last seen), rss_peak_bytes (greatest seen), minor_faults, files."""
+        found: dict[str, dict[str, Any]] = {}
+        for pid, last in self._last.items():
+            role = self._role[pid]
+            begun = self._begin.get(pid)
+            entry = found.setdefault(
+                role, {"processes": 0, "cpu_s": 0.0, "rss_bytes": 0, "minor_faults": 0, "files": 0}
+            )
+            entry["processes"] += 1
+            entry["cpu_s"] = round(entry["cpu_s"] + last.cpu_s - (begun.cpu_s if begun else 0.0), 3)
+            entry["rss_bytes"] += last.rss_bytes
+            entry["minor_faults"] += last.minor_faults - (begun.minor_faults if begun else 0)
+            entry["files"] += last.files
+        for role, entry in found.items():
+            entry["rss_peak_bytes"] = self._rss_peak[role]
+        return found
+
+    def cpu_s(self) -> float:
+        """Of all roles."""
+        return float(sum(entry["cpu_s"] for entry in self.used().values()))
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on."""
+    info = os.uname()
+    models = [line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
+    model = models[0] if models else info.machine
+    memory = next((int(line.split()[1]) * 1024 for line in _lines("/proc/meminfo") if line.startswith("MemTotal")), 0)
+    return {"cpus": os.cpu_count(), "cpu": model, "memory_bytes": memory, "kernel": info.release}
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return Path(path).read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,108 @@
+"""Which figures of a workload are told, in which unit, and which way is better.
+
+The law of this file: what is told of us is told of every peer, in the same row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure. `figure` is a path of `Result.stat`."""
+
+    figure: str
+    title: str
+    unit: str = ""
+    more_is_better: bool = False
+    decides: bool = False  # counts in where we win and where we lose
+    scale: float = 1.0
+
+    def said(self, value: float) -> str:
+        """The value as it is printed, without its unit."""
+        return number(value * self.scale)
+
+
+_RATE = Column("records_per_s", "records/s", more_is_better=True, decides=True)
+_ASKED_RATE = Column("records_per_s", "records/s", more_is_better=True)
+_MB = Column("mb_per_s", "MB/s", more_is_better=True)
+_P50 = Column("response_ms.p50", "p50 ms")
+_P99 = Column("response_ms.p99", "p99 ms", decides=True)
+_P999 = Column("response_ms.p99.9", "p99.9 ms")
+_CPU = Column("cpu_s_per_gb", "CPU-s/GB")
+_RSS = Column("rss_peak_bytes", "RSS MB", scale=1e-6)
+_GEN = Column("generator_cpu_s", "gen. CPU-s")
+_GAP50 = Column("gap_p50_ms", "gap p50 ms", decides=True)
+_GAP = Column("gap_max_ms", "gap max ms", decides=True)
+_STEADY = Column("steady_gap_max_ms", "undisturbed max ms")
+_FAILED = Column("failed", "errors")
+_LOAD = (_ASKED_RATE, _P50, _P99, _P999, _CPU, _RSS, _GEN)
+_MAX = (_RATE, _MB, _P50, Column("response_ms.p99", "p99 ms"), _CPU, _RSS, _GEN)
+_HURT = (_GAP50, _GAP, _STEADY, _FAILED, _ASKED_RATE)
+
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "W1": (Column("response_ms.p50", "p50 ms", decides=True), _P99, _P999, _ASKED_RATE, _CPU, _RSS),
+    "W2": _LOAD,
+    "W3": _MAX,
+    "W4": (Column("mb_per_s", "MB/s", more_is_better=True, decides=True), *_MAX[2:4], _CPU, _RSS, _GEN),
+    "W5": _LOAD,
+    "W6": (
+        Column("delivery_ms.p50", "delivered p50 ms"),
+        Column("delivery_ms.p99", "delivered p99 ms", decides=True),
+        Column("response_ms.p99", "append p99 ms"),
+        Column("tail_extra_p99_ms", "extra p99 ms"),
+        _ASKED_RATE,
+    ),
+    "W7": (
+        Column("delivered_mb_per_s", "MB/s out", more_is_better=True, decides=True),
+        Column("delivery_ms.p50", "delivered p50 ms"),
+        Column("delivery_ms.p99", "delivered p99 ms", decides=True),
+        Column("cpu_s", "CPU-s"),
+        _RSS,
+    ),
+    "W8": (
+        Column("catch_up_mb_per_s", "read MB/s", more_is_better=True, decides=True),
+        Column("undisturbed_ms.p99", "write p99 alone ms"),
+        Column("response_ms.p99", "write p99 beside ms"),
+        Column("p99_disturbed_over_undisturbed", "p99 ratio", decides=True),
+        _RSS,
+    ),
+    "W10": _HURT,
+    "W11": _HURT,
+    "W12": _HURT,
+    "W13": (
+        Column("first_append_s", "first append s", decides=True),
+        Column("first_read_ms", "first read ms"),
+        Column("gap_max_ms", "gap ms"),
+        Column("on_disk_mb", "MB on disk"),
+        _FAILED,
+    ),
+    "W14": _HURT,
+    "W19": (
+        Column("start_s", "start s", decides=True),
+        Column("rss_bytes", "RSS MB", scale=1e-6, decides=True),
+        Column("bytes_per_log", "bytes/log"),
+        Column("cpu_percent", "CPU %", decides=True),
+        Column("files", "files"),
+    ),
+    "W20": (_RATE, _P50, Column("response_ms.p99", "p99 ms"), _CPU, _RSS, _GEN),
+    "W21": _HURT,
+}
+
+
+def of(workload: str) -> tuple[Column, ...]:
+    """The columns of a workload; a workload of a user's own has those of a load."""
+    return COLUMNS.get(workload, _LOAD)
+
+
+def number(value: float) -> str:
+    """Three significant digits, thousands apart."""
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 100:
+        return f"{value:.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if size or value else "0"

@@ -1,0 +1,44 @@
+"""`python -m loadtest report RUN.json`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadtest import runfile
+from loadtest.report import compare, figures, page, tables
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit 0: written; 2: misused, or a run that cannot be read."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest report", description="Tables, plots and one page, from the JSON of a run only."
+    )
+    parser.add_argument("run", type=Path, metavar="RUN.json")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="tables, goals, where we win and lose")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
+    parser.add_argument("--png", type=Path, metavar="DIR", help="plots")
+    parser.add_argument("--notes", type=Path, metavar="FILE", help="TOML: why something is as it is")
+    given = parser.parse_args(arguments)
+    try:
+        run = runfile.read(given.run)
+        notes = compare.read_notes(given.notes) if given.notes else []
+        collected = figures.collect(run)
+        if given.markdown:
+            given.markdown.write_text(tables.markdown(collected, notes))
+        if given.html:
+            given.html.write_text(page.html(collected, notes))
+        if given.png:
+            from loadtest.report.png import draw_all  # only here: drawing wants a library of its own
+
+            given.png.mkdir(parents=True, exist_ok=True)
+            for path in draw_all(collected, given.png):
+                print(path)
+    except (ValueError, OSError) as error:
+        print(f"loadtest report: {error}", file=sys.stderr)
+        return 2
+    if not (given.markdown or given.html or given.png):
+        print(tables.markdown(collected, notes))
+    return 0

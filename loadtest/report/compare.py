@@ -1,0 +1,96 @@
+"""Where we win, where we lose: every figure that decides, against every peer, with what was noted about it.
+
+The law of this file: both lists come out of one rule; five hundredths either way is even, and is told as even.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.report import columns
+from loadtest.report.figures import OURS, Figures
+
+EVEN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Why something is as it is, by a person. An empty field fits all."""
+
+    text: str
+    workload: str = ""
+    system: str = ""
+    figure: str = ""
+
+    def fits(self, workload: str, system: str, figure: str) -> bool:
+        return all(
+            not mine or mine == theirs
+            for mine, theirs in ((self.workload, workload), (self.system, system), (self.figure, figure))
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Duel:
+    """One figure of ours beside a peer's. `better`: how many times better ours is; below 1 it is worse."""
+
+    workload: str
+    label: str
+    system: str
+    column: columns.Column
+    ours: float
+    theirs: float
+    better: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_win(self) -> bool:
+        return self.better > 1 + EVEN
+
+    @property
+    def is_loss(self) -> bool:
+        return self.better < 1 / (1 + EVEN)
+
+
+def duels(figures: Figures, notes: Sequence[Note] = ()) -> list[Duel]:
+    """The clearest first."""
+    found = []
+    for workload in figures.workloads:
+        for label in figures.labels(workload):
+            mine = figures.get(workload, label, OURS)
+            for peer in figures.peers:
+                theirs = figures.get(workload, label, peer)
+                if mine is None or theirs is None:
+                    continue
+                for column in columns.of(workload):
+                    ours, other = mine.value(column.figure), theirs.value(column.figure)
+                    if not column.decides or ours is None or other is None or ours < 0 or other < 0:
+                        continue
+                    if not (ours or other):
+                        continue
+                    up, down = (ours, other) if column.more_is_better else (other, ours)
+                    better = up / down if down else float("inf")
+                    fitting = tuple(n.text for n in notes if n.fits(workload, peer, column.figure))
+                    found.append(Duel(workload, label, peer, column, ours, other, better, fitting))
+    return sorted(found, key=lambda duel: -duel.better)
+
+
+def read_notes(path: Path) -> list[Note]:
+    """TOML: [[note]] tables with text, and workload, system, figure where it is not about all. Raises ValueError."""
+    try:
+        told = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"notes cannot be read: file={path} {error}") from error
+    notes = told.pop("note", [])
+    if told or not isinstance(notes, list):
+        raise ValueError(f"notes are [[note]] tables and nothing else: file={path}")
+    found = []
+    for note in notes:
+        if not isinstance(note, dict) or not all(isinstance(value, str) for value in note.values()):
+            raise ValueError(f"a note has text, workload, system, figure: file={path} note={note!r:.60}")
+        if not set(note) <= {"text", "workload", "system", "figure"} or not note.get("text"):
+            raise ValueError(f"a note has text, workload, system, figure: file={path} note={note!r:.60}")
+        found.append(Note(**note))
+    return found

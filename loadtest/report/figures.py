@@ -1,0 +1,166 @@
+"""What rounds come to: for each cell and system the median of its rounds, the least and the greatest.
+
+The law of this file: everything comes from the run's JSON; a cell with one round that was not green has no figure; void
+rounds count for nothing, and rounds that were kept in bad weather are marked.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from loadtest.histogram import Histogram, joined
+from loadtest.runfile import Run
+
+OURS = "dlog"
+GENERATOR_BUSY = 0.8  # beyond this share of a CPU the generator may be what is measured
+
+
+class Stat(NamedTuple):
+    """Over rounds."""
+
+    median: float
+    low: float
+    high: float
+    rounds: int
+
+
+@dataclass(slots=True)
+class Result:
+    """One cell of one system, all rounds together. `why`: what stands in the place of figures."""
+
+    workload: str
+    label: str
+    system: str
+    why: str = ""
+    is_failure: bool = False  # `why` is a verdict or an error, not an inapplicability
+    rounds: int = 0
+    marks: list[str] = field(default_factory=list)  # what a reader should know of the figures
+    values: dict[str, list[float]] = field(default_factory=dict)
+    gaps_ms: list[float] = field(default_factory=list)
+    _histograms: dict[str, list[Any]] = field(default_factory=dict)
+    timelines: list[list[int]] = field(default_factory=list)
+
+    def stat(self, name: str) -> Stat | None:
+        """A figure by its path, such as "response_ms.p99" or "usage.bookie.rss_bytes"."""
+        if name in ("gap_p50_ms", "gap_max_ms") and self.gaps_ms:  # of the faults of all rounds, not of rounds
+            value = statistics.median(self.gaps_ms) if name == "gap_p50_ms" else max(self.gaps_ms)
+            return Stat(value, min(self.gaps_ms), max(self.gaps_ms), len(self.gaps_ms))
+        values = self.values.get(name)
+        if not values or self.why:
+            return None
+        return Stat(statistics.median(values), min(values), max(values), len(values))
+
+    def value(self, name: str) -> float | None:
+        found = self.stat(name)
+        return None if found is None else found.median
+
+    def histogram(self, name: str) -> Histogram | None:
+        """All rounds joined."""
+        found = self._histograms.get(name)
+        return joined(found) if found and not self.why else None
+
+    def take(self, told: Mapping[str, Any], faults: Sequence[str]) -> None:
+        """One more round."""
+        if "not_applicable" in told:
+            self.why = self.why or f"not applicable: {told['not_applicable']}"
+            return
+        if "error" in told or not told.get("green"):
+            self.is_failure = True
+            self.why = f"failed: {told['error']}" if "error" in told else not_green(told)
+            return
+        self.rounds += 1
+        figures = {**told["figures"], "usage": told.get("usage", {})}
+        for name, value in _flat(figures):
+            self.values.setdefault(name, []).append(value)
+        self.gaps_ms += [float(gap) for gap in figures.get("gaps_ms", ())]
+        for name, histogram in told.get("histograms", {}).items():
+            self._histograms.setdefault(name, []).append(histogram)
+        if told.get("timeline"):
+            self.timelines.append(told["timeline"])
+        if faults:
+            self._mark("bad weather")
+        if any(one.get("busy", 0.0) > GENERATOR_BUSY for one in told.get("generators", ())):
+            self._mark("generator busy")
+        if figures.get("failed"):
+            self._mark("errors told to the client")
+
+    def _mark(self, text: str) -> None:
+        if text not in self.marks:
+            self.marks.append(text)
+
+
+@dataclass(slots=True)
+class Figures:
+    """All of a run."""
+
+    run: Run
+    results: dict[tuple[str, str, str], Result]  # by workload, label, system
+
+    @property
+    def systems(self) -> list[str]:
+        """Ours first."""
+        return sorted(self.run.systems, key=lambda name: (name.partition("-")[0] != OURS, name))
+
+    @property
+    def peers(self) -> list[str]:
+        return [name for name in self.systems if name.partition("-")[0] != OURS]
+
+    @property
+    def workloads(self) -> list[str]:
+        return list(self.run.workloads)
+
+    def labels(self, workload: str) -> list[str]:
+        """The cells of a workload, as it lists them."""
+        listed = [cell["label"] for cell in self.run.workloads[workload].get("cells", ())]
+        return listed + [label for w, label, _ in self.results if w == workload and label not in listed]
+
+    def get(self, workload: str, label: str, system: str) -> Result | None:
+        return self.results.get((workload, label, system))
+
+    def where(self, workload: str, system: str, **cell: Any) -> Result | None:
+        """The result of the cell that has these values in its shape."""
+        for one in self.run.workloads.get(workload, {}).get("cells", ()):
+            if all(one["shape"].get(key) == value for key, value in cell.items()):
+                return self.get(workload, one["label"], system)
+        return None
+
+    def letter(self, system: str) -> str:
+        """The durability class."""
+        return str(self.run.systems[system].get("durability", {}).get("letter", "?"))
+
+
+def collect(run: Run) -> Figures:
+    """Join the rounds of a run."""
+    faults = {
+        (turn["part"], turn["round"], turn["workload"], turn["system"]): turn.get("faults", []) for turn in run.turns
+    }
+    results: dict[tuple[str, str, str], Result] = {}
+    for told in run.results:
+        if told["void"]:
+            continue
+        key = (told["workload"], told["label"], told["system"])
+        result = results.setdefault(key, Result(*key))
+        result.take(told, faults.get((told["part"], told["round"], told["workload"], told["system"]), ()))
+    return Figures(run, results)
+
+
+def not_green(told: Mapping[str, Any]) -> str:
+    """What the judge found, in words."""
+    verdict = told["verdict"]
+    found = ", ".join(
+        f"{verdict[name]} {name}"
+        for name in ("lost", "duplicated", "reordered", "misplaced", "early", "invented", "diverged")
+        if verdict.get(name)
+    )
+    return f"NOT GREEN: {found}"
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, float]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{before}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{before}{name}", float(value)

@@ -1,0 +1,184 @@
+"""The goals as ratios and bounds: what is ours, what is a peer's, what was meant, met or missed.
+
+The law of this file: a goal that the run did not measure says so; a ratio is of two figures of one run.
+Source: the performance notes, section 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadtest.report.columns import number
+from loadtest.report.figures import OURS, Figures, Result
+
+BOOKIES_AND_PROXIES = ("bookie", "write", "read")
+
+
+_Where = tuple[str, str, Mapping[str, Any]]  # workload, figure, and the cell by what its shape has
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`at_least`: ours is to be as great as the bound, else as small. peer: the bound is of ours divided by its."""
+
+    id: str
+    says: str
+    workload: str
+    base: float
+    moonshot: float
+    figure: str = ""
+    cell: Mapping[str, Any] = field(default_factory=dict)
+    unit: str = ""
+    at_least: bool = False
+    scale: float = 1.0
+    peer: str = ""
+    compute: Callable[[Figures], float | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A goal and what came of it. `met`: None if it was not measured."""
+
+    goal: Goal
+    ours: float | None
+    theirs: float | None
+    ratio: float | None
+    met: bool | None
+    is_moonshot: bool
+    why: str = ""
+
+    @property
+    def outcome(self) -> str:
+        if self.met is None:
+            return f"not measured{f': {self.why}' if self.why else ''}"
+        return "moonshot" if self.is_moonshot else "met" if self.met else "MISSED"
+
+    def bound(self, value: float) -> str:
+        """A bound as it is printed."""
+        if self.goal.peer:
+            return f"≥ {number(value)}x" if self.goal.at_least else f"≤ {number(value)}x"
+        return f"{'≥' if self.goal.at_least else '≤'} {number(value)} {self.goal.unit}".strip()
+
+
+def judged(figures: Figures) -> list[Judged]:
+    """Every goal, in order."""
+    return [_judge(figures, goal) for goal in GOALS]
+
+
+def _judge(figures: Figures, goal: Goal) -> Judged:
+    ours, why = _figure(figures, goal, OURS)
+    if ours is None:
+        return Judged(goal, None, None, None, None, False, why)
+    if not goal.peer:
+        value = ours
+        theirs = ratio = None
+    else:
+        theirs, why = _figure(figures, goal, goal.peer)
+        if theirs is None or not theirs:
+            return Judged(goal, ours, None, None, None, False, why)
+        value = ratio = ours / theirs
+    met, far = (
+        (value >= goal.base, value >= goal.moonshot) if goal.at_least else (value <= goal.base, value <= goal.moonshot)
+    )
+    return Judged(goal, ours, theirs, ratio, met, met and far)
+
+
+def _figure(figures: Figures, goal: Goal, system: str) -> tuple[float | None, str]:
+    if goal.compute is not None and system == OURS:
+        value = goal.compute(figures)
+        return (None if value is None else value * goal.scale), goal.workload
+    result = figures.where(goal.workload, system, **goal.cell)
+    if result is None:
+        return None, f"{goal.workload} of {system} was not run"
+    if result.why:
+        return None, f"{system} {result.why}"
+    value = result.value(goal.figure)
+    return (None if value is None else value * goal.scale), f"{goal.workload} of {system}"
+
+
+def _share_of_one_log(figures: Figures) -> float | None:
+    """Records a second over the most logs, against one log, in %."""
+    one = figures.where("W5", OURS, logs=1)
+    many = figures.where("W5", OURS, logs=10_000)
+    if one is None or many is None:
+        return None
+    alone, together = one.value("records_per_s"), many.value("records_per_s")
+    return together / alone * 100 if alone and together is not None else None
+
+
+def _resting(figures: Figures) -> float | None:
+    """Bytes of bookies and proxies with one log and nothing to do."""
+    return _parts(figures.where("W19", OURS, logs=1), "rss_bytes")
+
+
+def _loaded(figures: Figures) -> float | None:
+    """The same at its greatest under the heaviest load of small records."""
+    return _parts(figures.where("W3", OURS, record_bytes=100), "rss_peak_bytes")
+
+
+def _parts(result: Result | None, figure: str) -> float | None:
+    if result is None:
+        return None
+    values = [result.value(f"usage.{role}.{figure}") for role in BOOKIES_AND_PROXIES]
+    found = [value for value in values if value is not None]
+    return sum(found) if len(found) == len(values) else None
+
+
+def _up(goal: str, says: str, where: _Where, base: float, moonshot: float, unit: str = "", peer: str = "") -> Goal:
+    workload, figure, cell = where
+    return Goal(*(goal, says, workload, base, moonshot), figure=figure, cell=cell, unit=unit, peer=peer, at_least=True)
+
+
+def _down(goal: str, says: str, where: _Where, base: float, moonshot: float, unit: str = "", peer: str = "") -> Goal:
+    workload, figure, cell = where
+    return Goal(*(goal, says, workload, base, moonshot), figure=figure, cell=cell, unit=unit, peer=peer)
+
+
+_B100 = {"record_bytes": 100}
+_W1: _Where = ("W1", "response_ms.p50", _B100)
+_W2 = {"rate": 20_000, "record_bytes": 100}
+_W3_100: _Where = ("W3", "records_per_s", _B100)
+_W3_1K: _Where = ("W3", "mb_per_s", {"record_bytes": 1024})
+_W4: _Where = ("W4", "mb_per_s", {"batch_bytes": 102400})
+_W8: _Where = ("W8", "catch_up_mb_per_s", {})
+_W10: _Where = ("W10", "gap_p50_ms", {})
+_W20: _Where = ("W20", "records_per_s", {})
+_CPU: _Where = ("W4", "cpu_s_per_gb_with_generators", {"batch_bytes": 102400})
+GOALS: tuple[Goal, ...] = (
+    _up("G1", "100 B, nothing batched by the application, one log", _W3_100, 500e3, 1.2e6, "records/s"),
+    _up("G1", "the same against BookKeeper", _W3_100, 7, 15, peer="bookkeeper"),
+    _up("G1", "the same against NATS without sync", _W3_100, 5, 10, peer="nats-default"),
+    _up("G2", "1 KiB records", _W3_1K, 150, 300, "MB/s"),
+    _up("G2", "the same against BookKeeper", _W3_1K, 3, 6, peer="bookkeeper"),
+    _up("G2", "the same against NATS without sync", _W3_1K, 4, 8, peer="nats-default"),
+    _up("G3", "batches of 100 KiB", _W4, 180, 330, "MB/s"),
+    _up("G3", "the same against BookKeeper", _W4, 3, 5, peer="bookkeeper"),
+    _up("G4", "the same against Kafka's default, which does not sync", _W4, 0.7, 1.2, peer="kafka-default"),
+    _up("G4", "the same against Kafka with flush.messages=1", _W4, 2, 5, peer="kafka"),
+    _down("G5", "one in flight, p50", _W1, 0.8, 0.45, "ms"),
+    _down("G5", "the same against BookKeeper", _W1, 1 / 3, 0.2, peer="bookkeeper"),
+    _down("G6", "open loop of 20,000/s, p99", ("W2", "response_ms.p99", _W2), 5, 2.5, "ms"),
+    _down("G6", "open loop of 20,000/s, p99.9", ("W2", "response_ms.p99.9", _W2), 15, 6, "ms"),
+    _down("G7", "tail reader: p99 over the append's own", ("W6", "tail_extra_p99_ms", {"rate": 20_000}), 2, 0.5, "ms"),
+    _down("G8", "owner killed: ack gap, p50", _W10, 400, 60, "ms"),
+    _down("G8", "owner killed: ack gap, greatest", ("W10", "gap_max_ms", {}), 1500, 250, "ms"),
+    _down("G8", "the p50 against NATS", _W10, 1 / 5, 1 / 100, peer="nats"),
+    _down("G8", "the p50 against Kafka", _W10, 1 / 8, 1 / 100, peer="kafka"),
+    _down("G9", "owner frozen: ack gap, greatest", ("W11", "gap_max_ms", {}), 3000, 700, "ms"),
+    _down("G10", "planned hand-over: ack gap, greatest", ("W21", "gap_max_ms", {}), 100, 15, "ms"),
+    _down("G11", "everything killed: first append after the start", ("W13", "first_append_s", {}), 5, 1, "s"),
+    _up("G13", "one stream to 50 readers", ("W7", "delivered_mb_per_s", {"readers": 50}), 250, 500, "MB/s out"),
+    _up("G14", "catch-up read of 1 KiB records", _W8, 150, 400, "MB/s"),
+    _up("G14", "the same against BookKeeper", _W8, 5, 10, peer="bookkeeper"),
+    _down("G15", "write p99 beside a catch-up reader", ("W8", "p99_disturbed_over_undisturbed", {}), 2, 1.2, "x alone"),
+    Goal("G16", "10,000 logs against one", "W5", 70, 90, unit="%", at_least=True, compute=_share_of_one_log),
+    _down("G16", "memory of an open log", ("W19", "bytes_per_log", {"logs": 10_000}), 20_000, 6000, "bytes"),
+    Goal("G17", "memory at rest, bookies and proxies", "W19", 200, 130, unit="MB", scale=1e-6, compute=_resting),
+    Goal("G17", "memory loaded (W3, 100 B)", "W3", 600, 350, unit="MB", scale=1e-6, compute=_loaded),
+    _down("G18", "cold start until ready, ZooKeeper included", ("W19", "start_s", {"logs": 1}), 2, 0.5, "s"),
+    _up("G19", "asyncio client, one awaited append a record, 256 tasks", _W20, 60e3, 120e3, "records/s"),
+    _up("G19", "the same against nats-py", _W20, 1.4, 2.5, peer="nats-default"),
+    _down("G20", "CPU-seconds a GB in batches of 100 KiB, all processes", _CPU, 7, 4, "s/GB"),
+)

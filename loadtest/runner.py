@@ -1,0 +1,270 @@
+"""Rounds: in each the systems take turns, so that what changes on the machine changes for all of them.
+
+The law of this file: the weather is taken before each turn; a turn in bad weather voids its round, which is done again,
+a bounded number of times; what is still kept of void rounds then is marked. Only one system runs at a time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlog.errors import DLogError
+from loadtest import ordeals, scripts, weather
+from loadtest.bench import Bench, Outcome, lacking
+from loadtest.processes import machine
+from loadtest.runfile import Run
+from loadtest.spec import Cell, Workload
+from loadtest.systems.base import CannotRunError, NotApplicable, System, Variant
+
+SCRIPTS = {
+    "load": scripts.load,
+    "catch-up": scripts.catch_up,
+    "idle": scripts.idle,
+    "fault": ordeals.fault,
+    "hand-over": ordeals.hand_over,
+    "roll": ordeals.roll,
+    "kill-all": ordeals.kill_all,
+}
+_FAILURES = (CannotRunError, DLogError, OSError, TimeoutError, ValueError, AssertionError, LookupError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is to be run."""
+
+    workloads: Sequence[Workload]
+    systems: Mapping[str, Variant]
+    options: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of --option, by system
+    rounds: int = 5
+    voids: int = 3  # rounds that may be done again, a workload
+    wait_s: float = 30.0  # how long good weather is waited for, a turn
+    thresholds: weather.Thresholds = field(default_factory=weather.Thresholds)
+    seed: int = 1
+    scale: str = "quick"
+    command: str = ""
+
+    def estimate_s(self) -> float:
+        """About how long it takes if the weather is good."""
+        return self.rounds * len(self.systems) * sum(workload.duration_s() for workload in self.workloads)
+
+
+class PlanError(Exception):
+    """The plan cannot be run as it was given: an option that a system does not have."""
+
+
+class Runner:
+    """Runs a plan. `tell` hears what happens; `saved` is called with the run so far after each round."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        tell: Callable[[str], None] = lambda _: None,
+        saved: Callable[[Run], None] = lambda _: None,
+        look: Callable[[Path], Any] = weather.look,
+    ) -> None:
+        self._plan = plan
+        self._tell = tell
+        self._saved = saved
+        self._look = look
+        self._run = Run(parts=[self._part()])
+        self._steal = self._foreign = 0.0  # the worst of this turn's cells
+
+    async def run(self) -> Run:
+        """All of it. What fails is told in the run, not raised; raises PlanError for what was asked wrongly."""
+        plan = self._plan
+        for workload in plan.workloads:
+            self._run.workloads[workload.id] = {
+                "name": workload.name,
+                "asks": workload.asks,
+                "note": workload.note,
+                "cells": [
+                    {"label": cell.label, "key": dict(cell.key), "shape": asdict(cell.shape)} for cell in workload.cells
+                ],
+            }
+            await self._workload(workload)
+        return self._run
+
+    async def _workload(self, workload: Workload) -> None:
+        good, voids = 0, 0
+        while good < self._plan.rounds:
+            turns, results = await self._round(workload, good + voids)
+            is_void = any(turn["faults"] for turn in turns)
+            if is_void and voids < self._plan.voids:
+                voids += 1
+                for one in (*turns, *results):
+                    one["void"] = True
+                why = "; ".join(sorted({fault for turn in turns for fault in turn["faults"]}))
+                self._tell(f"{workload.id}: bad weather, done again: {why}")
+            else:
+                good += 1
+            self._run.turns += turns
+            self._run.results += results
+            self._saved(self._run)
+
+    async def _round(self, workload: Workload, number: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        names = list(self._plan.systems)
+        shift = number % len(names)
+        turns: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
+        for name in names[shift:] + names[:shift]:  # no system is always the first
+            about = {"part": 0, "round": number, "workload": workload.id, "system": name, "void": False}
+            turn, found = await self._turn(workload, name, about)
+            turns.append(turn)
+            results += found
+        return turns, results
+
+    async def _turn(
+        self, workload: Workload, name: str, about: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """One system, all cells of one workload."""
+        variant = self._plan.systems[name]
+        system = variant.make(name)
+        options = {**variant.preset, **self._plan.options.get(name, {})}
+        self._describe(name, variant, system, options)
+        results = []
+        cells = []
+        for cell in workload.cells:
+            reason = lacking(system, cell.shape)
+            if reason is None:
+                cells.append(cell)
+            else:
+                results.append({**self._about(about, cell), "not_applicable": reason})
+        if not cells:
+            return {**about, "faults": [], "cells": 0}, results
+        with tempfile.TemporaryDirectory(prefix="loadtest-", ignore_cleanup_errors=True) as place:
+            room = Path(place)
+            turn = weather.Turn(await self._good_weather(room))
+            began_s = time.monotonic()
+            self._steal = self._foreign = 0.0
+            found, start_s = await self._cells(system, cells, room, options, about)
+            results += found
+            turn.steal, turn.foreign = self._steal, self._foreign
+            turn.judge(self._plan.thresholds)
+            shutil.rmtree(room, ignore_errors=True)
+        told = {"start_s": start_s, "seconds": round(time.monotonic() - began_s, 1), "cells": len(cells)}
+        return {**about, **turn.as_json(), **told}, results
+
+    async def _good_weather(self, room: Path) -> weather.Weather:
+        """Look until it is good, or until the patience ends."""
+        end_s = time.monotonic() + self._plan.wait_s
+        while True:
+            seen: weather.Weather = await self._look(room)
+            if not seen.faults(self._plan.thresholds) or time.monotonic() >= end_s:
+                return seen
+
+    async def _cells(
+        self, system: System, cells: Sequence[Cell], room: Path, options: Mapping[str, str], about: dict[str, Any]
+    ) -> tuple[list[dict[str, Any]], float | None]:
+        """Start the system, run its cells, stop it; results, and how long the start took."""
+        results: list[dict[str, Any]] = []
+        start_s: float | None = None
+        try:
+            began_s = time.monotonic()
+            try:
+                await system.start(room, options)
+            except ValueError as error:
+                raise PlanError(str(error)) from error
+            start_s = round(time.monotonic() - began_s, 3)
+            described = self._run.systems[about["system"]]
+            described |= {"versions": dict(system.versions()), "configuration": dict(system.configuration())}
+            for cell in cells:
+                results.append(await self._cell(system, cell, room, options, {**about, "start_s": start_s}))
+        except NotApplicable as reason:
+            results += [{**self._about(about, cell), "not_applicable": str(reason)} for cell in cells[len(results) :]]
+        except _FAILURES as error:
+            said = _said(error)
+            self._tell(f"{about['workload']} {about['system']}: {said}")
+            results += [{**self._about(about, cell), "error": said} for cell in cells[len(results) :]]
+        finally:
+            await system.stop()
+        return results, start_s
+
+    async def _cell(
+        self, system: System, cell: Cell, room: Path, options: Mapping[str, str], about: dict[str, Any]
+    ) -> dict[str, Any]:
+        bench = Bench(system, cell.shape, room, options, self._plan.seed)
+        told = self._about(about, cell)
+        said = ""
+        try:
+            outcome: Outcome = await SCRIPTS[cell.shape.script](bench)
+            told |= outcome.as_json()
+            if outcome.verdict.is_green:
+                told["figures"]["start_s"] = about["start_s"]
+            said = "green" if outcome.verdict.is_green else f"NOT GREEN {outcome.verdict.examples[:1]}"
+        except NotApplicable as reason:
+            told["not_applicable"] = said = str(reason)
+        except (*_FAILURES, ExceptionGroup) as error:
+            if not _is_failure(error):
+                raise
+            told["error"] = said = _said(error)
+        finally:
+            await bench.close()
+        self._steal, self._foreign = max(self._steal, bench.steal), max(self._foreign, bench.foreign)
+        self._tell(f"{about['workload']} round {about['round'] + 1} {about['system']} {cell.label}: {said}")
+        return told
+
+    # ---- what is told about it --------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _about(about: Mapping[str, Any], cell: Cell) -> dict[str, Any]:
+        return {**about, "cell": dict(cell.key), "label": cell.label}
+
+    def _describe(self, name: str, variant: Variant, system: System, options: Mapping[str, str]) -> None:
+        if name not in self._run.systems:
+            self._run.systems[name] = {
+                "says": variant.says,
+                "durability": {"letter": system.durability.letter, "sentence": system.durability.sentence},
+                "options": dict(options),
+                "versions": {},
+                "configuration": {},
+            }
+
+    def _part(self) -> dict[str, Any]:
+        plan = self._plan
+        return {
+            "began": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "machine": machine(),
+            "python": sys.version.split()[0],
+            "commit": commit(),
+            "command": plan.command,
+            "scale": plan.scale,
+            "rounds": plan.rounds,
+            "voids": plan.voids,
+            "seed": plan.seed,
+            "thresholds": asdict(plan.thresholds),
+        }
+
+
+def commit() -> str:
+    """What is measured, as git names it; + if files differ from it."""
+    here = Path(__file__).parent
+    try:
+        said = [
+            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (("rev-parse", "--short=12", "HEAD"), ("status", "--porcelain", "-uno"))
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return said[0] + ("+" if said[1] else "")
+
+
+def _is_failure(error: BaseException) -> bool:
+    """Whether this is something that a system or the machine did, and no defect of ours."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_failure(one) for one in error.exceptions)
+    return isinstance(error, _FAILURES)
+
+
+def _said(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{type(error).__name__}: {error}"[:1000]

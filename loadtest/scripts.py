@@ -1,0 +1,143 @@
+"""What happens in a cell where nothing is hurt: a load, a catch-up beside a load, a rest.
+
+The law of this file: a script starts what it needs, measures between two instants of the same clock, and leaves judging
+to the bench.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from loadtest.bench import Bench, Outcome, cost_figures, latencies, produced_figures
+from loadtest.histogram import joined
+
+
+async def load(bench: Bench) -> Outcome:
+    """Producers, and readers that follow them if there are to be some."""
+    shape = bench.shape
+    await bench.make_logs(shape.logs)
+    share, rest = divmod(shape.readers, shape.reader_processes)
+    for number in range(shape.reader_processes):
+        copies = share + (number < rest)
+        if copies:
+            await bench.follower(number, copies)
+    for number in range(shape.producers):
+        await bench.producer(number)
+    start_ns = bench.go([*bench.producers, *(generator for generator, _ in bench.readers)])
+    await bench.measure(start_ns)
+    verdict, produced, followed = await bench.finish()
+    outcome = _outcome(bench, verdict, produced)
+    if followed:
+        delivery = joined(one["delivery"] for one in followed)
+        out = sum(float(one["measured_bytes"]) / float(one["measured_s"]) for one in followed)
+        response = joined(one["response"] for one in produced)
+        outcome.figures |= {
+            "delivery_ms": latencies(delivery),
+            "delivered_mb_per_s": round(out / 1e6, 2),
+            "tail_extra_p99_ms": round((delivery.percentile(99) - response.percentile(99)) / 1000, 3),
+        }
+        outcome.histograms["delivery"] = delivery.as_json()
+        outcome.errors += [text for one in followed for text in one["errors"]]
+    return outcome
+
+
+async def catch_up(bench: Bench) -> Outcome:
+    """A backlog; then a writer alone; then the same writer while somebody reads everything from the start."""
+    shape = bench.shape
+    await bench.make_logs(1)
+    whole = shape.backlog_mb * 1_000_000 // shape.record_bytes
+    await write_backlog(bench, 0, whole)
+    alone = await bench.producer(1)
+    start_ns = bench.go([alone])
+    await bench.measure(start_ns)
+    undisturbed = await alone.result(shape.warmup_s + shape.seconds + shape.patience_s)
+    beside = await bench.producer(2)
+    reader = await bench.reader("catch-up", judged=False)
+    start_ns = bench.go([beside, reader])
+    await bench.measure(start_ns)
+    read = await reader.result(600.0)
+    verdict, produced, _ = await bench.finish()
+    disturbed = produced[2]
+    outcome = _outcome(bench, verdict, [disturbed])
+    p99 = [joined([one["response"]]).percentile(99) / 1000 for one in (undisturbed, disturbed)]
+    outcome.figures |= {
+        "catch_up_mb_per_s": round(read["measured_bytes"] / read["measured_s"] / 1e6, 2),
+        "catch_up_records_per_s": round(read["measured"] / read["measured_s"], 1),
+        "catch_up_s": round(read["measured_s"], 3),
+        "undisturbed_ms": latencies(joined([undisturbed["response"]])),
+        "p99_disturbed_over_undisturbed": round(p99[1] / p99[0], 3) if p99[0] else None,
+    }
+    outcome.errors += read["errors"]
+    return outcome
+
+
+async def idle(bench: Bench) -> Outcome:
+    """Logs opened by one record each, and then nothing."""
+    shape = bench.shape
+    await bench.make_logs(shape.logs)
+    before = {role: len(pids) for role, pids in bench.system.processes().items()}
+    rested = bench.watch
+    rested.begin(bench.system.processes())
+    rss_before = sum(int(used["rss_bytes"]) for used in rested.used().values())
+    producer = await bench.producer(0, mode="open", rate=1.0)  # not told to go: it holds its logs open, and its peace
+    await asyncio.sleep(2.0)  # what opening leaves to be done
+    rested.begin(bench.system.processes())
+    begin_s = time.monotonic()
+    await asyncio.sleep(shape.idle_s)
+    rested.look(bench.system.processes())
+    took_s = time.monotonic() - begin_s
+    usage = rested.used()
+    producer.stop()
+    verdict, produced, _ = await bench.finish()
+    outcome = Outcome(verdict, usage=usage, errors=[text for one in produced for text in one["errors"]])
+    rss = sum(int(used["rss_bytes"]) for used in usage.values())
+    outcome.figures = {
+        "rss_bytes": rss,
+        "rss_before_bytes": rss_before,
+        "bytes_per_log": round(max(0, rss - rss_before) / shape.logs),
+        "cpu_percent": round(sum(float(used["cpu_s"]) for used in usage.values()) / took_s * 100, 2),
+        "files": sum(int(used["files"]) for used in usage.values()),
+        "processes": before,
+    }
+    return outcome
+
+
+async def write_backlog(bench: Bench, number: int, records: int) -> None:
+    """So many records, as fast as goes, in batches of the application's own where the system has such."""
+    shape = bench.shape
+    if records < 1:
+        return
+    batch = 1 if bench.system.lacks("batch") else max(1, 64 * 1024 // shape.record_bytes)
+    changes: dict[str, Any] = {"mode": "window", "batch_records": batch, "window": max(64 * batch, 2048)}
+    producer = await bench.producer(number, seconds=3600.0, warmup_s=0.0, records=records, **changes)
+    bench.go([producer])
+    await producer.result(3600.0)
+
+
+def _outcome(bench: Bench, verdict: Any, produced: list[dict[str, Any]]) -> Outcome:
+    """What every load tells."""
+    shape = bench.shape
+    usage = bench.watch.used()
+    timeline: list[int] = []
+    for one in produced:
+        timeline += [0] * (len(one["timeline"]) - len(timeline))
+        for slot, count in enumerate(one["timeline"]):
+            timeline[slot] += count
+    return Outcome(
+        verdict,
+        figures={**produced_figures(shape, produced), **cost_figures(shape, usage, produced)},
+        histograms={name: joined(one[name] for one in produced).as_json() for name in ("response", "service")},
+        usage=usage,
+        generators=[
+            {
+                "cpu_s": round(one["cpu_s"], 3),
+                "busy": round(one["cpu_s"] / one["measured_s"], 3),
+                "rss_peak": one["rss_peak"],
+            }
+            for one in produced
+        ],
+        timeline=timeline,
+        errors=[text for one in produced for text in one["errors"]],
+    )

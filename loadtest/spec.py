@@ -1,0 +1,249 @@
+"""What a workload is: one TOML in loadtest/workloads, its cells, and how long it takes.
+
+The law of this file: an unknown key, another type or a number that nothing could do is an error that names the file;
+the scale (quick, full) changes how long and how much, never what is asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from dlog.errors import ConfigError
+from dlog.options import MiB, build
+from loadtest.payload import PAYLOAD_BYTES_MIN
+from loadtest.systems.base import FEATURES
+
+WORKLOADS = Path(__file__).parent / "workloads"
+Scale = Literal["quick", "full"]
+SCRIPTS = ("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle")
+SCALES: Mapping[str, Mapping[str, float]] = {
+    "quick": {"seconds": 5.0, "warmup_s": 1.0},
+    "full": {"seconds": 60.0, "warmup_s": 10.0},
+}
+START_S = 12.0  # a guess of what a start and a stop take, for --estimate
+CELL_S = 3.0  # the same of what is around a load: generators start, records are read back, the judge judges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What one cell of a workload does. Sizes are of payloads; rates are of all producers together."""
+
+    script: str = "load"
+    flavour: str = "fast"  # or "user": the client that a Python program would use
+    mode: str = "window"  # see loadtest/systems/base.py
+    record_bytes: int = 100
+    batch_bytes: int = 0  # of the application's own batches; 0: it makes none
+    window: int = 4096  # records under way; with batches: batches under way
+    tasks: int = 256
+    rate: int = 10_000  # records a second, open loop
+    logs: int = 1
+    zipf: float = 0.0
+    producers: int = 1  # processes
+    readers: int = 0  # that follow while the load runs
+    reader_processes: int = 1  # to share them
+    backlog_mb: int = 0  # MB written before: what a catch-up reads, what a full crash leaves
+    faults: int = 10  # times that it happens, in fault, roll (whole passes) and hand-over
+    calm_s: float = 1.0  # between two of them
+    fault: str = ""  # "kill" or "freeze", of script "fault"
+    target: str = "owner"  # or "storage"
+    frozen_s: float = 5.0
+    idle_s: float = 10.0
+    warmup_s: float = 1.0
+    seconds: float = 5.0
+    patience_s: float = 120.0  # how long an answer may take
+
+    def __post_init__(self) -> None:
+        _one_of("script", self.script, SCRIPTS)
+        _one_of("flavour", self.flavour, ("fast", "user"))
+        _one_of("mode", self.mode, ("window", "await", "open"))
+        _one_of("target", self.target, ("owner", "storage"))
+        if self.script == "fault":
+            _one_of("fault", self.fault, ("kill", "freeze"))
+        if self.record_bytes < PAYLOAD_BYTES_MIN:
+            raise ValueError(f"record_bytes is at least {PAYLOAD_BYTES_MIN}: record_bytes={self.record_bytes}")
+        if self.record_bytes > MiB:
+            raise ValueError(f"record_bytes is at most {MiB}: record_bytes={self.record_bytes}")
+        if self.batch_bytes and self.batch_bytes < self.record_bytes:
+            raise ValueError(f"a batch has at least one record: batch_bytes={self.batch_bytes}")
+        for name in ("window", "tasks", "rate", "logs", "producers", "reader_processes", "faults"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is at least 1: {name}={getattr(self, name)}")
+        for name in ("readers", "backlog_mb", "calm_s", "frozen_s", "idle_s", "warmup_s", "zipf"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is not negative: {name}={getattr(self, name)}")
+        if not 0 < self.seconds <= 86_400 or self.patience_s <= 0:
+            raise ValueError(f"seconds is above 0 and at most a day: seconds={self.seconds}")
+
+    @property
+    def batch_records(self) -> int:
+        return max(1, self.batch_bytes // self.record_bytes) if self.batch_bytes else 1
+
+    @property
+    def window_records(self) -> int:
+        return self.window * self.batch_records
+
+    def needs(self) -> list[str]:
+        """Features that a system must have, of systems/base.py."""
+        found = []
+        if self.batch_bytes:
+            found.append("batch")
+        if self.logs > 1:
+            found.append("many-logs")
+        if self.readers:
+            found.append("tail")
+        if self.script in ("fault", "roll", "kill-all"):
+            found.append("faults")
+        if self.script == "fault" and self.target == "storage":
+            found.append("storage")
+        if self.script == "hand-over":
+            found.append("handover")
+        assert all(feature in FEATURES for feature in found)
+        return found
+
+    def duration_s(self) -> float:
+        """About how long it takes, a fast system assumed."""
+        once = {"fault": self.calm_s + 2 + self.frozen_s * (self.fault == "freeze"), "roll": 40.0, "hand-over": 1.5}
+        if self.script in once:
+            return CELL_S + self.faults * once[self.script]
+        backlog = self.backlog_mb / 100
+        if self.script == "kill-all":
+            return CELL_S + backlog + 20
+        if self.script == "idle":
+            return CELL_S + self.idle_s + self.logs / 500
+        return CELL_S + backlog + (self.warmup_s + self.seconds) * (2 if self.script == "catch-up" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of a workload."""
+
+    key: Mapping[str, Any]  # what differs between the cells of this workload
+    shape: Shape
+
+    @property
+    def label(self) -> str:
+        return ", ".join(_said(name, value) for name, value in self.key.items()) or "one shape"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One TOML, at one scale."""
+
+    id: str
+    name: str
+    asks: str
+    cells: tuple[Cell, ...]
+    note: str = ""
+
+    def duration_s(self) -> float:
+        """Of one round of one system."""
+        return START_S + sum(cell.shape.duration_s() for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Head:
+    id: str
+    name: str
+    asks: str
+    note: str = ""
+    shape: dict[str, Any] = field(default_factory=dict)
+
+
+def known() -> dict[str, Path]:
+    """Every workload by id and by name, in the order of their ids."""
+    found: dict[str, Path] = {}
+    for path in WORKLOADS.glob("W*.toml"):
+        number, _, name = path.stem.partition("-")
+        found[number] = found[name] = path
+    return dict(sorted(found.items(), key=lambda item: (_number(item[1]), item[0])))
+
+
+def ids() -> list[str]:
+    """Of all workloads."""
+    return [name for name, path in known().items() if path.stem.startswith(f"{name}-")]
+
+
+def load(name: str, scale: Scale = "quick", changes: Mapping[str, str] | None = None) -> Workload:
+    """A workload by id or name, or a TOML file by path. Raises ConfigError.
+
+    changes: KEY=VALUE over all; a key of the matrix takes its only value from here.
+    """
+    path = known().get(name)
+    if path is None:
+        path = Path(name)
+        if not name.endswith(".toml") or not path.is_file():
+            raise ConfigError(f"no such workload, there are {', '.join(ids())}, or give a TOML file: name={name[:60]}")
+    try:
+        told = tomllib.loads(path.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"not TOML: file={path.name} {error}") from error
+    return _workload(told, path.name, scale, changes or {})
+
+
+def _workload(told: dict[str, Any], where: str, scale: Scale, changes: Mapping[str, str]) -> Workload:
+    names = {f.name for f in dataclasses.fields(Shape)}
+    scaled = {name: told.pop(name, {}) for name in ("quick", "full")}
+    matrix = told.pop("matrix", {})
+    if not all(isinstance(table, dict) for table in (matrix, *scaled.values())):
+        raise ConfigError(f"quick, full and matrix are tables: file={where}")
+    head: dict[str, Any] = {key: told.pop(key) for key in ("id", "name", "asks", "note") if key in told}
+    mine = dict(scaled[scale])
+    matrix = {**matrix, **mine.pop("matrix", {})}
+    for key, values in matrix.items():
+        if key not in names or not isinstance(values, list) or not values:
+            raise ConfigError(f"a matrix gives a list to options of a shape: file={where} key={key}")
+    base = {**SCALES[scale], **told, **mine}
+    for key, value in changes.items():
+        if key in matrix:
+            matrix[key] = [value]
+        else:
+            base[key] = value
+    about = build(_Head, head, where=where)
+    cells = []
+    for values in itertools.product(*matrix.values()):
+        key = dict(zip(matrix, values, strict=True))
+        shape = build(Shape, {**base, **key}, where=where)
+        cells.append(Cell({name: getattr(shape, name) for name in key}, shape))
+    return Workload(about.id, about.name, about.asks, tuple(cells), about.note)
+
+
+def chosen(given: str, scale: Scale, changes: Mapping[str, str]) -> list[Workload]:
+    """What "W1,W3" or "all" means. Raises ConfigError; a change must be understood by each."""
+    wanted: Sequence[str] = ids() if given == "all" else [name.strip() for name in given.split(",") if name.strip()]
+    if not wanted:
+        raise ConfigError(f"no workload is named, there are {', '.join(ids())}")
+    return [load(name, scale, changes) for name in wanted]
+
+
+def _one_of(name: str, value: str, among: Sequence[str]) -> None:
+    if value not in among:
+        raise ValueError(f"{name} is one of {', '.join(among)}: {name}={value}")
+
+
+def _number(path: Path) -> int:
+    digits = path.stem.partition("-")[0][1:]
+    return int(digits) if digits.isdecimal() else 10**6
+
+
+def _said(name: str, value: Any) -> str:
+    match name:
+        case "record_bytes" | "batch_bytes":
+            return _size(value) + (" batches" if name == "batch_bytes" else "")
+        case "rate":
+            return f"{value:,}/s"
+        case "logs" | "readers":
+            return f"{value:,} {name if value != 1 else name[:-1]}"
+    return f"{name} {value}"
+
+
+def _size(count: int) -> str:
+    for unit, name in ((MiB, "MiB"), (1024, "KiB")):
+        if count >= unit and count % unit == 0:
+            return f"{count // unit} {name}"
+    return f"{count} B"

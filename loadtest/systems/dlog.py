@@ -1,0 +1,339 @@
+"""Ours: `dlog up` as a person starts it, three bookies, two write and two read proxies, a real ZooKeeper.
+
+The law of this file: nothing of the service is imported but the public client and what says where a `dlog up` runs; the
+cluster starts what dies again by itself, so `revive` waits for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import dlog
+from dlog.cli.discovery import Running, RunningPart, read_run_file
+from dlog.cli.parts import die_with_parent
+from dlog.client.lifetime import Lifetime
+from dlog.errors import DLogError
+from loadtest.systems.base import (
+    Acked,
+    CannotRunError,
+    Client,
+    Durability,
+    Flavour,
+    Node,
+    Position,
+    Refused,
+    System,
+    Tell,
+    Variant,
+    Writer,
+)
+
+PATIENCE_S = 90.0
+STEP_S = 0.02  # between two looks at what only looking tells: the run file
+_UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
+_OPTIONS = (*_UP, "config")
+_ORDER = ("bookie", "write", "read")
+BATCH_BYTES_MAX = 180 * 1024  # records that are handed over together travel as batches of at most this
+BATCH_RECORD_BYTES = 4  # more for each record
+
+
+class Dlog(System):
+    """A `dlog up` of its own."""
+
+    name = "dlog"
+    owner_role = "write"
+    storage_role = "bookie"
+    durability = Durability("F", "fdatasync on 2 of 3 bookies (E3/Qw3/Qa2) before the acknowledgement")
+
+    def __init__(self, variant: str) -> None:
+        super().__init__(variant)
+        self._room = Path()
+        self._up: asyncio.subprocess.Process | None = None
+        self._flags: list[str] = []
+        self._options: dict[str, str] = {}
+        self._client: dlog.Client | None = None
+
+    async def start(self, room: Path, options: Mapping[str, str]) -> None:
+        unknown = sorted(key for key in options if key not in _OPTIONS and not key.startswith("client."))
+        if unknown:
+            raise ValueError(f"no such option of dlog, there are {', '.join(_OPTIONS)}, client.KEY: {unknown[0]}")
+        self._options = {**_UP, **options}
+        for key in _UP:
+            if not self._options[key].isdecimal():
+                raise ValueError(f"a whole number is wanted: dlog.{key}={self._options[key]}")
+        self._room = room / "cluster"
+        self._flags = [f"--{key}={self._options[key]}" for key in _OPTIONS if key in self._options]
+        await self._start_up()
+        await self._whole_up()
+
+    async def _start_up(self) -> None:
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("DLOG_")}
+        log = self._room.with_suffix(".printed").open("ab")
+        with log:
+            self._up = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "dlog", "up", "--dir", str(self._room), *self._flags),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+                env=environment,
+            )
+
+    async def _whole_up(self) -> None:
+        """Until `dlog up` says that it is up. Raises CannotRunError with what it printed."""
+        await self._until(lambda: read_run_file(self._room) is not None, "it did not come up")
+        self._client = self._client or await dlog.connect(self._running().connect).__aenter__()
+
+    async def stop(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.close(orderly=False)
+        up, self._up = self._up, None
+        if up is None:
+            return
+        if up.returncode is None:
+            up.send_signal(signal.SIGINT)
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    await up.wait()
+            except TimeoutError:
+                up.kill()
+        await up.wait()
+
+    def processes(self) -> Mapping[str, Sequence[int]]:
+        found: dict[str, list[int]] = {}
+        running = read_run_file(self._room)
+        for part in running.parts if running else ():
+            if part.pid:
+                found.setdefault(part.role, []).append(part.pid)
+        if running:
+            found["supervisor"] = [running.pid]
+        return found
+
+    def versions(self) -> Mapping[str, str]:
+        return {
+            "dlog": metadata.version("dlogd"),
+            "python": sys.version.split()[0],
+            "uvloop": metadata.version("uvloop"),
+            "zookeeper": next((p.id for p in self._running().parts if p.role == "zookeeper"), "external"),
+        }
+
+    def configuration(self) -> Mapping[str, Any]:
+        return {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2, "journal": "fdatasync", **self._options}
+
+    async def create(self, log: str) -> None:
+        assert self._client is not None, "started"
+        await self._client.create(log, ensemble=3, write_quorum=3, ack_quorum=2)
+
+    def address(self) -> dict[str, Any]:
+        return {"connect": self._running().connect}
+
+    def client(self, flavour: Flavour) -> str:
+        return "loadtest.systems.dlog:DlogClient"
+
+    # ---- hurting it -------------------------------------------------------------------------------------------------
+
+    def nodes(self) -> Sequence[Node]:
+        running = read_run_file(self._room)
+        parts = sorted(running.parts, key=lambda p: _ORDER.index(p.role)) if running else ()
+        return [Node(part.id, part.role, part.pid) for part in parts if part.role in _ORDER]
+
+    async def owner(self, log: str) -> str:
+        assert self._client is not None, "started"
+        async with asyncio.timeout(PATIENCE_S):
+            location = str((await self._client.owner(log))["location"])
+        return next(p.id for p in self._running().parts if p.role == "write" and p.address == location)
+
+    async def kill(self, node: str) -> None:
+        os.kill(self._part(node).pid, signal.SIGKILL)
+
+    async def revive(self, node: str) -> None:
+        await self.whole()
+
+    async def pause(self, node: str) -> None:
+        os.kill(self._part(node).pid, signal.SIGSTOP)
+
+    async def resume(self, node: str) -> None:
+        os.kill(self._part(node).pid, signal.SIGCONT)
+
+    async def restart(self, node: str) -> None:
+        was = self._part(node)
+        os.kill(was.pid, signal.SIGTERM)
+        await self._until(lambda: self._part(node).pid not in (0, was.pid), f"{node} did not come back")
+        await self.whole()
+
+    async def whole(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if await self._all_greet():
+                    return
+                await asyncio.sleep(STEP_S)
+
+    async def kill_all(self) -> None:
+        pids = [pid for pids in self.processes().values() for pid in pids]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)  # nobody sees another die, or starts it again
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        assert self._up is not None, "started"
+        await self._up.wait()
+        await self._until(lambda: not any(_is_alive(pid) for pid in pids), "killed processes live on", needs_up=False)
+
+    async def start_all(self) -> None:
+        await self._start_up()
+
+    async def hand_over(self, log: str) -> None:
+        assert self._client is not None, "started"
+        await self._client.release(log)
+
+    # ---- looking at it ----------------------------------------------------------------------------------------------
+
+    def _running(self) -> Running:
+        running = read_run_file(self._room)
+        if running is None:
+            raise CannotRunError(f"the `dlog up` has ended: {self._printed()}")
+        return running
+
+    def _part(self, node: str) -> RunningPart:
+        return next(part for part in self._running().parts if part.id == node)
+
+    async def _all_greet(self) -> bool:
+        """Whether every part runs and somebody listens at its address."""
+        running = read_run_file(self._room)
+        return running is not None and all([part.pid and await _greets(part) for part in running.parts])
+
+    async def _until(self, condition: Callable[[], bool], otherwise: str, *, needs_up: bool = True) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while not condition():
+            is_over = needs_up and (self._up is None or self._up.returncode is not None)
+            if is_over or time.monotonic() > end_s:
+                raise CannotRunError(f"dlog: {otherwise}: {self._printed()}")
+            await asyncio.sleep(STEP_S)
+
+    def _printed(self) -> str:
+        try:
+            return self._room.with_suffix(".printed").read_text()[-500:].strip()
+        except OSError:
+            return ""
+
+
+async def _greets(part: RunningPart) -> bool:
+    host, _, port = part.address.rpartition(":")
+    try:
+        async with asyncio.timeout(1.0):
+            _, writer = await asyncio.open_connection(host, int(port))
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+# ---- in a generator process -----------------------------------------------------------------------------------------
+
+
+class DlogClient(Client):
+    """The public client, as a program would use it."""
+
+    def __init__(self, client: dlog.Client, life: Lifetime) -> None:
+        self._client = client
+        self._life = life
+
+    @classmethod
+    async def connect(cls, address: Mapping[str, Any], options: Mapping[str, str]) -> DlogClient:
+        changes: dict[str, Any] = {"append_deadline_s": 120.0, "read_deadline_s": 120.0}
+        for key, value in options.items():
+            if key.startswith("client."):
+                changes[key.removeprefix("client.")] = float(value) if "." in value else int(value)
+        client = await dlog.connect(str(address["connect"]), **changes).__aenter__()
+        await client.reach(PATIENCE_S)
+        life = Lifetime("loadtest writers", lambda error: print(f"generator: {error!r}", file=sys.stderr))
+        await life.start()
+        return cls(client, life)
+
+    async def close(self) -> None:
+        await self._life.stop()
+        await self._client.close(orderly=False)
+
+    async def writer(self, log: str, tell: Tell) -> DlogWriter:
+        return DlogWriter(self._client, self._life, log, tell)
+
+    async def read(
+        self, log: str, *, tail: bool, follow: bool
+    ) -> AsyncGenerator[tuple[Position, Sequence[bytes]], None]:
+        batches = self._client.read_batches(log, dlog.TAIL if tail else dlog.START, follow=follow)
+        try:
+            async for batch in batches:
+                yield tuple(batch.dlsn), batch.payloads
+        finally:
+            await batches.aclose()
+
+
+class DlogWriter(Writer):
+    """One stream. Records handed over together become batches; each batch is answered on its own."""
+
+    def __init__(self, client: dlog.Client, life: Lifetime, log: str, tell: Tell) -> None:
+        self._client = client
+        self._life = life
+        self._log = log
+        self._tell = tell
+        self._index = 0
+        self._under_way = 0
+        self._idle = asyncio.Event()
+
+    async def hand_over(self, records: Sequence[bytes]) -> None:
+        most = max(1, BATCH_BYTES_MAX // (len(records[0]) + BATCH_RECORD_BYTES))
+        for i in range(0, len(records), most):
+            await self.hand_over_batch(records[i : i + most])
+
+    async def hand_over_batch(self, records: Sequence[bytes]) -> None:
+        first, self._index = self._index, self._index + len(records)
+        self._under_way += 1
+        self._life.spawn(self._one(first, records), "batch")  # in this order they enter the client's queue
+
+    async def _one(self, first: int, records: Sequence[bytes]) -> None:
+        try:
+            result = await self._client.append_batch(self._log, records)
+        except DLogError as error:
+            self._tell(Refused(first, len(records), str(error), error.outcome_unknown))
+        else:
+            known = result.first.slot >= 0
+            self._tell(Acked(first, len(records), tuple(result.first) if known else None))
+        finally:
+            self._under_way -= 1
+            if not self._under_way:
+                self._idle.set()
+
+    async def append(self, record: bytes) -> Position | None:
+        self._index += 1
+        dlsn = await self._client.append(self._log, record)
+        return tuple(dlsn) if dlsn.slot >= 0 else None
+
+    async def flush(self) -> None:
+        while self._under_way:
+            self._idle.clear()
+            await self._idle.wait()
+
+    async def close(self) -> None:
+        pass  # what is under way ends with the client
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "dlog": Variant(Dlog, {}, "this service: 3 bookies, 2 write and 2 read proxies"),
+    "dlog-spare": Variant(Dlog, {"bookies": "4"}, "this service with a fourth bookie to replace a lost one"),
+}

@@ -1,0 +1,176 @@
+"""What one producer hears: latencies from the instant a record was due, gaps, a timeline, and the history.
+
+The law of this file: a record's latency begins when it was due, not when it was handed over; a gap ends at the next
+answer. Nothing here waits or sends.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from loadtest.histogram import Histogram
+from loadtest.history import HistoryWriter, after
+from loadtest.systems.base import Acked, Position, Refused
+
+TIMELINE_NS = 100_000_000
+GAP_NS = 20_000_000
+ERRORS_MAX = 10
+_EACH = 16  # chunks up to so many records are counted one by one, larger ones in so many groups
+
+
+class Chunk:
+    """Records handed over at once."""
+
+    __slots__ = ("count", "due_ns", "first", "left", "sent_ns", "step_ns")
+
+    def __init__(self, first: int, count: int, due_ns: int, step_ns: float, sent_ns: int) -> None:
+        self.first = first
+        self.count = count
+        self.left = count
+        self.due_ns = due_ns
+        self.step_ns = step_ns
+        self.sent_ns = sent_ns
+
+
+class Flow:
+    """What is under way to one log."""
+
+    def __init__(self, log: int) -> None:
+        self.log = log
+        self.sent = 0
+        self.chunks: deque[Chunk] = deque()
+
+
+class Tally:
+    """Of one producer. Times are CLOCK_MONOTONIC ns."""
+
+    def __init__(self, producer: int, history: HistoryWriter, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.response = Histogram()
+        self.service = Histogram()
+        self.delay = Histogram()
+        self.sent = self.acked = self.failed = self.measured = 0
+        self.first_ack_ns = self.last_ack_ns = 0
+        self.start_ns = self.from_ns = self.to_ns = 0
+        self.gaps: list[tuple[int, int]] = []
+        self.timeline: list[int] = []
+        self.errors: list[str] = []
+        self._producer = producer
+        self._history = history
+        self._now_ns = now_ns
+        self._last_ns = 0
+
+    def begin(self, start_ns: int, warmup_s: float, seconds: float) -> None:
+        """The load begins then; what is answered in the `seconds` after the warm-up is measured."""
+        self.start_ns = start_ns
+        self.from_ns = start_ns + int(warmup_s * 1e9)
+        self.to_ns = self.from_ns + int(seconds * 1e9)
+        self._last_ns = start_ns
+
+    @property
+    def under_way(self) -> int:
+        return self.sent - self.acked - self.failed
+
+    def handed(self, flow: Flow, count: int, due_ns: int, step_ns: float, sent_ns: int) -> None:
+        """The next `count` records of this log were handed over now."""
+        flow.chunks.append(Chunk(flow.sent, count, due_ns, step_ns, sent_ns))
+        flow.sent += count
+        self.sent += count
+        if self.from_ns <= due_ns < self.to_ns:
+            self.delay.record((sent_ns - due_ns) / 1000, count)
+
+    def told(self, flow: Flow, answer: Acked | Refused) -> None:
+        if isinstance(answer, Acked):
+            self._acked(flow, answer.first, answer.count, answer.position)
+        else:
+            self._refused(flow, answer)
+
+    def _acked(self, flow: Flow, first: int, count: int, position: Position | None) -> None:
+        now = self._now_ns()
+        end = first + count
+        oldest = now
+        for chunk in flow.chunks:
+            if chunk.first >= end:
+                break
+            begin, stop = max(first, chunk.first), min(end, chunk.first + chunk.count)
+            if begin < stop:
+                chunk.left -= stop - begin
+                oldest = min(oldest, chunk.due_ns)
+                place = None if position is None else after(position, begin - first)
+                self._history.acked(flow.log, self._producer, begin, stop - begin, place, chunk.sent_ns)
+                self._latencies(chunk, begin - chunk.first, stop - begin, now)
+        self._forget(flow)
+        self._note_answer(now, count, oldest)
+
+    def _latencies(self, chunk: Chunk, skip: int, count: int, now: int) -> None:
+        if not self.from_ns <= chunk.due_ns + skip * chunk.step_ns < self.to_ns:
+            return
+        self.service.record((now - chunk.sent_ns) / 1000, count)
+        if not chunk.step_ns:
+            self.response.record((now - chunk.due_ns) / 1000, count)
+            return
+        groups = min(count, _EACH)
+        for i in range(groups):
+            begin, stop = count * i // groups, count * (i + 1) // groups
+            due = chunk.due_ns + (skip + begin) * chunk.step_ns  # the earliest of the group
+            self.response.record((now - due) / 1000, stop - begin)
+
+    def _note_answer(self, now: int, count: int, oldest_due_ns: int) -> None:
+        self.acked += count
+        self.first_ack_ns = self.first_ack_ns or now
+        begin = max(self._last_ns, min(oldest_due_ns, now))
+        if self.start_ns and now - begin >= GAP_NS:
+            self.gaps.append((begin, now))
+        self._last_ns = self.last_ack_ns = now
+        if self.from_ns <= now < self.to_ns:
+            self.measured += count
+        if self.start_ns and now >= self.start_ns:
+            slot = (now - self.start_ns) // TIMELINE_NS
+            if slot >= len(self.timeline):
+                self.timeline.extend([0] * (slot + 1 - len(self.timeline)))
+            self.timeline[slot] += count
+
+    def _refused(self, flow: Flow, answer: Refused) -> None:
+        self._history.refused(flow.log, self._producer, answer.first, answer.count, answer.unknown)
+        end = answer.first + answer.count
+        for chunk in flow.chunks:
+            chunk.left -= max(0, min(end, chunk.first + chunk.count) - max(answer.first, chunk.first))
+        self._forget(flow)
+        self.failed += answer.count
+        self.note_error(f"{answer.first}+{answer.count}: {answer.error}")
+
+    def note_error(self, text: str) -> None:
+        if len(self.errors) < ERRORS_MAX:
+            self.errors.append(text[:300])
+
+    @staticmethod
+    def _forget(flow: Flow) -> None:
+        while flow.chunks and flow.chunks[0].left <= 0:
+            flow.chunks.popleft()
+
+    def result(self, cpu_s: float) -> dict[str, Any]:
+        """What the generator says in the end. What is still under way counts as failed, its outcome unknown."""
+        end_ns = min(self.to_ns, self._now_ns())
+        if self.under_way > 0:
+            self.gaps.append((self._last_ns, self._now_ns()))
+            self.note_error(f"{self.under_way} records were never answered")
+        return {
+            "sent": self.sent,
+            "acked": self.acked,
+            "failed": self.sent - self.acked,
+            "errors": self.errors,
+            "measured": self.measured,
+            "measured_s": max(1e-9, (end_ns - self.from_ns) / 1e9),
+            "first_ack_ns": self.first_ack_ns,
+            "last_ack_ns": self.last_ack_ns,
+            "response": self.response.as_json(),
+            "service": self.service.as_json(),
+            "delay": self.delay.as_json(),
+            "timeline": self.timeline,
+            "gaps": self.gaps,
+            "cpu_s": cpu_s,
+            "rss_peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
