@@ -27,6 +27,7 @@ from dlog.errors import (
     UnauthorizedError,
 )
 from dlog.errors import UnsupportedVersionError as VersionError
+from dlog.io import nearby
 from dlog.model import dlsn
 from dlog.wire import proxy_protocol
 from dlog.wire.proxy import PROTOCOL_VERSION, Failed, Hello, Message, Welcome
@@ -140,7 +141,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
         address = self._transport.get_extra_info("peername")
         host = str(address[0]) if isinstance(address, tuple) else ""
-        self.peer = self.via = f"{host}:{address[1]}" if host else str(address)
+        connected = None if host else self._transport.get_extra_info("socket")
+        self.peer = self.via = f"{host}:{address[1]}" if host else nearby.peer_name(connected)
         self._expect = self._reception.expects(host)
         self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         if not self._reception.admit(self):

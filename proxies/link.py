@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 
 from dlog.client.connection import failure
 from dlog.errors import ConnectionLostError, DLogError, ProtocolError, UnavailableError
+from dlog.io import nearby
 from dlog.wire.proxy import PROTOCOL_VERSION, Cancel, Done, Failed, Hello, Message, Ping, Question, Welcome
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
@@ -42,7 +43,7 @@ class Link(asyncio.Protocol):
         link = cls(address)
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.get_running_loop().create_connection(lambda: link, host.strip("[]"), int(port))
+                await nearby.connect(lambda: link, host.strip("[]"), int(port))
                 link._say_first(preamble)
                 welcome = await link.ask(lambda n: Hello(n, PROTOCOL_VERSION, PROTOCOL_VERSION, role, name))
         except TimeoutError as error:

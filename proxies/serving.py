@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 
 from dlog.errors import ConfigError, DLogError
 from dlog.events import ConnectionOpened, ConnectionRefused, Event
-from dlog.io import logs, metrics, process
+from dlog.io import logs, metrics, nearby, process
 from dlog.io.settings import configured, load
 from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
 from proxies.connection import Connection, Session
 from proxies.meters import Meters
-from proxies.preamble import Expect, Preambles
+from proxies.preamble import OFF, Expect, Preambles
 from proxies.questions import QUESTIONS_MAX
 
 BOUND = "bound"  # as peer_address: the address that is listened on
@@ -41,8 +41,9 @@ class ServingOptions:
     listened on. peer_address: where other proxies reach this one, if that is not the advertised address (clients
     outside a container network see other addresses than the proxies do); `bound`: the one listened on.
     proxy_protocol: off, optional or required; proxy_protocol_from: the balancers' networks, separated by commas, see
-    proxies/preamble.py. health_port: see proxies/health.py. notice_s: on SIGTERM, how long it says that it is not ready
-    before it hands over, so that a balancer which retries nothing has noticed.
+    proxies/preamble.py. tcp_only: no Unix socket for who connects from this machine (there is none either where a
+    header is expected, which says more). health_port: see proxies/health.py. notice_s: on SIGTERM, how long it says
+    that it is not ready before it hands over, so that a balancer which retries nothing has noticed.
     """
 
     zookeeper: str = "127.0.0.1:2181"
@@ -58,6 +59,7 @@ class ServingOptions:
     health_port: int = 0  # 0: off
     proxy_protocol: str = "off"
     proxy_protocol_from: str = ""
+    tcp_only: bool = False
     connections_max: int = option(2000, sim=(1, 4))
     connections_per_host_max: int = 0  # of one client host, as a balancer names it; 0: no bound of its own
     receive_bytes_max: int = option(128 * MiB, sim=(MiB, 8 * MiB))  # of frames that are not whole yet, all connections
@@ -122,6 +124,7 @@ class Listener:
         self._preambles = options.preambles()
         self._hosts: dict[str, int] = {}  # connections of each, while they are bounded
         self._server: asyncio.Server | None = None
+        self._doors: list[asyncio.Server] = []
         self._empty = asyncio.Event()
 
     async def bind(self) -> str:
@@ -147,6 +150,8 @@ class Listener:
         """Accept from now on."""
         assert self._server is not None, "bind comes first"
         await self._server.start_serving()
+        if not self._options.tcp_only and self._options.proxy_protocol == OFF:
+            self._doors = await nearby.doors(lambda: Connection(self), self._server.sockets)
 
     def meters(self) -> Meters:
         """Numbers of the connections; a role adds its own."""
@@ -162,6 +167,8 @@ class Listener:
         if self._server is not None:
             self._server.close()
             self._server = None
+        while self._doors:
+            self._doors.pop().close()
 
     def dismiss(self, reason: str) -> None:
         """Say goodbye to everybody and close what they are told."""

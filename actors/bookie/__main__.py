@@ -19,7 +19,7 @@ from actors.bookie.life import Ground, live
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.events import Event
-from dlog.io import logs, metrics, process, settings
+from dlog.io import logs, metrics, nearby, process, settings
 from dlog.io.disk import RealDisk
 from dlog.io.metadata import BookieInfo, Metadata
 from dlog.io.threads import RealThreads
@@ -48,8 +48,9 @@ async def serve(options: BookieOptions) -> None:
     loop = asyncio.get_running_loop()
     endpoint: metrics.Endpoint | None = None
 
-    async def listen(connect: Callable[[], Connection]) -> asyncio.AbstractServer:
-        return await loop.create_server(connect, sock=listener, backlog=1024)
+    async def listen(connect: Callable[[], Connection]) -> nearby.WithDoors:
+        server = await loop.create_server(connect, sock=listener, backlog=1024)
+        return nearby.WithDoors(server, [] if options.tcp_only else await nearby.doors(connect, server.sockets))
 
     @contextlib.asynccontextmanager
     async def metadata() -> AsyncIterator[Metadata]:

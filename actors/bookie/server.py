@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
@@ -30,8 +30,17 @@ from dlog.wire.bookie import Request
 
 ABANDON_S = 2.0  # to wait for threads that may hang in a disk that failed
 
+
+class Listening(Protocol):
+    """Sockets that are listened on."""
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        ...
+
+
 #: makes a server of connections that the given factory builds, e.g. loop.create_server on a bound socket
-Listen = Callable[[Callable[[], Connection]], Awaitable[asyncio.AbstractServer]]
+Listen = Callable[[Callable[[], Connection]], Awaitable[Listening]]
 
 
 class DiskFailedError(DLogError):
@@ -135,7 +144,7 @@ class BookieServer:
         finally:
             self._abort(server)
 
-    def _abort(self, server: asyncio.AbstractServer) -> None:
+    def _abort(self, server: Listening) -> None:
         server.close()
         for connection in list(self._connections):
             connection.abort()

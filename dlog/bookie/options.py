@@ -21,6 +21,7 @@ class BookieOptions:
     port: int = 3181  # 0: any free port; the bookie then keeps the id its directories already have
     advertise: str = ""  # host:port that others are to connect to, and by default the id; empty: host:port as bound
     bookie_id: str = ""  # empty: host:port
+    tcp_only: bool = False  # no Unix socket for who connects from this machine
     metrics_port: int = 0  # 0: off
 
     # journal

@@ -26,6 +26,7 @@ from dlog.errors import (
     UnavailableError,
     from_wire,
 )
+from dlog.io import nearby
 from dlog.model.dlsn import DLSN, of
 from dlog.wire import proxy
 from dlog.wire.proxy_codec import FrameDecoder, encode
@@ -113,7 +114,7 @@ class Connection(asyncio.Protocol):
         connection = cls(address, options, loop, hops)
         try:
             async with asyncio.timeout(options.connect_timeout_s):
-                await loop.create_connection(lambda: connection, host, port)
+                await nearby.connect(lambda: connection, host, port)
                 hello = await connection.ask(
                     lambda request: proxy.Hello(
                         request, proxy.PROTOCOL_VERSION, proxy.PROTOCOL_VERSION, "client", f"python:{os.getpid()}", hops

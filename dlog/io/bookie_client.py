@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from dlog.errors import ConnectionLostError, ProtocolError
 from dlog.events import BookieLost, Event
-from dlog.io import metrics
+from dlog.io import metrics, nearby
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.machine import Fact, Peer, PeerLost, Received
 from dlog.model.ids import BookieId
@@ -162,7 +162,7 @@ class BookieClient:
         try:
             host, port = self._address_of(bookie)
             async with asyncio.timeout(self.options.connect_timeout_s):
-                await asyncio.get_running_loop().create_connection(lambda: connection, host, port)
+                await nearby.connect(lambda: connection, host, port)
         except (OSError, ConnectionLostError) as error:  # a timeout is an OSError too
             connection.lose(f"cannot connect: {error or type(error).__name__}")
         except asyncio.CancelledError:
