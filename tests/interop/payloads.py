@@ -1,0 +1,72 @@
+"""Payloads that say which they are, and the reading of whole ledgers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from dlog.io.ledger_handles import LedgerReader
+from dlog.io.ledgers import Ledgers
+from dlog.model.ids import EntryId, LedgerId
+
+#: the largest length word a bookie takes is 5 MiB - 4; of it the add's head takes 24, the packet's 32, CRC32C 4
+ENTRY_BYTES_MAX = 5 * 1024 * 1024 - 4 - 24 - 32 - 4
+
+
+def numbered(maker: str, first: int, count: int) -> list[bytes]:
+    """`count` payloads of unequal sizes, no two the same."""
+    return [b"%s-%d " % (maker.encode(), i) + bytes([i % 251]) * (i * 37 % 500) for i in range(first, first + count)]
+
+
+def long_numbered(maker: str, first: int, count: int) -> list[bytes]:
+    """The same of 2 KiB each, of which a few dozen fill the smallest segment."""
+    return [payload.ljust(2048, b".") for payload in numbered(maker, first, count)]
+
+
+def sized(size: int) -> bytes:
+    """Bytes of a size, of which each part shows where it belongs."""
+    return b"".join(b"%015d\n" % at for at in range(0, size + 16, 16))[:size]
+
+
+async def read_all(ledgers: Ledgers, ledger: int) -> list[bytes]:
+    """Every entry of a closed ledger, as our client reads it."""
+    reader = await ledgers.open(LedgerId(ledger))
+    try:
+        assert reader.end is not None, "closed"
+        return await read_upto(reader, reader.end)
+    finally:
+        await reader.close()
+
+
+async def read_upto(reader: LedgerReader, last: int, first: int = 0) -> list[bytes]:
+    found: list[bytes] = []
+    while first + len(found) <= last:
+        found += await reader.read(EntryId(first + len(found)), EntryId(last), 1 << 20)
+    return found
+
+
+async def follow(reader: LedgerReader, count: int, patience_s: float = 60.0) -> list[bytes]:
+    """The first `count` entries of a ledger that is being written, as its LAC lets them be seen."""
+    found: list[bytes] = []
+    while len(found) < count:
+        known = EntryId(len(found) - 1)
+        lac = await reader.wait_lac(known, patience_s)
+        assert lac > known, f"the LAC stood still at {lac}"
+        found += await read_upto(reader, min(lac, count - 1), len(found))
+    return found
+
+
+async def wait_whole(ledgers: Ledgers, ledger: int, patience_s: float = 60.0) -> None:
+    """Until every replica holds every entry: the third one of a write set may come after the acknowledgement."""
+    async with asyncio.timeout(patience_s):
+        while True:
+            verified = await ledgers.verify(LedgerId(ledger))
+            assert not verified.damaged
+            if not verified.thin:
+                return
+            await asyncio.sleep(0.1)
+
+
+def refused(answers: Sequence[object]) -> set[int]:
+    """Codes of the adds that the Java client did not get acknowledged."""
+    return {answer["code"] for answer in answers if isinstance(answer, dict)}
