@@ -1,0 +1,182 @@
+"""Streams of ours, through write and read proxies, on Java bookies and on ensembles of both kinds; with deaths."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlog
+from dlog.model.ids import LedgerId
+from dlog.model.quorum import Quorum
+from dlog.wire.entry import decode_entry
+from tests.integration.proxies.load import Load
+from tests.integration.proxies.processes import ProxyCluster
+from tests.interop.conftest import started
+from tests.interop.java_bookies import JavaCluster
+from tests.interop.java_peer import JavaLedgers, JavaPeer
+from tests.interop.payloads import numbered, read_all
+
+pytestmark = pytest.mark.java
+
+#: of six bookies, three of each kind, any four are of both kinds, and four are left when one of each kind is dead
+BOTH = Quorum(ensemble=4, write=3, ack=2)
+BOTH_SETTINGS = {"ensemble": 4, "write_quorum": 3, "ack_quorum": 2}
+
+
+@pytest.fixture(scope="module")
+def mixed(java_bookies: JavaCluster) -> Iterator[JavaCluster]:
+    """Three bookies of each kind, for tests that leave as many; ours leave with this module."""
+    for _ in range(3):
+        java_bookies.add()
+    yield java_bookies
+    for bookie in java_bookies.bookies:
+        bookie.stop()
+    java_bookies.bookies.clear()
+
+
+@pytest.fixture
+def mixed_proxies(mixed: JavaCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
+    yield from started(mixed, tmp_path / "proxies")
+
+
+@asynccontextmanager
+async def loaded(proxies: ProxyCluster, **settings: int) -> AsyncIterator[Load]:
+    """A stream under load; all that was acknowledged is looked for at the end, through the read proxies."""
+    async with dlog.connect(proxies.target) as client:
+        await client.create("orders", **settings)
+        load = Load(client, "orders")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load.run(), name="load")
+            await load.acknowledged(200)
+            yield load
+            await load.acknowledged(200)
+            load.stop()
+        await load.check()
+        assert not load.unknown
+
+
+async def ensembles(cluster: JavaCluster, segments: list[dict[str, Any]]) -> list[set[str]]:
+    """Of every fragment of every segment, in order."""
+    async with cluster.ledgers() as ledgers:
+        found = [await ledgers.metadata_of(LedgerId(int(segment["place"]))) for segment in segments]
+    return [set(fragment.ensemble) for metadata in found for fragment in metadata.fragments]
+
+
+def java_of(cluster: JavaCluster) -> set[str]:
+    return {bookie.id for bookie in cluster.java}
+
+
+def ours_of(cluster: JavaCluster) -> set[str]:
+    return {bookie.id for bookie in cluster.bookies}
+
+
+async def test_a_stream_of_ours_on_java_bookies_loses_nothing_when_its_owner_is_killed(
+    own_proxies: ProxyCluster,
+) -> None:
+    async with loaded(own_proxies) as load:
+        owner = own_proxies.writer_at((await load.client.owner("orders"))["location"])
+        owner.kill()
+        await load.acknowledged(200)
+        assert own_proxies.writer_at((await load.client.owner("orders"))["location"]) is not owner
+
+
+async def test_a_stream_of_ours_on_java_bookies_rolls_and_is_read_along(own_proxies: ProxyCluster) -> None:
+    async with loaded(own_proxies, segment_bytes=64 * 1024) as load:
+        seen: list[bytes] = []
+
+        async def tail() -> None:
+            async for record in load.client.read("orders", start=dlog.START, follow=True):
+                seen.append(record.payload)
+                if len(seen) == 1500:
+                    return
+
+        async with asyncio.timeout(120):
+            await tail()
+        assert seen == [load.record(number) for number in range(1500)]
+        assert len((await load.client.stat("orders"))["segments"]) > 2
+
+
+async def test_a_stream_on_a_mixed_ensemble_loses_nothing_when_one_of_each_kind_is_killed(
+    mixed: JavaCluster, mixed_proxies: ProxyCluster
+) -> None:
+    all_java, all_ours = java_of(mixed), ours_of(mixed)
+    async with loaded(mixed_proxies, **BOTH_SETTINGS) as load:
+
+        async def last_ensemble() -> set[str]:
+            return (await ensembles(mixed, (await load.client.stat("orders"))["segments"]))[-1]
+
+        first = await last_ensemble()
+        assert first & all_java and first & all_ours
+        killed_java = await mixed.kill_java(min(first & all_java))
+        await load.acknowledged(500)
+        second = await last_ensemble()
+        assert killed_java.id not in second
+        killed_ours = mixed.named(min(second & all_ours))
+        killed_ours.kill()
+        await load.acknowledged(500)
+        third = await last_ensemble()
+        assert not {killed_java.id, killed_ours.id} & third and third & all_java and third & all_ours
+    await mixed.bury(killed_java, killed_ours)
+    killed_ours.start()
+    await mixed.add_java()
+
+
+@pytest.mark.parametrize("recoverer", ["ours", "java"])
+async def test_a_ledger_on_a_mixed_ensemble_is_recovered_and_read_alike(
+    java: JavaPeer, mixed: JavaCluster, recoverer: str
+) -> None:
+    theirs = JavaLedgers(java, mixed.hosts)
+    written = numbered("ours", 0, 300)
+    async with mixed.ledgers() as ours:
+        writer = await ours.create(BOTH)
+        adds = [writer.append((payload,)) for payload in written]
+        await adds[100]
+        await writer.abandon()
+        confirmed = sum(add.done() and not add.cancelled() and add.exception() is None for add in adds)
+        if recoverer == "ours":
+            end = int((await ours.recover(writer.ledger_id)).last_entry)
+        else:
+            end = (await theirs.open(writer.ledger_id, recover=True)).lac
+        assert end + 1 >= confirmed > 100
+        assert await read_all(ours, writer.ledger_id) == written[: end + 1]
+        for fragment in (await ours.metadata_of(writer.ledger_id)).fragments:
+            assert set(fragment.ensemble) & java_of(mixed) and set(fragment.ensemble) & ours_of(mixed)
+    assert await theirs.read_all(writer.ledger_id) == written[: end + 1]
+
+
+async def test_a_java_writer_on_a_mixed_ensemble_is_followed_by_our_fence(java: JavaPeer, mixed: JavaCluster) -> None:
+    theirs = JavaLedgers(java, mixed.hosts)
+    written = numbered("java", 0, 200)
+    writer = await theirs.create(ensemble=4, write=3, ack=2)
+    assert await writer.add(written) == list(range(200))
+    async with mixed.ledgers() as ours:
+        assert (await ours.recover(LedgerId(writer.id))).last_entry == 199
+        assert not any(isinstance(answer, int) for answer in await writer.add([b"too late"]))
+        assert await read_all(ours, writer.id) == written
+
+
+async def test_java_opens_the_ledger_that_a_proxy_wrote_and_finds_every_record(
+    java: JavaPeer, mixed: JavaCluster, mixed_proxies: ProxyCluster
+) -> None:
+    written = [b"record-%d" % i for i in range(500)]
+    async with dlog.connect(mixed_proxies.target) as client:
+        await client.create("orders", **BOTH_SETTINGS)
+        first = await client.append("orders", written[0])
+        await client.append_many("orders", written[1:])
+        (segment,) = (await client.stat("orders"))["segments"]
+        await client.release("orders")  # completes the segment: its ledger is closed
+        found = await JavaLedgers(java, mixed.hosts).open(int(segment["place"]))
+        assert found.closed
+        records = [
+            (dlog.DLSN(first.segment, entry, record.slot), record.payload)  # type: ignore[arg-type]
+            for entry, payload in enumerate(await found.read_all())
+            for record in decode_entry(payload)
+            if record.is_user
+        ]
+        assert [payload for _, payload in records] == written
+        assert records == [(r.dlsn, bytes(r.payload)) async for r in client.read("orders", follow=False)]
