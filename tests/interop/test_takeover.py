@@ -1,0 +1,290 @@
+"""One stream, two implementations that write it by turns: each takes over from the other, and every record is judged.
+
+Who writes is decided by the fence of BookKeeper's recovery and by the compare-and-set of the segment list. The lock of
+DistributedLog, of which our owner holds a member too, only says who should. Java's own take-over races with whoever
+claims at the same time: what its library documents as "somebody else was faster" is tried again, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+import dlog
+from dlog.model.dlsn import DLSN
+from tests.integration.proxies.processes import ProxyCluster
+from tests.interop.java_peer import JavaError, JavaLogs, JavaPeer, JavaWriter
+from tests.interop.streams import AT_ONCE, BY_TIMER, Seen, java_read, payloads_of, we_read
+
+pytestmark = pytest.mark.java
+
+#: held by another; the lock's session; a compare-and-set of metadata that another was faster at
+RETRIED = {"OwnershipAcquireFailedException", "LockingException", "LockSessionExpiredException", "ZKException"}
+#: what a Java writer says that was fenced, or that lost its lock
+LOST = {"BKTransmitException", "LockingException", "OwnershipAcquireFailedException", "WriteException", "ZKException"}
+LOST |= {"WriteCancelledException", "AlreadyClosedException"}
+LOST |= {"NodeExistsException", "BadVersionException"}  # it tries to begin the next segment, which is there
+NO_LOCK = {"writeLockEnabled": False}
+TXID = 10**15  # Java is told its txids, and the clock in ms, from which ours are, must not pass them by
+
+
+@pytest.fixture
+def own_logs(java: JavaPeer, own_proxies: ProxyCluster) -> JavaLogs:
+    return JavaLogs(java, own_proxies.bookies.hosts, own_proxies.namespace)
+
+
+async def java_takes(logs: JavaLogs, stream: str, first: tuple[int, bytes], **conf: object) -> tuple[JavaWriter, DLSN]:
+    """A Java writer that has written its first record, within a bounded number of tries."""
+    async with asyncio.timeout(100):
+        while True:
+            try:
+                writer = await logs.writer(stream, **conf)
+            except JavaError as error:
+                if error.kind not in RETRIED:
+                    raise
+            else:
+                (written,) = await writer.try_write([first])
+                if isinstance(written, DLSN):
+                    return writer, written
+                assert written.kind in RETRIED, written
+                await writer.abort()
+            await asyncio.sleep(0.2)
+
+
+async def judge(
+    client: dlog.Client, logs: JavaLogs, stream: str, acknowledged: Sequence[tuple[DLSN, bytes]]
+) -> list[Seen]:
+    """Both readers see the same: all that was acknowledged, where it was said to be, once, and nothing else."""
+    seen = await we_read(client, stream)
+    assert [(dlsn, payload) for dlsn, _, payload in seen] == list(acknowledged)
+    assert java_read(await logs.read(stream, len(seen), positionGapDetectionEnabled=True)) == seen
+    return seen
+
+
+class Turns:
+    """Records written by turns, with what was acknowledged in the order of the acknowledgements."""
+
+    def __init__(self, client: dlog.Client, stream: str) -> None:
+        self.acknowledged: list[tuple[DLSN, bytes]] = []
+        self.txid = TXID
+        self._client = client
+        self._stream = stream
+        self._number = 0
+
+    def next(self, maker: bytes) -> bytes:
+        self._number += 1
+        return b"%s-%d" % (maker, self._number)
+
+    def java_record(self) -> tuple[int, bytes]:
+        self.txid += 10
+        return self.txid, self.next(b"java")
+
+    async def ours(self, count: int) -> None:
+        for _ in range(count):
+            payload = self.next(b"ours")
+            self.txid += 10
+            place = await self._client.append(self._stream, payload, txid=self.txid)
+            self.acknowledged.append((place, payload))
+
+    async def java(self, writer: JavaWriter, count: int) -> None:
+        records = [self.java_record() for _ in range(count)]
+        places = await writer.write(records)
+        self.acknowledged += [(place, payload) for place, (_, payload) in zip(places, records, strict=True)]
+
+    async def java_takes(self, logs: JavaLogs, **conf: object) -> JavaWriter:
+        record = self.java_record()
+        writer, place = await java_takes(logs, self._stream, record, **conf)
+        self.acknowledged.append((place, record[1]))
+        return writer
+
+
+@pytest.mark.parametrize("way", [AT_ONCE, BY_TIMER], ids=["at-once", "by-timer"])
+async def test_turns_with_the_stream_handed_back_each_time(
+    proxies: ProxyCluster, logs: JavaLogs, stream: str, way: dict[str, object]
+) -> None:
+    async with dlog.connect(proxies.target) as client:
+        await client.create(stream)
+        turns = Turns(client, stream)
+        for _ in range(3):
+            await turns.ours(20)
+            await client.release(stream)
+            writer = await turns.java_takes(logs, **way)
+            await turns.java(writer, 20)
+            await writer.close()
+        await turns.ours(5)
+        await client.release(stream)
+        await judge(client, logs, stream, turns.acknowledged)
+        found = await logs.read(stream, len(turns.acknowledged))
+        assert [record.sequence for record in found] == list(range(len(found)))
+        assert (await logs.describe(stream, records=True))["count"] == len(found)
+
+
+async def test_java_hears_that_our_owner_holds_the_lock(proxies: ProxyCluster, logs: JavaLogs, stream: str) -> None:
+    async with dlog.connect(proxies.target) as client:
+        await client.create(stream)
+        await client.append(stream, b"ours")
+        with pytest.raises(JavaError) as refusal:
+            await logs.writer(stream, **AT_ONCE)
+        assert refusal.value.kind == "OwnershipAcquireFailedException"
+        location = (await client.owner(stream))["location"]
+        assert f"the current owner is 1;0;{location}" in str(refusal.value)
+        await client.append(stream, b"still ours")
+        assert payloads_of(await we_read(client, stream)) == [b"ours", b"still ours"]
+
+
+async def test_java_takes_over_from_an_owner_that_lives_which_gets_nothing_acknowledged_below(
+    proxies: ProxyCluster, logs: JavaLogs, stream: str
+) -> None:
+    """Without the lock, so at once; our owner hears of the fence with its next entry and then takes the stream back."""
+    async with dlog.connect(proxies.target) as client:
+        await client.create(stream)
+        turns = Turns(client, stream)
+        for _ in range(3):
+            await turns.ours(20)
+            ours_last = turns.acknowledged[-1][0]
+            writer = await turns.java_takes(logs, **AT_ONCE, **NO_LOCK)
+            await turns.java(writer, 20)
+            assert turns.acknowledged[-1][0].segment > ours_last.segment
+            await turns.ours(20)  # fenced: recovers, and goes on behind what Java wrote
+            assert turns.acknowledged[-1][0].segment > turns.acknowledged[-21][0].segment
+            refused = await writer.try_write([turns.java_record()])
+            assert isinstance(refused[0], JavaError) and refused[0].kind in LOST, refused
+            await writer.abort()
+        await client.release(stream)
+        await judge(client, logs, stream, turns.acknowledged)
+
+
+async def test_java_takes_over_from_an_owner_killed_in_mid_write(
+    own_proxies: ProxyCluster, own_logs: JavaLogs, stream: str
+) -> None:
+    """It waits for the lock until the session of the dead is over; what was acknowledged is all there."""
+    async with dlog.connect(own_proxies.target) as client:
+        await client.create(stream)
+        payloads = [b"ours-%d" % i for i in range(400)]
+        appends = [asyncio.ensure_future(client.append(stream, payload)) for payload in payloads]  # noqa: TID251
+        await appends[100]
+        for proxy in own_proxies.writers:
+            proxy.kill()
+        for append in appends:
+            append.cancel()
+        await asyncio.wait(appends)
+        confirmed = [append.result() for append in appends if not append.cancelled() and append.exception() is None]
+        assert len(confirmed) > 100
+        writer, place = await java_takes(own_logs, stream, (TXID, b"java-0"), **AT_ONCE)
+        await writer.close()
+        seen = java_read(await own_logs.read(stream, len(confirmed) + 1, positionGapDetectionEnabled=True))
+        assert [dlsn for dlsn, _, _ in seen[: len(confirmed)]] == confirmed
+        mine = await we_read(client, stream)
+        assert payloads_of(mine) == [*payloads[: len(mine) - 1], b"java-0"]
+        assert mine[-1][0] == place and mine[: len(confirmed)] == seen[: len(confirmed)]
+
+
+async def test_a_frozen_owner_of_ours_that_wakes_up_after_java_took_over(
+    own_proxies: ProxyCluster, own_logs: JavaLogs, stream: str
+) -> None:
+    async with dlog.connect(own_proxies.target) as client:
+        await client.create(stream)
+        turns = Turns(client, stream)
+        await turns.ours(20)
+        for proxy in own_proxies.writers:
+            proxy.freeze()
+        writer = await turns.java_takes(own_logs, **AT_ONCE, **NO_LOCK)
+        await turns.java(writer, 20)
+        last = turns.acknowledged[-1][0]
+        for proxy in own_proxies.writers:
+            proxy.thaw()
+        await turns.ours(20)
+        assert turns.acknowledged[41][0].segment > last.segment
+        refused = await writer.try_write([turns.java_record()])
+        assert isinstance(refused[0], JavaError) and refused[0].kind in LOST, refused
+        await writer.abort()
+        await client.release(stream)
+        await judge(client, own_logs, stream, turns.acknowledged)
+
+
+@pytest.mark.parametrize("way", [AT_ONCE, BY_TIMER], ids=["at-once", "by-timer"])
+async def test_we_take_over_from_a_java_writer_that_lives_which_gets_nothing_acknowledged(
+    proxies: ProxyCluster, logs: JavaLogs, stream: str, way: dict[str, object]
+) -> None:
+    await logs.create(stream)
+    async with dlog.connect(proxies.target) as client:
+        turns = Turns(client, stream)
+        writer = await turns.java_takes(logs, **way)
+        await turns.java(writer, 30)
+        await turns.ours(1)
+        late = await writer.try_write([turns.java_record() for _ in range(3)])
+        assert all(isinstance(answer, JavaError) and answer.kind in LOST for answer in late), late
+        await turns.ours(20)
+        await writer.abort()
+        await client.release(stream)
+        await judge(client, logs, stream, turns.acknowledged)
+
+
+async def test_we_take_over_what_a_dead_java_writer_left(proxies: ProxyCluster, logs: JavaLogs, stream: str) -> None:
+    await logs.create(stream)
+    async with dlog.connect(proxies.target) as client:
+        turns = Turns(client, stream)
+        for _ in range(3):
+            writer = await turns.java_takes(logs, **AT_ONCE)
+            await turns.java(writer, 20)
+            await writer.abort()
+            await turns.ours(20)
+            await client.release(stream)
+        await judge(client, logs, stream, turns.acknowledged)
+
+
+async def test_we_take_over_while_java_writes_as_fast_as_it_can(
+    proxies: ProxyCluster, logs: JavaLogs, stream: str
+) -> None:
+    """What Java got acknowledged is in the stream; what it did not may be, before ours and in order."""
+    await logs.create(stream)
+    async with dlog.connect(proxies.target) as client:
+        turns = Turns(client, stream)
+        writer = await turns.java_takes(logs, **AT_ONCE)
+        records = [turns.java_record() for _ in range(3000)]
+        async with asyncio.TaskGroup() as tasks:
+            writing = tasks.create_task(writer.try_write(records), name="java writes")
+            await asyncio.sleep(0)
+            mine = await client.append(stream, b"ours", txid=10**17)
+        places = writing.result()
+        await writer.abort()
+        confirmed = [place for place in places if isinstance(place, DLSN)]
+        assert places[: len(confirmed)] == confirmed, "what is acknowledged has no holes"
+        assert all(isinstance(p, DLSN) or p.kind in LOST for p in places)
+        await client.release(stream)
+        seen = await we_read(client, stream)
+        assert seen[-1] == (mine, 10**17, b"ours")
+        of_java = seen[1:-1]
+        assert [dlsn for dlsn, _, _ in of_java[: len(confirmed)]] == confirmed
+        assert payloads_of(of_java) == [payload for _, payload in records[: len(of_java)]]
+        assert java_read(await logs.read(stream, len(seen), positionGapDetectionEnabled=True)) == seen
+
+
+async def test_what_both_wrote_is_truncated_and_sealed_by_either(
+    proxies: ProxyCluster, logs: JavaLogs, stream: str
+) -> None:
+    async with dlog.connect(proxies.target) as client:
+        await client.create(stream)
+        turns = Turns(client, stream)
+        await turns.ours(20)
+        await client.release(stream)
+        writer = await turns.java_takes(logs, **AT_ONCE)
+        await turns.java(writer, 20)
+        assert await writer.truncate(turns.acknowledged[10][0])
+        await writer.close()
+        await turns.ours(10)
+        await client.truncate(stream, turns.acknowledged[25][0])
+        seen = await we_read(client, stream)
+        assert [(dlsn, payload) for dlsn, _, payload in seen] == turns.acknowledged[25:]
+        await client.release(stream)
+        writer = await turns.java_takes(logs, **AT_ONCE)
+        await writer.seal()
+        await writer.close()
+        async with asyncio.timeout(60):
+            seen = await we_read(client, stream, follow=True)
+        assert [(dlsn, payload) for dlsn, _, payload in seen] == turns.acknowledged[25:]
+        reader = await logs.reader(stream)
+        records, ended = await reader.next(1000, 60.0)
+        assert ended and java_read(records) == seen
