@@ -32,7 +32,8 @@ class ClientOptions:
     request_deadline_s: float = 15.0
     #: how long a read goes on without anybody who serves it
     read_deadline_s: float = 60.0
-    #: silence of a proxy that owes a read its records, after which another is asked
+    #: silence of a proxy that owes a read its records, after which it is pinged; if its answer comes before any of
+    #: them, another is asked
     stall_s: float = option(10.0, sim=(0.05, 10.0))
     #: how long an orderly close waits for batches under way
     close_deadline_s: float = 10.0

@@ -8,6 +8,7 @@ What the server says about the stream itself (its end, a truncation, damage) is 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
 
@@ -100,13 +101,31 @@ class Reader:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     async def _hear(self) -> None:
-        """Wait for the server. One that lives and owes us records, yet is silent for `stall_s`, is left for another."""
+        """Wait for the server. One that lives and owes us records, yet is silent for `stall_s`, is left for another.
+
+        Silent may only seem who is far: records can be on their way for long. So it is asked first whether it lives;
+        its answer comes behind all that it has sent us, and the connection waits for it as long as bytes arrive.
+        """
         stall_s = self._options.stall_s
         try:
             async with asyncio.timeout(stall_s if self._is_owed else None):
                 await self._wake.wait()
+            return
         except TimeoutError:
+            pass
+        assert self._connection is not None
+        async with asyncio.TaskGroup() as tasks:
+            ping = tasks.create_task(self._ping(self._connection), name=f"ping the reader of {self.stream}")
+            await self._wake.wait()
+            ping.cancel()
+        if not self._heard:
             self._on_trouble(RequestTimeoutError(f"the read stands still for {stall_s:g} s", outcome_unknown=False))
+
+    async def _ping(self, connection: Connection) -> None:
+        """Wake once the server has answered; a connection that ends says so itself."""
+        with contextlib.suppress(DLogError):
+            await connection.ask(proxy.Ping)
+        self._wake.set()
 
     async def _open(self) -> None:
         """One try to be served; a failure is remembered as trouble, to be told or tried again."""

@@ -200,8 +200,12 @@ class Peer(asyncio.Protocol):
             self.double.peers.remove(self)
 
     def send(self, message: proxy.Message) -> None:
+        self.send_bytes(b"".join(encode(message)))
+
+    def send_bytes(self, data: bytes) -> None:
+        """Part of a frame, it may be."""
         if self._transport is not None:
-            self._transport.write(b"".join(encode(message)))
+            self._transport.write(data)
 
     def cut(self) -> None:
         """Reset the connection; what came and was not looked at is lost."""

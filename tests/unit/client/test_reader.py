@@ -13,6 +13,7 @@ from dlog.model.dlsn import of
 from dlog.wire import proxy
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import ReaderEventKind
+from dlog.wire.proxy_codec import encode
 from tests.unit.client.proxy_double import Double, Log, Peer, Script, entry_of
 
 
@@ -274,3 +275,41 @@ async def test_a_read_that_never_moves_ends_with_an_error() -> None:
     async with double, dlog.connect(double.target, stall_s=0.01, read_deadline_s=0.05) as client:
         with pytest.raises(RequestTimeoutError, match="stands still"):
             [r async for r in client.read("s")]
+
+
+async def test_records_that_are_long_on_their_way_are_waited_for() -> None:
+    """A frame arrives piece by piece for much longer than a stall; what is asked meanwhile is answered behind it."""
+    log = log_of(bytes(100_000), b"b")
+    sending: list[asyncio.Task[None]] = []
+
+    async def drip(peer: Peer, read: proxy.Read) -> None:
+        behind.append(read)
+        frame = b"".join(encode(proxy.Entries(read.request, 1, 0, (len(log.entries[0]),), 0, log.entries[0])))
+        for at in range(0, len(frame), 5000):
+            peer.send_bytes(frame[at : at + 5000])
+            await asyncio.sleep(0.02)
+        _, *asked = behind
+        behind.clear()
+        for message in asked:
+            peer.double.answer(peer, message)
+
+    behind: list[proxy.Message] = []
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read) and not sending:
+            sending.append(asyncio.get_running_loop().create_task(drip(peer, message)))
+            return True
+        if behind:
+            behind.append(message)
+        return bool(behind)
+
+    async with (
+        Double(log, role="read", script=script) as double,
+        dlog.connect(double.target, stall_s=0.05, lost_after_s=30.0) as client,
+    ):
+        async with asyncio.timeout(60):
+            async for record in client.read("s"):
+                assert record.payload == bytes(100_000)
+                break
+        assert len(double.of(proxy.Read)) == 1, "nobody else was asked"
+        assert double.of(proxy.Ping)
