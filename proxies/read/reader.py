@@ -2,7 +2,8 @@
 
 The law of this room: the machine decides what is read and when it ends; here its questions go to the source and its
 entries to the connection, and a client that does not take them holds the questions back. A reader ends once, and with
-it its hold on the source.
+it its hold on the source. One that is stopped says and asks nothing more, however much credit it has left: what waits
+for it is dropped.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class StreamReader:
         self._driver = Driver(self._machine, name=f"reader {read.stream}", send=self._send)
         self._view: View | None = None
         self._is_held = False
+        self._is_stopped = False
         self.hear(read)
 
     def hear(self, message: Message) -> None:
@@ -57,8 +59,11 @@ class StreamReader:
             self._view.hold(yes)
 
     def stop(self) -> None:
-        """End now; the client is told nothing."""
-        self._driver.stop()
+        """End now; the client is told and sent nothing more, and what is held back for it is dropped."""
+        self._is_stopped = True
+        if self._view is not None:
+            self._view.close()
+        self._driver.stop()  # it hears what came before: nobody hears what it makes of that
 
     async def run(self) -> None:
         """Live until the machine ends, `stop`, or the source cannot be had (the client is told)."""
@@ -78,6 +83,8 @@ class StreamReader:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _send(self, peer: Peer, message: Any) -> None:
+        if self._is_stopped:
+            return
         if peer == SOURCE:
             assert self._view is not None, "the machine speaks while it lives"
             self._view.ask(message)

@@ -1,0 +1,109 @@
+"""A reader on one connection, between a source that has everything at hand and a client that changes its mind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from actors.source_view import View
+from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceQuestion, StreamSeen, WatchLac
+from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Segment, StreamMetadata
+from dlog.wire.entry import Record, encode_entry
+from dlog.wire.proxy import Entries, Message, Read, Start
+from proxies.read.reader import StreamReader
+
+ENTRY = b"".join(bytes(part) for part in encode_entry([Record(0, 1, 1, bytes(1000))]))
+SEGMENT = Segment(number=SegmentNumber(1), place="a", first_txid=Txid(0))
+
+
+class Source:
+    """A thousand entries, all in the cache: every question is answered at once. Is its own registry."""
+
+    def __init__(self) -> None:
+        self.asked: list[SourceQuestion] = []
+        self.views: list[View] = []
+
+    @contextlib.asynccontextmanager
+    async def hold(self, name: str) -> AsyncIterator[Source]:
+        yield self
+
+    def attach(self, post: Callable[[Any], None], on_lost: Callable[[], None]) -> View:
+        view = View(self, post, on_lost)
+        self.views.append(view)
+        return view
+
+    def detach(self, view: View) -> None:
+        if view in self.views:
+            self.views.remove(view)
+
+    def answer(self, view: View, question: SourceQuestion) -> None:
+        self.asked.append(question)
+        match question:
+            case GetStream():
+                view.say(StreamSeen(StreamMetadata(name=StreamName("s"), segments=(SEGMENT,)), fresh=True))
+            case WatchLac():
+                view.say(LacSeen(SEGMENT.number, SEGMENT.place, EntryId(999), False))
+            case GetEntries(_, first):
+                view.say(EntriesGot(SEGMENT.number, SEGMENT.place, first, (ENTRY,)))
+
+
+class Client:
+    """What is sent is taken down; `on_entries` is called with how many frames came."""
+
+    def __init__(self, on_entries: Callable[[int], None]) -> None:
+        self.sent = 0
+        self._on_entries = on_entries
+
+    def send(self, message: Message) -> None:
+        if isinstance(message, Entries):
+            self.sent += 1
+            self._on_entries(self.sent)
+
+
+def reading(source: Source, client: Client, credit: int) -> StreamReader:
+    read = Read(1, "s", Start.START, None, credit, True)
+    return StreamReader(client, read, source, lambda: None, chunk_bytes=1)  # type: ignore[arg-type]
+
+
+async def test_a_reader_that_is_cancelled_sends_nothing_of_the_credit_it_has_left() -> None:
+    source = Source()
+    client = Client(lambda count: reader.stop() if count == 3 else None)
+    reader = reading(source, client, 400_000)
+    async with asyncio.timeout(30):
+        await reader.run()
+    assert client.sent == 3
+    assert not source.views
+    assert sum(isinstance(q, GetEntries) for q in source.asked) <= 4
+
+
+async def test_what_is_held_back_for_a_reader_is_dropped_when_it_is_cancelled() -> None:
+    source, held = Source(), asyncio.Event()
+
+    def hold(count: int) -> None:
+        if count == 3:
+            reader.hold(True)
+            held.set()
+
+    client = Client(hold)
+    reader = reading(source, client, 400_000)
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        tasks.create_task(reader.run(), name="reader")
+        await held.wait()
+        reader.stop()
+        reader.hold(False)
+    assert client.sent == 3
+
+
+async def test_a_reader_sends_as_much_as_it_has_credit_for() -> None:
+    enough = asyncio.Event()
+    source = Source()
+    client = Client(lambda count: enough.set() if count == 20 else None)
+    reader = reading(source, client, 20 * len(ENTRY))
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        tasks.create_task(reader.run(), name="reader")
+        await enough.wait()
+        reader.stop()
+    assert client.sent == 20
