@@ -88,6 +88,10 @@ class Turns:
             place = await self._client.append(self._stream, payload, txid=self.txid)
             self.acknowledged.append((place, payload))
 
+    async def quiet(self, logs: JavaLogs) -> None:
+        """Until bookies alone show all we wrote: our owner has then nothing more to say, and nobody to be fenced by."""
+        await logs.read(self._stream, len(self.acknowledged))
+
     async def java(self, writer: JavaWriter, count: int) -> None:
         records = [self.java_record() for _ in range(count)]
         places = await writer.write(records)
@@ -144,6 +148,7 @@ async def test_java_takes_over_from_an_owner_that_lives_which_gets_nothing_ackno
         for _ in range(3):
             await turns.ours(20)
             ours_last = turns.acknowledged[-1][0]
+            await turns.quiet(logs)
             writer = await turns.java_takes(logs, **AT_ONCE, **NO_LOCK)
             await turns.java(writer, 20)
             assert turns.acknowledged[-1][0].segment > ours_last.segment
@@ -188,6 +193,7 @@ async def test_a_frozen_owner_of_ours_that_wakes_up_after_java_took_over(
         await client.create(stream)
         turns = Turns(client, stream)
         await turns.ours(20)
+        await turns.quiet(own_logs)
         for proxy in own_proxies.writers:
             proxy.freeze()
         writer = await turns.java_takes(own_logs, **AT_ONCE, **NO_LOCK)
