@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 import dlog
-from dlog.model.dlsn import DLSN, of
+from dlog.model.dlsn import of
 from dlog.wire.entry import RECORD_BYTES_MAX
 from tests.integration.proxies.processes import ProxyCluster
 from tests.interop.java_peer import JavaError, JavaLogs, JavaPeer
@@ -198,13 +198,3 @@ async def test_a_deleted_stream_is_gone_for_java(proxies: ProxyCluster, logs: Ja
     with pytest.raises(JavaError) as refusal:
         await logs.read(stream, 1)
     assert refusal.value.code == NOT_FOUND
-
-
-async def test_dlsns_are_the_same_text(proxies: ProxyCluster, logs: JavaLogs, stream: str) -> None:
-    """A place that a person copies from one side names the same record on the other."""
-    async with dlog.connect(proxies.target) as client:
-        await client.create(stream)
-        await client.append_batch(stream, numbered("ours", 0, 5))
-        seen = await we_read(client, stream)
-        place = DLSN(*seen[3][0])
-        assert await we_read(client, stream, place) == seen[3:] == java_read(await logs.read(stream, 2, place))
