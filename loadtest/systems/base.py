@@ -28,8 +28,8 @@ Job, of both kinds: `kind` ("produce" or "read"), `client` ("module:Class", Pyth
 `seconds`, `warmup_s`, `patience_s` (how long an answer may take before it counts as failed).
 Of producers: `producer` (its number; records of it carry this), `mode`, `window` (records under way at most),
 `rate` (records a second in all), `batch_records` (records in a batch of the application's own making; 1: none),
-`records` (stop after so many in all; absent or 0: no bound), `tasks`, `zipf` (exponent by which records fall on the logs; 0: evenly),
-`seed`. Modes:
+`records` (stop after so many in all; absent or 0: no bound), `tasks`, `zipf` (exponent by which records fall on the
+logs; 0: evenly), `seed`. Modes:
     "window"  closed loop: as many as `window` allows are under way, handed over one by one (or by batches)
     "await"   closed loop: `tasks` tasks, each awaits each of its appends
     "open"    open loop: at every millisecond what is due is handed over, whatever is still under way; the latency of

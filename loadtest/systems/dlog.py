@@ -144,8 +144,9 @@ class Dlog(System):
 
     def nodes(self) -> Sequence[Node]:
         running = read_run_file(self._room)
-        parts = sorted(running.parts, key=lambda p: _ORDER.index(p.role)) if running else ()
-        return [Node(part.id, part.role, part.pid) for part in parts if part.role in _ORDER]
+        parts = [part for part in running.parts if part.role in _ORDER] if running else []
+        parts.sort(key=lambda part: _ORDER.index(part.role))
+        return [Node(part.id, part.role, part.pid) for part in parts]
 
     async def owner(self, log: str) -> str:
         assert self._client is not None, "started"
