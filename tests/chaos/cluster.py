@@ -7,10 +7,8 @@ the same patience. All addresses that a part is told, and that it tells others, 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ from tests.chaos.disks import Disk
 from tests.chaos.links import Links
 from tests.chaos.plan import BOOKIES, READERS, WRITERS
 from tests.chaos.zookeeper import Session, session_in
+from tests.ports import free_ports
 
 HOST = "127.0.0.1"
 NAMESPACE = "/dlog"
@@ -173,22 +172,6 @@ class Cluster:
 
 
 _COUNTS = {"bookie": BOOKIES, "write": WRITERS, "read": READERS}
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, below those that the kernel gives away by itself."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        for port in range(20000 + os.getpid() % 11000, 32000):
-            probe = held.enter_context(socket.socket())
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            found.append(port)
-            if len(found) == count:
-                return found
-    raise RuntimeError(f"there are no {count} free ports")
 
 
 _ignore: Callable[[Part], None] = lambda part: None  # noqa: E731 - nobody watches a screen here

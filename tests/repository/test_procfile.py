@@ -5,23 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.ports import free_ports
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
-DEADLINE_S = 60
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+DEADLINE_S = 180
 
 
 def test_the_procfile_starts_a_cluster_that_takes_and_gives_records(tmp_path: Path) -> None:
@@ -56,6 +49,6 @@ def test_the_procfile_starts_a_cluster_that_takes_and_gives_records(tmp_path: Pa
     finally:
         runner.send_signal(signal.SIGTERM)
         try:
-            runner.wait(timeout=30)
+            runner.wait(timeout=120)
         finally:
             runner.kill()

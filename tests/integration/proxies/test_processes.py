@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,6 +16,7 @@ from dlog.io.zookeeper_cluster import cluster_init
 from tests.integration.cluster import ServerProcess, start_bookies
 from tests.integration.proxies.load import Load
 from tests.integration.proxies.processes import ProxyCluster
+from tests.ports import free_port
 
 pytestmark = pytest.mark.zookeeper
 
@@ -182,13 +182,6 @@ def scrape(port: int) -> str:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         text: str = answer.read().decode()
     return text
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port
 
 
 def start_proxies(zookeeper: EmbeddedZooKeeper, directory: Path) -> ProxyCluster:

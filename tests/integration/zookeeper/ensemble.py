@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 from pathlib import Path
 
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper, ZooKeeperStartError
+from tests.ports import free_ports
 
 MEMBERS = 3
 _WELL = ["follower", "follower", "leader"]
@@ -76,7 +76,7 @@ class ZooKeeperEnsemble:
 
     async def start(self) -> None:
         for left in reversed(range(_TRIES)):
-            ports = _free_ports(3 * MEMBERS)
+            ports = free_ports(3 * MEMBERS)
             servers = "".join(f"server.{n + 1}=127.0.0.1:{ports[3 * n]}:{ports[3 * n + 1]}\n" for n in range(MEMBERS))
             directory = self._directory / str(left)
             self.members = [
@@ -123,11 +123,3 @@ class ZooKeeperEnsemble:
     def kill(self) -> None:
         for member in self.members:
             member.kill()
-
-
-def _free_ports(count: int) -> list[int]:
-    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [listener.getsockname()[1] for listener in listeners]
-    for listener in listeners:
-        listener.close()
-    return ports

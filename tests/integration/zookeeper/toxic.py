@@ -8,6 +8,8 @@ import struct
 from collections.abc import Callable
 from types import TracebackType
 
+from tests.ports import free_port
+
 
 class Toxic:
     """Listens on a free port and relays to `target`. Each switch acts on all its connections at once."""
@@ -44,8 +46,8 @@ class Toxic:
         self.cut()
         await self._lifetime.__aexit__(kind, error, trace)
 
-    async def listen(self, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port)
+    async def listen(self, port: int | None = None) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", port or free_port())
 
     @property
     def port(self) -> int:
