@@ -1,5 +1,5 @@
-"""What holds for every test: signals as a terminal gives them, and at the end of the run the names of parts that are
-missing (tests/parts.py)."""
+"""What holds for every test: signals as a terminal gives them, another run for what failed while the machine
+stood still (tests/real_time.py), and at the end of the run the names of parts that are missing (tests/parts.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import signal
 import pytest
 from _pytest.terminal import TerminalReporter
 
+from tests import real_time
 from tests.parts import MISSING
+
+RUN_AGAIN: list[str] = []
 
 
 def pytest_configure() -> None:
@@ -23,12 +26,20 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    return real_time.run(item, nextitem)
+
+
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "setup":
+        RUN_AGAIN.extend(f"{report.nodeid}: {why}" for name, why in report.user_properties if name == real_time.VOID)
     if report.skipped and isinstance(report.longrepr, tuple) and " is missing: " in report.longrepr[2]:
         part, how = report.longrepr[2].removeprefix("Skipped: ").split(" is missing: ", 1)
         MISSING[part] = how
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    for why in RUN_AGAIN:
+        terminalreporter.write_line(f"run again: {why}")
     for part, how in sorted(MISSING.items()):
         terminalreporter.write_line(f"not run for want of {part}: {how}")
