@@ -64,7 +64,7 @@ def test_what_was_not_synced_is_lost_and_what_was_full_is_emptied(tmp_path: Path
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     if done.stdout.startswith("not allowed"):

@@ -31,7 +31,7 @@ from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 
 NAMESPACE = "/messaging/dlog"
-READY_S = 60.0
+READY_S = END_S = 180.0
 ROOT = Path(__file__).parents[2]
 _PR_SET_PDEATHSIG = 1
 
@@ -112,7 +112,7 @@ class ServerProcess:
         if process.poll() is None:
             process.send_signal(number)
         try:
-            code = process.wait(30.0)
+            code = process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
             code = process.wait()

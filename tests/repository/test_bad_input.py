@@ -18,7 +18,7 @@ _ID = re.compile(r"\[([a-z]+\.[^\]]+)\]$")
 def collected(*paths: str) -> list[str]:
     """Node ids of all tests, as pytest names them."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *paths]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [line for line in done.stdout.splitlines() if "::" in line]
 

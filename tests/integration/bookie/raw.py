@@ -52,7 +52,7 @@ class Raw:
     """One connection; every wait ends after ten seconds."""
 
     def __init__(self, address: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(address, timeout=10)
+        self.socket = socket.create_connection(address, timeout=90)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._in = bytearray()
 

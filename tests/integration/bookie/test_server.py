@@ -112,7 +112,7 @@ class House:
 @contextlib.asynccontextmanager
 async def house(path: Path, options: BookieOptions = OPTIONS) -> AsyncIterator[House]:
     made, ready = House(path, options), asyncio.Event()
-    async with asyncio.timeout(20), asyncio.TaskGroup() as life:
+    async with asyncio.timeout(90), asyncio.TaskGroup() as life:
         life.create_task(made.run(ready), name="server")
         await ready.wait()
         yield made

@@ -57,7 +57,7 @@ def test_a_pipe_framed_records_and_every_format(cluster: Up) -> None:
 def test_a_closed_pipe_is_no_error(cluster: Up) -> None:
     ok(cluster, "append", "pipe", "--create", given=b"\n".join(LINES))
     command = f"{sys.executable} -m dlog read pipe --dir {cluster.directory} | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=180, check=True)
     assert done.stdout == LINES[0] + b"\n0\n"
     assert done.stderr == b""
 

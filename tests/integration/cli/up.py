@@ -14,7 +14,7 @@ from pathlib import Path
 from dlog.cli.discovery import Running, RunningPart, read_run_file
 from dlog.cli.parts import die_with_parent
 
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Up:
@@ -54,7 +54,8 @@ class Up:
         self.wait(lambda: read_run_file(self.directory) is not None)
 
     def kill_part(self, role: str, address: str | None = None) -> RunningPart:
-        """SIGKILL one part; returns what it was."""
+        """SIGKILL one part, once it runs; returns what it was."""
+        self.wait(lambda: self.part(role, address).pid != 0)
         part = self.part(role, address)
         os.kill(part.pid, signal.SIGKILL)
         return part

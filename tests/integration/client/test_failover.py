@@ -149,8 +149,8 @@ def test_the_synchronous_face_and_a_fork(cluster: Up) -> None:
         answers: multiprocessing.Queue[object] = context.Queue()
         child = context.Process(target=_in_child, args=(client, answers))
         child.start()
-        assert answers.get(timeout=60) == [b"parent", b"child"]
-        child.join(60)
+        assert answers.get(timeout=180) == [b"parent", b"child"]
+        child.join(180)
         assert child.exitcode == 0
         client.append("forked", b"again")
         assert [r.payload for r in client.read("forked")] == [b"parent", b"child", b"again"]

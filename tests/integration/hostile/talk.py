@@ -15,7 +15,7 @@ from dlog.wire.entry import build_record_set
 from dlog.wire.proxy_codec import SCHEMA, FrameDecoder, encode
 
 REQUEST = 77
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
 
 
 def said(message: proxy.Message) -> bytes:

@@ -163,7 +163,7 @@ def test_descriptors_and_other_commands(tmp_path: Path, case: str, answer: str) 
         env={**os.environ, "DLOG_DIR": str(tmp_path), "PYTHONPATH": str(ROOT)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     said = done.stderr.decode(errors="replace")

@@ -136,7 +136,7 @@ def test_a_process_that_cannot_start_says_why_and_ends(tmp_path: Path, case: str
         cwd=ROOT,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     said = done.stderr.decode(errors="replace")

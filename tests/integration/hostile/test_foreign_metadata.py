@@ -122,7 +122,7 @@ def test_ledgers_beside_a_damaged_one_are_listed(
     asyncio.run(bystander.work(1))
     asyncio.run(plant())
     command = [sys.executable, "-m", "dlog.cli.main", "ledger", "ls", "--zookeeper", cluster.bookies.hosts, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     asyncio.run(pull())
     listed = json.loads(done.stdout)
     assert listed, "those that are whole are listed"

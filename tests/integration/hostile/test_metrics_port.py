@@ -44,7 +44,7 @@ def scraped(bookies: BookieCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 def ask(port: int, data: bytes) -> str:
     """Status of the answer, or `closed`."""
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=90) as connection:
         connection.sendall(data)
         connection.shutdown(socket.SHUT_WR)
         try:

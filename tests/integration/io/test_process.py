@@ -35,7 +35,7 @@ def start(body: str, *flags: str) -> subprocess.Popen[str]:
 
 def finish(body: str, *flags: str) -> tuple[int, str, str]:
     process = start(body, *flags)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     return process.returncode, out, err
 
 
@@ -92,7 +92,7 @@ def test_the_first_signal_drains(number: signal.Signals) -> None:
     process = start(body)
     assert process.stdout is not None and process.stdout.readline() == "ready bookie b a\n"
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=180)
     assert (process.returncode, out) == (0, "drained\n")
     assert json.loads(err)["signal"] == number.name
 
@@ -111,7 +111,7 @@ def test_the_second_signal_ends_at_once() -> None:
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline().startswith("ready draining")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=180)
     assert process.returncode == 128 + signal.SIGTERM
 
 

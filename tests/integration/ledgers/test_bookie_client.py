@@ -49,7 +49,7 @@ class Listener:
             self.door.send(A, message)
 
     async def heard(self, count: int) -> list[Fact]:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while len(self.facts) < count:
                 self._more.clear()
                 await self._more.wait()
@@ -79,7 +79,7 @@ async def joined(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         while not condition():  # noqa: ASYNC110  any condition, not one event
             await asyncio.sleep(0.001)
 

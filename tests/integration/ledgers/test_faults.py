@@ -18,7 +18,7 @@ from tests.integration.cluster import BookieCluster, ServerProcess
 from tests.integration.stores.checker import History, check
 
 E332 = Quorum(ensemble=3, write=3, ack=2)
-IMPATIENT = BookieClientOptions(request_timeout_s=0.5, backoff_max_s=0.2)
+IMPATIENT = BookieClientOptions(request_timeout_s=3.0, backoff_max_s=0.2)
 
 
 class Load:
@@ -56,7 +56,7 @@ class Load:
         asyncio.get_running_loop().call_soon(self.go)
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             while not condition():
                 self._moved.clear()
                 await self._moved.wait()

@@ -60,7 +60,7 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(count: int = 3) -> AsyncIterator[Cluster]:
-    async with asyncio.timeout(30), AsyncExitStack() as stack:
+    async with asyncio.timeout(90), AsyncExitStack() as stack:
         made = Cluster({}, MemoryMetadata(), stack)
         for number in range(count):
             await made.register(f"bookie-{number}", await stack.enter_async_context(ModelBookie()))

@@ -17,7 +17,7 @@ from tests.parts import need
 
 CONFIG = ROOT / "config" / "haproxy.cfg"
 FETCHED = ROOT / ".cache" / "haproxy"  # as `make haproxy` unpacks it without root
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 Rows = dict[str, dict[str, str]]  # of its statistics, by the name of the server
 
 

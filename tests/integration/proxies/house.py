@@ -16,7 +16,7 @@ from proxies.read.server import ReadProxy
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
 
-START_S = 10.0
+START_S = 90.0
 E = TypeVar("E", bound=Event)
 
 

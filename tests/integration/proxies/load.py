@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import dlog
 from dlog.model.dlsn import DLSN
 
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dlog.wire.proxy import PROTOCOL_VERSION, Done, Failed, Hello, Message, Welc
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
 M = TypeVar("M")
-PATIENCE_S = 20.0
+PATIENCE_S = 90.0
 ANYTHING: Any = object
 
 

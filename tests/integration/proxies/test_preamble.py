@@ -97,7 +97,7 @@ async def test_connections_are_counted_by_the_host_that_the_balancer_names(house
     other = await begin(proxy.address, others + HELLO)
     await other.hear(Welcome)
     await held[0].__aexit__()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(90.0):
         while len(proxy.proxy.listener.connections) > 2:
             other.say(Ping(other.next_request()))
             await other.more()

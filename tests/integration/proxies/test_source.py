@@ -15,7 +15,7 @@ from actors.entry_cache import EntryCache
 from actors.segment_readers import segment_key
 from actors.source_view import View
 from actors.stream_tailer import StreamTailer, TailerOptions
-from dlog.errors import ConnectionLostError
+from dlog.errors import ConnectionLostError, Remedy
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import SessionState
 from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
@@ -23,7 +23,7 @@ from dlog.machine import Fact, Key, Outcome, OutcomeUnknown, Received, Versioned
 from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
-from dlog.stores.contract import SegmentWriter, StoreUnavailableError
+from dlog.stores.contract import ReaderClosedError, SegmentWriter, StoreUnavailableError
 from dlog.stores.memory import MemoryReader, MemoryStore
 
 R = TypeVar("R", StreamSeen, LacSeen, EntriesGot, SourceFailed)
@@ -77,7 +77,7 @@ class Asker:
 
     async def hear(self, kind: type[R]) -> R:
         """The next answer of this kind; what is pushed between is passed over."""
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(90.0):
             while not isinstance(said := await self._said.get(), kind):
                 pass
         return said
@@ -297,6 +297,28 @@ async def test_a_failed_fetch_is_told_to_those_who_asked_and_asked_again(monkeyp
             assert (await asker.hear(EntriesGot)).payloads == (b"0", b"1", b"2", b"3", b"4")
 
 
+async def test_a_reader_of_the_store_that_broke_is_replaced(monkeypatch: Any) -> None:
+    """Whatever it says is no word of the segment."""
+    async with stage() as on:
+        segment = await on.write(5, owned=False)
+        real, broken = MemoryReader.read, list[MemoryReader]()
+
+        async def read(self: MemoryReader, first: Any, last: Any, max_bytes: int) -> list[bytes]:
+            broken.extend([self] if not broken else [])
+            if self in broken:
+                raise ReaderClosedError("its machine broke")
+            return await real(self, first, last, max_bytes)
+
+        monkeypatch.setattr(MemoryReader, "read", read)
+        asker = Asker(on.source)
+        await asker.look()
+        question = GetEntries(segment, EntryId(0), EntryId(4), 1000)
+        asker.view.ask(question)
+        assert (await asker.hear(SourceFailed)).error.remedy is Remedy.RETRY
+        asker.view.ask(question)
+        assert len((await asker.hear(EntriesGot)).payloads) == 5
+
+
 async def test_entries_held_back_come_when_they_are_wanted_again() -> None:
     async with stage() as on:
         segment = await on.write(5, owned=False)
@@ -448,5 +470,5 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
         await asked.wait()
         asker.view.close()
         on.source.stop()
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(90.0):
             await life

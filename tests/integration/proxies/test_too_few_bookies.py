@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 
 import pytest
 
 import dlog
-from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.model.ids import LedgerId
+from dlog.model.quorum import Quorum
+from dlog.wire.proxy import Create, Failed
 from tests.integration.proxies.processes import ProxyCluster
 from tests.integration.proxies.raw import Raw, RawProducer
 
 pytestmark = pytest.mark.zookeeper
+PATIENCE_S = 120.0
+THREE = {"ensemble": 3, "write_quorum": 3, "ack_quorum": 2}
 
 
-async def gone(cluster: ProxyCluster, count: int) -> None:
-    """End so many bookies."""
-    for bookie in cluster.bookies.bookies[:count]:
-        await asyncio.to_thread(bookie.stop)  # in order, so that its registration goes with it
-    async with await ZooKeeperMetadata.connect(cluster.bookies.hosts, cluster.namespace) as metadata:
-        assert len((await metadata.members()).writable) == len(cluster.bookies.bookies) - count
+async def one_gone(cluster: ProxyCluster) -> None:
+    """End a bookie; returns once both write proxies know of two only."""
+    await asyncio.to_thread(cluster.bookies.bookies[0].stop)  # in order, so that its registration goes with it
+    await known(cluster, enough=False)
+
+
+async def known(cluster: ProxyCluster, *, enough: bool) -> None:
+    """Until each write proxy takes streams on three bookies, or refuses them."""
+    for writer in cluster.writers:
+        async with Raw(writer.address) as raw, asyncio.timeout(PATIENCE_S):
+            while isinstance(await raw.ask(Create, f"probe-{uuid.uuid4().hex}", THREE), Failed) is enough:
+                pass
 
 
 async def test_an_append_that_no_segment_can_take_is_refused_by_name_and_taken_when_bookies_are_back(
@@ -28,15 +38,17 @@ async def test_an_append_that_no_segment_can_take_is_refused_by_name_and_taken_w
 ) -> None:
     async with dlog.connect(own_cluster.target) as client:
         await client.create("orders")
-        await gone(own_cluster, 1)
+        await one_gone(own_cluster)
         location = (await client.owner("orders"))["location"]
         async with Raw(location) as raw:
             answer = await RawProducer(raw, "orders").write([b"refused"])
-            assert (answer.code, answer.outcome_unknown) == (533, False)  # type: ignore[union-attr]
-            assert "writable=2" in answer.message  # type: ignore[union-attr]
+            assert isinstance(answer, Failed)
+            assert (answer.code, answer.outcome_unknown) == (533, False)
+            assert "writable=2" in answer.message
             again = await RawProducer(raw, "orders").write([b"refused"])
-            assert again.code == 533  # type: ignore[union-attr]
-        async with dlog.connect(own_cluster.target, append_deadline_s=1.0) as hasty:
+            assert isinstance(again, Failed)
+            assert again.code == 533
+        async with dlog.connect(own_cluster.target, append_deadline_s=5.0) as hasty:
             with pytest.raises(dlog.RequestTimeoutError, match=r"last obstacle: .*bookies") as told:
                 await hasty.append("orders", b"given up")
             assert not told.value.outcome_unknown
@@ -50,17 +62,21 @@ async def test_an_append_that_no_segment_can_take_is_refused_by_name_and_taken_w
 async def test_a_segment_is_opened_on_fewer_bookies_than_asked_for_but_not_below_the_write_quorum(
     own_cluster: ProxyCluster,
 ) -> None:
-    async with dlog.connect(own_cluster.target) as client:
-        await client.create("orders", ensemble=3, write_quorum=2, ack_quorum=2)
-        await gone(own_cluster, 1)
-        await client.append("orders", b"on two")
-        (segment,) = (await client.stat("orders"))["segments"]
-        async with own_cluster.bookies.ledgers() as ledgers:
-            quorum = (await ledgers.metadata_of(LedgerId(int(segment["place"])))).quorum
-        assert (quorum.ensemble, quorum.write, quorum.ack) == (2, 2, 2)
-        await asyncio.to_thread(own_cluster.bookies.bookies[0].start)
-        await client.release("orders")
-        await client.append("orders", b"on three")
+    async def quorum() -> Quorum:
+        """Of the newest segment."""
         newest = (await client.stat("orders"))["segments"][-1]
         async with own_cluster.bookies.ledgers() as ledgers:
-            assert (await ledgers.metadata_of(LedgerId(int(newest["place"])))).quorum.ensemble == 3
+            return (await ledgers.metadata_of(LedgerId(int(newest["place"])))).quorum
+
+    async with dlog.connect(own_cluster.target) as client:
+        await client.create("orders", ensemble=3, write_quorum=2, ack_quorum=2)
+        await one_gone(own_cluster)
+        await client.append("orders", b"on two")
+        assert len((await client.stat("orders"))["segments"]) == 1
+        found = await quorum()
+        assert (found.ensemble, found.write, found.ack) == (2, 2, 2)
+        await asyncio.to_thread(own_cluster.bookies.bookies[0].start)
+        await known(own_cluster, enough=True)
+        await client.release("orders")
+        await client.append("orders", b"on three")
+        assert (await quorum()).ensemble == 3

@@ -28,7 +28,7 @@ async def test_what_a_frozen_owner_finds_before_its_door_is_refused(cluster: Pro
             await client.append("orders", b"meanwhile")
             assert cluster.writer_at((await client.owner("orders"))["location"]) is not owner
             owner.thaw()
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(90.0):
                 answers = [await sleeping.answer(batch.request) for batch in batches]
         assert all(isinstance(answer, Failed) for answer in answers), answers
         await client.append("orders", b"after")

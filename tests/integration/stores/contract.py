@@ -33,7 +33,7 @@ OpenStore = Callable[[], Awaitable[SegmentStore]]
 
 STREAM = StreamName("contract")
 QUORUM = Quorum(ensemble=3, write=3, ack=2)
-LONG_S = 30.0  # a wait that means "until it happens"
+LONG_S = 90.0  # a wait that means "until it happens"
 _numbers = itertools.count(1)
 
 

@@ -38,7 +38,7 @@ class Guest:
 
 async def test_holders_share_one_resident_and_the_idle_retire() -> None:
     clock, living = HandClock(), dict[str, int]()
-    async with asyncio.timeout(10), Supervisor("s", rng=random.Random(1)) as supervisor:
+    async with asyncio.timeout(90), Supervisor("s", rng=random.Random(1)) as supervisor:
         registry = Registry(supervisor, lambda name: Guest(name, living), idle_s=10.0, clock=clock)
         async with registry.hold("a") as one, registry.hold("a") as two:
             assert one is two
@@ -55,7 +55,7 @@ async def test_holders_share_one_resident_and_the_idle_retire() -> None:
 
 async def test_a_successor_waits_until_its_predecessor_has_ended() -> None:
     living = dict[str, int]()
-    async with asyncio.timeout(10), Supervisor("s", rng=random.Random(1)) as supervisor:
+    async with asyncio.timeout(90), Supervisor("s", rng=random.Random(1)) as supervisor:
         registry = Registry(supervisor, lambda name: Guest(name, living), idle_s=10.0)
         async with registry.hold("a") as first:
             await asyncio.sleep(0)
@@ -82,7 +82,7 @@ async def test_a_successor_waits_until_its_predecessor_has_ended() -> None:
 
 async def test_the_number_of_residents_is_bounded() -> None:
     living = dict[str, int]()
-    async with asyncio.timeout(10), Supervisor("s", rng=random.Random(1)) as supervisor:
+    async with asyncio.timeout(90), Supervisor("s", rng=random.Random(1)) as supervisor:
         registry = Registry(supervisor, lambda name: Guest(name, living), idle_s=0.0, count_max=2)
         async with registry.hold("a"), registry.hold("b"):
             with pytest.raises(OverCapacityError):

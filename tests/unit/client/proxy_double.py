@@ -123,7 +123,7 @@ class Double:
 
     async def wait(self, condition: Callable[[], bool]) -> None:
         """Return once the condition holds; looked at after each message."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(90):
             while not condition():
                 self._news.clear()
                 await self._news.wait()

@@ -289,7 +289,7 @@ async def test_a_forgotten_producer_whose_batch_is_in_doubt_says_so() -> None:
 
 async def test_silence_ends_in_an_unknown_outcome() -> None:
     holding = Holding()
-    async with Double(script=holding) as double, dlog.connect(double.target, append_deadline_s=0.1) as client:
+    async with Double(script=holding) as double, dlog.connect(double.target, append_deadline_s=2.0) as client:
         with pytest.raises(RequestTimeoutError) as caught:
             await client.append("s", b"a")
         assert caught.value.outcome_unknown
@@ -302,7 +302,7 @@ async def test_silence_ends_in_an_unknown_outcome() -> None:
 async def test_what_was_never_sent_fails_as_not_written() -> None:
     async with Double() as double:
         pass  # stopped: nobody listens there any more
-    async with dlog.connect(double.target, append_deadline_s=0.1) as client:
+    async with dlog.connect(double.target, append_deadline_s=2.0) as client:
         with pytest.raises(RequestTimeoutError, match=r"not written.*nobody listens") as caught:
             await client.append("s", b"a")
         assert not caught.value.outcome_unknown

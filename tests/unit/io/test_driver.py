@@ -78,7 +78,7 @@ async def running(machine: Scripted, **ports: Any) -> AsyncIterator[Driver]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(90):
         while not condition():  # noqa: ASYNC110  any condition, not one event
             await asyncio.sleep(0)
 

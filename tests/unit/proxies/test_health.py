@@ -106,7 +106,7 @@ async def asking(health: Health) -> AsyncIterator[tuple[asyncio.StreamReader, as
     host, _, port = health.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(90.0):
             yield reader, writer
     finally:
         writer.transport.abort()
