@@ -42,7 +42,7 @@ STREAM = "demo"
 LINES_MAX = 300_000
 BATCHES_MIN = 60  # so that kills fall between batches even of a small file
 BATCH_BYTES = 180 * 1024
-UP_TIMEOUT_S = 60.0
+UP_TIMEOUT_S = 240.0
 
 
 @dataclass(slots=True)

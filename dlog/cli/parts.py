@@ -22,7 +22,7 @@ from dlog.cli.telling import CommandError
 from dlog.io.clock import monotonic_s
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
 STEADY_S = 10.0  # a part that lived so long has earned a quick restart
 _PR_SET_PDEATHSIG = 1

@@ -23,7 +23,7 @@ from tests.ports import free_ports
 HOST = "127.0.0.1"
 NAMESPACE = "/dlog"
 HARNESS = "harness"
-READY_S = 90.0
+READY_S = 300.0
 DISK_BYTES = 3 << 30
 ROOT = Path(__file__).parents[2]
 _MiB = 1 << 20

@@ -23,7 +23,7 @@ from tests.chaos.plan import WRITERS, Fault
 from tests.chaos.zookeeper import expire
 
 _OWNER_S = 1.5
-_READY_S = 90.0
+_READY_S = 300.0
 
 
 @dataclass(slots=True)

@@ -24,9 +24,9 @@ from tests.chaos.report import Report, claims_in, counted, gaps, owners_in
 from tests.history import History, Verdict, check
 from tests.history.tape import play
 
-_ALIVE_S = 90.0
-_STOP_S = 120.0
-_READ_S = 300.0
+_ALIVE_S = 300.0
+_STOP_S = 300.0
+_READ_S = 900.0
 _SESSION_NS = 15_000_000_000  # until a read proxy is in touch again, after its way is free
 _NAMES = list(STREAMS)
 _TAKEOVERS_MIN = 1

@@ -18,9 +18,9 @@ from tests.parts import MISSING, need
 
 pytestmark = pytest.mark.zookeeper
 
-#: beneath what a busy machine of two cores does (an idle one does more than a million)
-RECORDS_MIN = 200_000
-_PATIENCE_S = 600.0
+#: enough to judge; how many a machine does in two minutes is told by the recorded runs (tests/simulation/record.json)
+RECORDS_MIN = 20_000
+_PATIENCE_S = 2400.0
 #: one plan for every run of the tests, so that two runs can be compared; `make chaos` draws others
 SEED = "61"
 

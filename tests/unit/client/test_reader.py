@@ -222,7 +222,7 @@ async def test_a_read_that_nobody_serves_ends_with_the_reason() -> None:
 
     async with (
         Double(role="read", script=script) as double,
-        dlog.connect(double.target, read_deadline_s=0.05) as client,
+        dlog.connect(double.target, read_deadline_s=1.0) as client,
     ):
         with pytest.raises(RequestTimeoutError, match="no metadata"):
             async for _ in client.read("s"):
@@ -267,12 +267,12 @@ async def test_a_proxy_that_lives_and_says_nothing_is_left_for_another() -> None
     async with Double(log, role="read", script=silent(1)) as double:
         async with dlog.connect(double.target, stall_s=0.02) as client:
             assert [r.payload async for r in client.read("s")] == [b"a", b"b"]
-        assert len(double.of(proxy.Read)) == 2
+        assert len(double.of(proxy.Read)) >= 2
 
 
 async def test_a_read_that_never_moves_ends_with_an_error() -> None:
     double = Double(log_of(b"a"), role="read", script=silent(1000))
-    async with double, dlog.connect(double.target, stall_s=0.01, read_deadline_s=0.05) as client:
+    async with double, dlog.connect(double.target, stall_s=0.05, read_deadline_s=1.0) as client:
         with pytest.raises(RequestTimeoutError, match="stands still"):
             [r async for r in client.read("s")]
 
