@@ -23,9 +23,11 @@ from actors.supervisor import Supervisor
 from dlog.errors import (
     ClosedError,
     DLogError,
+    InvalidRequestError,
     NotEnoughBookiesError,
     OverCapacityError,
     OwnedElsewhereError,
+    RequestTimeoutError,
     StreamUnavailableError,
 )
 from dlog.io.driver import Sink
@@ -36,6 +38,7 @@ from proxies.write.takes import Takes
 
 QUIET_S = 1.0  # a stream that was used since then is not handed back, however many there are
 RETIRES_AT_ONCE = 8
+RELEASE_S = 10.0  # below what who asks for it waits for an answer
 
 
 class Placement(Protocol):
@@ -69,7 +72,7 @@ class Holdings:
     for one stream to be taken. on_gone: called when a stream is not owned here any more. is_followed: whether somebody
     listens to a stream's LAC. may_retire: whether metadata can be reached, without which nothing is handed back.
     idle_s: a stream that was not used for so long is handed back. streams_max: beyond so many those are handed back
-    that were not used for QUIET_S, least recently used first.
+    that were not used for QUIET_S, least recently used first. release_s: how long a stream may take to be handed over.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class Holdings:
         on_gone: Callable[[StreamName], None],
         is_followed: Callable[[str], bool],
         may_retire: Callable[[], bool],
+        release_s: float = RELEASE_S,
     ) -> None:
         self.draining = False
         self.retired = 0  # so far
@@ -100,6 +104,7 @@ class Holdings:
         self._on_gone = on_gone
         self._is_followed = is_followed
         self._may_retire = may_retire
+        self._release_s = release_s
         self._now_s = asyncio.get_running_loop().time
         self._crowded = asyncio.Event()
         self._holdings: dict[str, Holding] = {}
@@ -160,8 +165,9 @@ class Holdings:
     async def release(self, stream: str) -> bool:
         """Hand a stream over: finish what was taken, complete its segment, give the claim back. False: not ours.
 
-        What comes meanwhile waits and is then sent to the next owner. Raises what the owner answers; the stream is
-        not owned here afterwards in any case.
+        What comes meanwhile waits and is then sent to the next owner. Raises what the owner answers, and after
+        `release_s` RequestTimeoutError (metadata cannot be reached: the claim may or may not be given back); the stream
+        is not owned here afterwards in any case.
         """
         holding = self._holdings.get(stream)
         if holding is None or holding.owner is None or not holding.serving:
@@ -169,10 +175,34 @@ class Holdings:
         holding.serving = False
         holding.state = "draining"
         try:
-            await holding.owner.release()
+            async with asyncio.timeout(self._release_s):
+                await holding.owner.release()
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"not handed over within {self._release_s:g} s, metadata may be out of reach; what was acknowledged is "
+                f"safe, the claim may or may not be given back, and who writes next takes it: stream={stream}"
+            ) from None
         finally:
             self._drop(holding, None)
         return True
+
+    async def hand_back(self, stream: StreamName) -> None:
+        """`release` for who asks for it. A stream that is being taken, or whose owner is gone, is taken first.
+
+        Raises OwnedElsewhereError (it is, or would be, another's), StreamUnavailableError (its owner changes just now:
+        ask again), InvalidRequestError (nobody owns it), and what `release` and `ask` raise.
+        """
+        if await self.release(stream):
+            return
+        if self.find(stream) is None:
+            advice = await self._placement.judge(stream, ())
+            if isinstance(advice, Theirs):
+                raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
+            if not advice.held_by:
+                raise InvalidRequestError(f"nobody owns this stream: stream={stream}")
+        await self.ask(stream, None)
+        if not await self.release(stream):
+            raise StreamUnavailableError(f"its owner changes just now, ask again: stream={stream}")
 
     def drain(self) -> list[StreamName]:
         """Take nothing more; returns what is owned, or being taken. What waits for its turn is sent on."""

@@ -16,7 +16,7 @@ from typing import Any
 from actors.runtime import Lifetime
 from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
-from dlog.errors import DLogError, InvalidRequestError, OwnedElsewhereError
+from dlog.errors import DLogError
 from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
 from dlog.io.metadata import Metadata, ProxyInfo, SessionState
 from dlog.lease.lease import Claimant
@@ -35,7 +35,7 @@ from proxies.preference import Preference
 from proxies.write.admin import Admin
 from proxies.write.holdings import Holdings
 from proxies.write.options import WriteOptions
-from proxies.write.placing import Placing, Theirs
+from proxies.write.placing import Placing
 from proxies.write.session import WriteSession
 from proxies.write.tails import Tails
 from proxies.write.takes import Takes
@@ -137,13 +137,8 @@ class WriteProxy:
         return sorted(p.address for p in members if p.proxy != self.id and not self._detector.suspects(p.address))
 
     async def release(self, stream: str) -> dict[str, Any]:
-        """Hand a stream over. Raises OwnedElsewhereError when another proxy owns it, InvalidRequestError when none."""
-        name = stream_name(stream)
-        if not await self.holdings.release(name):
-            advice = await self.placing.judge(name)
-            if isinstance(advice, Theirs) and advice.is_owner:
-                raise OwnedElsewhereError(f"owned elsewhere: stream={name}", location=advice.address)
-            raise InvalidRequestError(f"not owned by this proxy: stream={name}")
+        """Hand a stream over; see Holdings.hand_back."""
+        await self.holdings.hand_back(stream_name(stream))
         return {}
 
     async def stat(self, stream: str) -> dict[str, Any]:

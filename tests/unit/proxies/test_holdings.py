@@ -1,0 +1,136 @@
+"""Handing a stream back: in bounded time, and whatever its owner is just doing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from dlog.errors import InvalidRequestError, OwnedElsewhereError, RequestTimeoutError
+from dlog.log.messages import StreamTaken
+from dlog.model.ids import Epoch, SegmentNumber, StreamName
+from proxies.write.holdings import Holdings
+from proxies.write.placing import Ours, Theirs
+from proxies.write.takes import Takes
+
+S = StreamName("s")
+
+
+class Owner:
+    """Taken when `may_take` is set, released when `may_release` is."""
+
+    def __init__(self) -> None:
+        self.may_take = asyncio.Event()
+        self.may_release = asyncio.Event()
+        self.waiting = 0
+        self.releases = 0
+        self.is_stopped = False
+
+    async def take(self, if_epoch: Epoch | None) -> StreamTaken:
+        await self.may_take.wait()
+        return StreamTaken(Epoch(1), SegmentNumber(1))
+
+    async def release(self) -> None:
+        self.releases += 1
+        try:
+            await self.may_release.wait()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class Tasks:
+    def __init__(self, group: asyncio.TaskGroup) -> None:
+        self._group = group
+
+    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._group.create_task(work, name=name)
+
+
+class Stage:
+    """Is placement and supervisor too."""
+
+    def __init__(self, group: asyncio.TaskGroup, advice: Ours | Theirs, release_s: float = 30.0) -> None:
+        tasks: Any = Tasks(group)
+        everybody: Any = self
+        self.advice = advice
+        self.owner = Owner()
+        self.gone: list[str] = []
+        self.holdings = Holdings(
+            everybody,
+            tasks,
+            everybody,
+            self.build,
+            takes=Takes(tasks, at_once=4, waiting_max=10, slow_s=30.0),
+            waiting_max=10,
+            idle_s=100.0,
+            streams_max=10,
+            on_gone=self.gone.append,
+            is_followed=lambda _: False,
+            may_retire=lambda: True,
+            release_s=release_s,
+        )
+
+    async def judge(self, stream: str, doubted: object = ()) -> Ours | Theirs:
+        return self.advice
+
+    def preferred(self, stream: str) -> str | None:
+        return None
+
+    def start(self, owner: Owner) -> None:
+        """Supervise it."""
+
+    def build(self, stream: StreamName, on_end: Callable[[], None]) -> Any:
+        return self.owner
+
+
+async def test_a_release_that_metadata_does_not_answer_ends_with_an_error_that_says_what_may_be() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)), release_s=0.05)
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        with pytest.raises(RequestTimeoutError, match="may or may not be given back") as told:
+            await stage.holdings.hand_back(S)
+    assert told.value.outcome_unknown
+    assert stage.owner.is_stopped
+    assert stage.gone == [S]
+    assert not stage.holdings.all
+
+
+async def test_a_stream_that_is_being_taken_is_handed_back_once_it_is_taken() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)))
+        stage.owner.may_release.set()
+        taking = group.create_task(stage.holdings.ask(S, None), name="take")
+        await asyncio.sleep(0)
+        assert stage.holdings.find(S) is not None
+        handing = group.create_task(stage.holdings.hand_back(S), name="hand back")
+        await asyncio.sleep(0)
+        assert not handing.done()
+        stage.owner.may_take.set()
+        await taking
+        await handing
+    assert stage.owner.releases == 1
+
+
+async def test_a_stream_whose_owner_is_gone_is_taken_and_handed_back() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(3), "dead:1"))
+        stage.owner.may_take.set()
+        stage.owner.may_release.set()
+        await stage.holdings.hand_back(S)
+    assert stage.owner.releases == 1
+
+
+async def test_what_is_anothers_is_answered_with_where_and_what_is_nobodys_by_name() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        for is_owner in (True, False):
+            with pytest.raises(OwnedElsewhereError) as told:
+                await Stage(group, Theirs("other:1", Epoch(2), is_owner)).holdings.hand_back(S)
+            assert told.value.location == "other:1"
+        with pytest.raises(InvalidRequestError, match="nobody owns"):
+            await Stage(group, Ours(Epoch(2))).holdings.hand_back(S)
