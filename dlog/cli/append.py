@@ -24,11 +24,12 @@ from dlog.cli.telling import EXIT_OK, CommandError, note, say, say_json
 from dlog.client.client import Pipeline, connect
 from dlog.client.options import RECORD_BYTES_MAX
 from dlog.client.producer import BatchResult
-from dlog.errors import DLogError, RecordTooLargeError, StreamExistsError
+from dlog.errors import DLogError, NotEnoughBookiesError, RecordTooLargeError, StreamExistsError
 from dlog.io.clock import monotonic_s
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import stream_name
 
+LASTING_S = 2.0  # an obstacle that lasts so long is told; too few bookies at once
 CHUNK_BYTES = 180 * 1024  # of input read at once: about a batch
 _LENGTH = struct.Struct(">I")
 
@@ -91,11 +92,15 @@ async def _append(to: str, stream: str, file: str, descriptor: int, framed: bool
             if make:
                 with contextlib.suppress(StreamExistsError):
                     await client.create(stream)
-            try:
-                pipeline = client.pipeline(stream, tally.written)
-                await _send(pipeline, tally, framed_batches(descriptor) if framed else line_batches(descriptor))
-            except DLogError as error:
-                failure = error
+            pipeline = client.pipeline(stream, tally.written)
+            async with asyncio.TaskGroup() as tasks:
+                telling = tasks.create_task(_tell_why_it_waits(pipeline, quiet=as_json), name="tell why it waits")
+                try:
+                    await _send(pipeline, tally, framed_batches(descriptor) if framed else line_batches(descriptor))
+                except DLogError as error:
+                    failure = error
+                finally:
+                    telling.cancel()
     seconds = monotonic_s() - begun_s
     if failure is not None and not tally.records:
         raise failure
@@ -106,6 +111,21 @@ async def _append(to: str, stream: str, file: str, descriptor: int, framed: bool
         note("the rest was not acknowledged:")
         raise failure
     return EXIT_OK
+
+
+async def _tell_why_it_waits(pipeline: Pipeline, *, quiet: bool) -> None:
+    """Say once, on stderr, what keeps the records from being acknowledged."""
+    since_s: float | None = None
+    while not quiet:
+        obstacle, now_s = pipeline.obstacle, monotonic_s()
+        if obstacle is None:
+            since_s = None
+        else:
+            since_s = now_s if since_s is None else since_s
+            if isinstance(obstacle, NotEnoughBookiesError) or now_s - since_s >= LASTING_S:
+                note(f"waiting: {obstacle.message}")
+                return
+        await asyncio.sleep(0.1)
 
 
 async def _send(pipeline: Pipeline, tally: Tally, batches: AsyncIterator[tuple[list[bytes], int]]) -> None:

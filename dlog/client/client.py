@@ -297,9 +297,15 @@ class Client:
         return await self._check(None).owned()
 
     async def release(self, stream: str) -> dict[str, Any]:
-        """Ask the owner to hand the stream back, at a good place; the next append finds another."""
+        """Ask the owner to hand the stream back, at a good place; the next append finds another.
+
+        Raises InvalidRequestError when nobody owns it, RequestTimeoutError (it may or may not be handed back) when that
+        is not done in time, as without ZooKeeper.
+        """
         router = self._check(stream)
-        return await router.ask(lambda request: proxy.Release(request, stream), stream=stream)
+        return await router.ask(
+            lambda request: proxy.Release(request, stream), stream=stream, settled_by=InvalidRequestError
+        )
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -340,6 +346,11 @@ class Pipeline:
         self._waiting: list[asyncio.Future[BatchResult]] = []
         self._told = 0
         self._results: list[BatchResult] = []
+
+    @property
+    def obstacle(self) -> DLogError | None:
+        """Why nothing was acknowledged lately, as far as a proxy said or its silence shows; None: nothing is wrong."""
+        return self._producer.obstacle
 
     async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
         """Take one batch (see `Client.append_batch`), waiting while too much is under way.

@@ -126,7 +126,7 @@ class Producer:
         self._new_producer_due = False  # the refused batch left a gap: the rest needs a new id
         self._moving_to: str | None = None  # the server drains, or named another owner
         self._suspect: str | None = None
-        self._obstacle: DLogError | None = None
+        self.obstacle: DLogError | None = None  # why nothing is acknowledged; None once something is
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
         self._wake = asyncio.Event()
         self._pause_due = False  # the last try to send or to find the owner failed
@@ -262,7 +262,7 @@ class Producer:
                         await self._ask_since(connection)
                     self._attach(connection)
                 except DLogError as error:
-                    self._obstacle = error
+                    self.obstacle = error
                     if error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT):
                         self._fail_all(error)
                     else:
@@ -316,7 +316,7 @@ class Producer:
         batch.done = True
         self._first_alone = False
         self._backoff.reset()
-        self._obstacle = None
+        self.obstacle = None
         self._buffered -= batch.size
         known = dlsn != DLSN_INVALID
         if known:
@@ -336,7 +336,7 @@ class Producer:
         if error.outcome_unknown:
             batch.may_be_written = True
         self._flight.remove(batch)
-        self._obstacle = error
+        self.obstacle = error
         if isinstance(error, ProducerUnknownError):
             self._on_forgotten(batch, error)
         elif isinstance(error, SequenceGapError):
@@ -364,7 +364,7 @@ class Producer:
     def on_lost(self, connection: Connection, error: DLogError) -> None:
         if connection is not self._connection:
             return
-        self._obstacle = error
+        self.obstacle = error
         self._suspect = connection.address
         self._router.forget(self.stream, connection.address)
         self._detach()
@@ -544,7 +544,7 @@ class Producer:
         after = f"no answer within {self._options.append_deadline_s:g} s"
         if self._flight and self._connection is not None:
             after += f" from its owner {self._connection.address}"
-        obstacle = f", last obstacle: {self._obstacle.message}" if self._obstacle is not None else ""
+        obstacle = f", last obstacle: {self.obstacle.message}" if self.obstacle is not None else ""
         if self._flight:
             if self._connection is not None:
                 self._router.forget(self.stream, self._connection.address)

@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlog.cli import append
 from dlog.cli.append import framed_batches, line_batches
 from dlog.cli.telling import CommandError
 from dlog.client.options import RECORD_BYTES_MAX
-from dlog.errors import RecordTooLargeError
+from dlog.errors import DLogError, NotEnoughBookiesError, RecordTooLargeError
 
 Batches = Callable[[int], AsyncIterator[tuple[list[bytes], int]]]
 
@@ -43,6 +43,7 @@ async def all_of(batches: Batches, data: bytes) -> tuple[list[bytes], int]:
     return records, counted
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b" "))), st.booleans())
 def test_lines_are_records(lines: list[bytes], ends: bool) -> None:
     data = b"".join(line + b"\n" for line in lines)
@@ -55,6 +56,7 @@ def test_lines_are_records(lines: list[bytes], ends: bool) -> None:
     assert counted == len(data)
 
 
+@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30)))
 def test_framed_records(payloads: list[bytes]) -> None:
     data = b"".join(struct.pack(">I", len(p)) + p for p in payloads)
@@ -123,3 +125,25 @@ async def test_a_length_out_of_bounds_is_told_before_it_is_waited_for() -> None:
     with pytest.raises(BaseExceptionGroup) as caught:
         await all_of(framed_batches, b"\xff\xff\xff\xff")
     assert caught.group_contains(RecordTooLargeError, match="record 1 ")
+
+
+class Waiting:
+    """A pipeline that is held up."""
+
+    obstacle: DLogError | None = NotEnoughBookiesError("not written, no segment to write to: writable=2")
+
+
+async def test_why_nothing_is_acknowledged_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    async with asyncio.timeout(30):
+        await append._tell_why_it_waits(Waiting(), quiet=False)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == "waiting: not written, no segment to write to: writable=2\n"
+
+
+async def test_nothing_is_said_while_all_is_well_or_to_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    await append._tell_why_it_waits(Waiting(), quiet=True)  # type: ignore[arg-type]
+    well = Waiting()
+    well.obstacle = None
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.3):
+            await append._tell_why_it_waits(well, quiet=False)  # type: ignore[arg-type]
+    assert capsys.readouterr().err == ""
