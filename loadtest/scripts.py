@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from loadtest.bench import Bench, Outcome, cost_figures, latencies, produced_figures
 from loadtest.histogram import joined
+
+LOGS_TO_WEIGH = 100  # with fewer, what a log weighs is lost in what starting to work weighs
 
 
 async def load(bench: Bench) -> Outcome:
@@ -30,6 +33,7 @@ async def load(bench: Bench) -> Outcome:
     verdict, produced, followed = await bench.finish()
     outcome = _outcome(bench, verdict, produced)
     if followed:
+        outcome.generators += map(_generator, followed)
         delivery = joined(one["delivery"] for one in followed)
         out = sum(float(one["measured_bytes"]) / float(one["measured_s"]) for one in followed)
         response = joined(one["response"] for one in produced)
@@ -96,7 +100,7 @@ async def idle(bench: Bench) -> Outcome:
     outcome.figures = {
         "rss_bytes": rss,
         "rss_before_bytes": rss_before,
-        "bytes_per_log": round(max(0, rss - rss_before) / shape.logs),
+        "bytes_per_log": round(max(0, rss - rss_before) / shape.logs) if shape.logs >= LOGS_TO_WEIGH else None,
         "cpu_percent": round(sum(float(used["cpu_s"]) for used in usage.values()) / took_s * 100, 2),
         "files": sum(int(used["files"]) for used in usage.values()),
         "processes": before,
@@ -130,14 +134,13 @@ def _outcome(bench: Bench, verdict: Any, produced: list[dict[str, Any]]) -> Outc
         figures={**produced_figures(shape, produced), **cost_figures(shape, usage, produced)},
         histograms={name: joined(one[name] for one in produced).as_json() for name in ("response", "service")},
         usage=usage,
-        generators=[
-            {
-                "cpu_s": round(one["cpu_s"], 3),
-                "busy": round(one["cpu_s"] / one["measured_s"], 3),
-                "rss_peak": one["rss_peak"],
-            }
-            for one in produced
-        ],
+        generators=list(map(_generator, produced)),
         timeline=timeline,
         errors=[text for one in produced for text in one["errors"]],
     )
+
+
+def _generator(one: Mapping[str, Any]) -> dict[str, Any]:
+    """What a generator itself used."""
+    busy = one["cpu_s"] / one["measured_s"]
+    return {"cpu_s": round(one["cpu_s"], 3), "busy": round(busy, 3), "rss_peak": one["rss_peak"]}
