@@ -53,6 +53,11 @@ class SegmentReaders:
         """The tail of a segment as of now, as the store finds it without the owner. Raises what the store raises."""
         return await self._store(segment).find_tail(self._ref(segment))
 
+    def discard(self, key: str, reader: SegmentReader) -> None:
+        """Forget this reader, which is of no use any more, unless there is another one by now."""
+        if self._open.get(key) is reader:
+            self.drop(key)
+
     def drop(self, key: str) -> None:
         """Forget a reader; the next `open` makes a new one."""
         reader = self._open.pop(key, None)

@@ -42,7 +42,7 @@ from dlog.machine import Fact, Missing, Versioned
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.options import KiB, MiB, option
-from dlog.stores.contract import SegmentStore
+from dlog.stores.contract import ReaderClosedError, SegmentStore
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -550,7 +550,11 @@ class StreamTailer:
             async with self._fetches:
                 reader = await self._readers.open(segment)
                 reader.learn_lac(EntryId(flight.last))
-                payloads = await reader.read(EntryId(flight.first), EntryId(flight.last), self._options.fetch_bytes)
+                try:
+                    payloads = await reader.read(EntryId(flight.first), EntryId(flight.last), self._options.fetch_bytes)
+                except ReaderClosedError:
+                    self._readers.discard(key, reader)
+                    raise
         except DLogError as failure:
             error = failure
         finally:

@@ -3,8 +3,9 @@
 The law of this file: what is handed out has been verified. An entry at or below the LAC was confirmed, so a replica
 that denies it is behind or damaged, and its word is not believed: all replicas are asked before the answer is an
 error. EntryMissing (a person must look) if Qw - Qa + 1 of them deny it; else EntryUnreadable (try again later).
-Before either, metadata is read again: a repair may have moved the entry, and those who deny it may be none of its
-bookies any more. If metadata cannot be read nothing is called missing.
+Before either, metadata is read, beginning after the last of these answers: the entry may lie elsewhere than the list
+that was gone by says, and of those who deny it only its bookies count. If metadata cannot be read nothing is called
+missing.
 
 When every bookie has every entry (Qw = E) one bookie is asked for a run of entries at once.
 Source: BookKeeper protocol, "Reading from ledgers".
@@ -102,9 +103,7 @@ class _Range:
         self.reads: dict[int, _EntryRead] = {}
         self.batches: dict[int, BookieId] = {}  # request id -> bookie
         self.lost: set[BookieId] = set()  # bookies lost with a batch of ours, since the last one that came
-        self.refreshed = False  # metadata was read again for it, or could not be
-        self.current = False  # and it names the bookies that were asked
-        self.refreshing = False
+        self.refreshing: frozenset[BookieId] | None = None  # who had failed the head when metadata was asked for
 
     @property
     def is_finished(self) -> bool:
@@ -243,24 +242,20 @@ class LedgerReader:
 
     def _note_metadata(self, ticket: Ticket, outcome: Outcome) -> None:
         waiting = self._ranges.get(ticket)
-        if waiting is None or not waiting.refreshing:
+        if waiting is None or waiting.refreshing is None:
             return
-        waiting.refreshing, waiting.refreshed = False, True
+        asked_before, waiting.refreshing = waiting.refreshing, None
         match outcome:
             case Missing():
                 self._answer(waiting, LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}"))
             case Versioned(value):
-                waiting.current = True
-                moved = {
-                    entry
-                    for entry in waiting.reads
-                    if not set(value.bookies_of(entry)) <= set(self.metadata.bookies_of(entry))
-                }
                 self.metadata = value
-                for entry in moved:
-                    read = waiting.reads[entry]
+                for entry, read in waiting.reads.items():
                     read.failed &= set(value.bookies_of(entry))
                     read.denied &= read.failed
+                self._judge(waiting, asked_before)
+            case _ if self._is_stuck(waiting):
+                self._answer(waiting, self._unreadable(waiting))
 
     # ---- consequences ------------------------------------------------------------------------------------------------
 
@@ -281,7 +276,7 @@ class LedgerReader:
             if read.value is None and not read.asked:
                 self._ask_next(read, EntryId(entry_id))
         head = waiting.reads.get(waiting.next)
-        if head is not None and head.value is None and not head.asked and not waiting.refreshing:
+        if head is not None and head.value is None and not head.asked and waiting.refreshing is None:
             self._give_up(waiting, head)
 
     def _collect(self, waiting: _Range, entry: Entry) -> None:
@@ -294,17 +289,33 @@ class LedgerReader:
         """Every replica of the first entry still wanted has failed."""
         if waiting.done:
             self._answer(waiting, ReadDone(tuple(waiting.done)))  # the error comes when it is asked for first
-        elif not waiting.refreshed:
-            waiting.refreshing = True
-            self._effects.append(ReadMetadata(("refresh", waiting.ticket), LedgerKey(self.ledger)))
         else:
-            where = f"ledger={self.ledger} entry={waiting.next} bookies={self.metadata.bookies_of(waiting.next)}"
-            error: DLogError
-            if waiting.current and len(head.denied) >= self.metadata.quorum.negatives_needed:
-                error = EntryMissingError(f"confirmed entry is missing: {where} denied={len(head.denied)}")
-            else:
-                error = EntryUnreadableError(f"no replica could be read: {where} denied={len(head.denied)}")
-            self._answer(waiting, error)
+            waiting.refreshing = frozenset(head.failed)
+            self._effects.append(ReadMetadata(("refresh", waiting.ticket), LedgerKey(self.ledger)))
+
+    def _judge(self, waiting: _Range, asked_before: frozenset[BookieId]) -> None:
+        """Metadata was read, beginning after `asked_before` had failed. If they are not all of the head's bookies the
+        others are asked next."""
+        if not self._is_stuck(waiting) or not asked_before.issuperset(self.metadata.bookies_of(waiting.next)):
+            return
+        head = waiting.reads[waiting.next]
+        if len(head.denied) >= self.metadata.quorum.negatives_needed:
+            where = self._where(waiting)
+            self._answer(waiting, EntryMissingError(f"confirmed entry is missing: {where} denied={len(head.denied)}"))
+        else:
+            self._answer(waiting, self._unreadable(waiting))
+
+    def _is_stuck(self, waiting: _Range) -> bool:
+        """Whether the first entry still wanted has not come meanwhile."""
+        head = waiting.reads.get(waiting.next)
+        return head is not None and head.value is None and not waiting.done
+
+    def _unreadable(self, waiting: _Range) -> DLogError:
+        denied = len(waiting.reads[waiting.next].denied)
+        return EntryUnreadableError(f"no replica could be read: {self._where(waiting)} denied={denied}")
+
+    def _where(self, waiting: _Range) -> str:
+        return f"ledger={self.ledger} entry={waiting.next} bookies={self.metadata.bookies_of(waiting.next)}"
 
     def _ask_more(self, waiting: _Range) -> None:
         if waiting.batches:

@@ -2,7 +2,8 @@
 
 The law of this room: a reader sees a contiguous run of what is confirmed, and if it cannot it hears why. No entry above
 a segment's LAC is ever asked for; the LAC of an in-progress segment comes from the source, that of a completed one is
-its end. What ends a reader is a typed event: the stream's end, truncation, damage, deletion; never silence.
+its end. What ends a reader is a typed event: the stream's end, truncation, damage, deletion; never silence. Damage is
+said only of a segment that the list, read after the store said so, still has at that place.
 
 Facts it hears: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/read_messages.py),
 PeerLost(SOURCE), TimerFired. It sends questions to SOURCE and proxy.Entries and ReaderEvent to READER. `has_ended` says
@@ -42,7 +43,7 @@ Buffer = bytes | bytearray | memoryview
 
 RETRY_TIMER = ("retry",)
 _LAC_UNKNOWN = EntryId(-2)
-_GONE_MAX = 3  # looks at new metadata before entries that are not there count as lost
+_GONE_MAX = 3  # times that a place must be said to be gone before its entries count as lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,10 @@ class StreamReader:
         self._asked: GetEntries | None = None
         self._watched: WatchLac | None = None
         self._gone = 0  # times in a row that entries were not there which a list, each time a newer one, says are
-        self._has_looked = False  # a fresh list came since
+        self._denial: DLogError | None = None  # what was said of them last
+        self._looks = 0  # fresh lists that are asked for
+        self._looks_old = 0  # of them: asked for before the denial
+        self._has_looked = False  # a fresh list came that was asked for after it
         self._retrying = False
         self._out: list[Effect] = []
 
@@ -119,6 +123,7 @@ class StreamReader:
             case PeerLost():
                 self._asked = self._watched = None
                 self._is_looking = False
+                self._looks = self._looks_old = 0
                 self._retry_later()
             case TimerFired():
                 self._retrying = self._is_looking = False
@@ -147,12 +152,15 @@ class StreamReader:
         if is_first:
             self._choose_segment(stream)
         self._is_looking = self._is_looking and not fresh
-        self._has_looked = self._has_looked or fresh
+        if fresh:
+            self._note_look()
         if fresh and not self._is_stop_sure:
             self._is_stop_sure = True
             self._stop_segment = stream.segments[-1].number if stream.segments else 0
         if not self.has_ended:
             self._follow_segment(stream)
+        if not self.has_ended:
+            self._judge_denial(stream)
 
     def _choose_segment(self, stream: StreamMetadata) -> None:
         """Find the segment of the start position; where in it, may need its LAC and a look at its entries."""
@@ -218,6 +226,7 @@ class StreamReader:
                 return
             self._lac, self._lac_is_final, self._is_void = int(_LAC_UNKNOWN), False, False
             self._asked = self._watched = None
+            self._gone = 0
         elif known.completed:
             return  # nothing but truncation changes a completed one
         self._segment = segment
@@ -279,23 +288,46 @@ class StreamReader:
             self._note_stream(None, True)
         elif isinstance(question, GetEntries) and question == self._asked:
             self._asked = None
-            if error.remedy is Remedy.STOP and (self._has_looked or not self._gone):
-                self._gone += 1  # truncated, most likely: then new metadata says so, once it can be read
-                self._has_looked = False
-            if error.remedy is Remedy.RETRY or 0 < self._gone < _GONE_MAX:
-                self._retry_later()
-            else:
-                self._end_damaged(error)
+            if error.remedy is not Remedy.RETRY:
+                self._note_denial(error)
+            self._retry_later()
         elif isinstance(question, WatchLac) and question == self._watched:
             self._watched = None
             self._retry_later()
         elif isinstance(question, GetStream):
             self._is_looking = False
+            self._looks, self._looks_old = max(0, self._looks - 1), max(0, self._looks_old - 1)
             self._retry_later()
+
+    def _note_denial(self, error: DLogError) -> None:
+        """Entries are not there, or not whole. Truncated, most likely: then a list that is read from now on says so."""
+        if self._has_looked or not self._gone:
+            self._gone = self._gone + 1 if error.remedy is Remedy.STOP else _GONE_MAX
+            self._denial = error
+            self._looks_old = self._looks
+            self._has_looked = False
+
+    def _note_look(self) -> None:
+        """A fresh list has come; they come in the order in which they were asked for."""
+        self._looks = max(0, self._looks - 1)
+        if self._looks_old:
+            self._looks_old -= 1
+        else:
+            self._has_looked = True
+
+    def _judge_denial(self, stream: StreamMetadata) -> None:
+        """Whether what was said to be gone or damaged should be there."""
+        if self._gone < _GONE_MAX or not self._has_looked or self._segment is None:
+            return
+        named = stream.segment(self._number)
+        if named is not None and named.place == self._segment.place:
+            assert self._denial is not None
+            self._end_damaged(self._denial)
 
     def _look_again(self) -> None:
         if not self._is_looking:
             self._is_looking = True
+            self._looks += 1
             self._out.append(Send(SOURCE, GetStream(fresh=True)))
 
     def _retry_later(self) -> None:
@@ -414,6 +446,7 @@ class StreamReader:
     def _next_segment(self) -> None:
         self._number += 1
         self._has_taken = False
+        self._gone = 0
         self._entry = self._slot = 0
         self._segment = None
         self._lac, self._lac_is_final, self._is_void = int(_LAC_UNKNOWN), False, False

@@ -81,6 +81,10 @@ class StoreUnavailableError(StoreError):
     retry_after_s = 0.1
 
 
+class ReaderClosedError(StoreUnavailableError):
+    """This reader was closed, or broke: another one may be opened."""
+
+
 class StoreTooSmallError(StoreUnavailableError):
     """Fewer members of the store are there than a segment needs: nothing goes on until there are more."""
 
@@ -187,8 +191,8 @@ class SegmentReader(Protocol):
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
         """Payloads of entries first..min(last, LAC); may return fewer (at least one), contiguous from `first`.
 
-        Raises SegmentCorruptError, SegmentNotFoundError, StoreUnavailableError. `first` above the LAC is an
-        AssertionError: wait for the LAC first.
+        Raises SegmentCorruptError, SegmentNotFoundError, StoreUnavailableError, ReaderClosedError. `first` above the
+        LAC is an AssertionError: wait for the LAC first.
         """
         ...
 

@@ -33,6 +33,7 @@ from dlog.stores.contract import (
     Capabilities,
     EntryTooLargeError,
     MisconfiguredError,
+    ReaderClosedError,
     SegmentCorruptError,
     SegmentFencedError,
     SegmentNotFoundError,
@@ -159,7 +160,7 @@ class LedgerStore:
             return (await self._ledgers.recover(_ledger_of(ref))).last_entry
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> LedgerSegmentReader:
-        with _store_errors():
+        with _reading_errors():
             return LedgerSegmentReader(await self._ledgers.open(_ledger_of(ref), last_entry=sealed_at))
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
@@ -265,11 +266,11 @@ class LedgerSegmentReader:
         return self._ledger.end
 
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
-        with _store_errors():
+        with _reading_errors():
             return await self._ledger.read(first, last, max_bytes)
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
-        with _store_errors():
+        with _reading_errors():
             return await self._ledger.wait_lac(known, timeout_s)
 
     def learn_lac(self, lac: EntryId) -> None:
@@ -321,3 +322,13 @@ def _store_errors() -> Iterator[None]:
         yield
     except DLogError as error:
         raise store_error(error) from error
+
+
+@contextmanager
+def _reading_errors() -> Iterator[None]:
+    """A reader that is closed, or broke, says nothing of the segment."""
+    try:
+        with _store_errors():
+            yield
+    except SegmentSealedError as error:
+        raise ReaderClosedError(error.message) from error

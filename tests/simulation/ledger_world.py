@@ -39,6 +39,7 @@ from tests.simulation.bookie_model import Ailments, BookieModel
 from tests.simulation.housed_bookie import HousedBookie
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.ledger_checks import LedgerChecks
+from tests.simulation.ledger_news import News, with_news
 from tests.simulation.network import Node
 from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
 from tests.simulation.worlds import Outcome, Room
@@ -65,7 +66,7 @@ MUST_REACH = (
     "found_beyond_the_lac",
     "found_beyond_the_writer",
 )
-STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "calm")
+STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "calm")
 CHANGES = ("ensemble_change", "recovery_changed_ensemble")
 RARE = ("recovery_failed", "read_failed", "fault.meta_late", "fault.hold_kth", "fault.power")
 SETTLE_S = 120.0
@@ -97,8 +98,10 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     """The plan that a seed means."""
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
-    draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan}
+    draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn}
     plan = draws[style](seed, rng, style)
+    if style == "told":
+        plan = with_news(plan, TAIL, rng)
     plan = with_config(plan, real=rng.random() < 0.5)  # the real bookie machine, or the looser model
     if "find_at" in plan.config or style == "calm" or rng.random() < 0.5:
         return plan
@@ -352,6 +355,7 @@ class LedgerWorld:
         self.recovering: dict[str, bool] = {}
         self.read: dict[int, bytes] = {}
         self.tail_closed = False
+        self.news = News(self, TAIL)
         self.finders = self.finding = 0  # that were, and that have no answer yet
         self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
@@ -400,6 +404,7 @@ class LedgerWorld:
         self.sim.place(TAIL, "t/reader", reader)
         self.next_read = 0
         self.checks.new_session()
+        self.news.begin()
         self.wait_lac()
 
     def placement(self) -> RandomPlacement:

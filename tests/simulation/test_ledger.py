@@ -9,11 +9,13 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from tests.simulation.ledger_world import MUST_REACH, draw_plan, room, run_plan
-from tests.simulation.mutants.ledger import MUTANTS
+from tests.simulation.mutants.ledger import MUTANTS, WHO_DENIED
+from tests.simulation.plan import Plan
 from tests.simulation.worlds import Mutant
 
 SEEDS = int(os.environ.get("DLOG_SIM_SEEDS", "250"))
@@ -31,6 +33,12 @@ def test_every_history_keeps_the_invariants_and_every_mark_is_reached() -> None:
                 broken.append(f"python -m tests.simulation ledger --style {style} --seed {seed}: {outcome.text}")
     assert not broken, "\n".join(broken)
     assert not [mark for mark in MUST_REACH if not reached[mark]], "a mark was never reached, the batch proves nothing"
+
+
+def test_a_planted_defect_is_caught_by_the_plan_that_found_it() -> None:
+    name = "a-denial-by-who-was-replaced-before-the-entry-came"
+    plan = Plan.from_json((Path(__file__).parent / "plans" / "ledger" / f"{name}.json").read_text())
+    assert run_plan(plan, WHO_DENIED.parts).violation in WHO_DENIED.invariants
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -420,4 +420,11 @@ FINDERS = (
     ),
 )
 
+# Too rare for a search: by the plan that found it (test_ledger.py).
+WHO_DENIED = Mutant(
+    name="who denied an entry counts, whether it is one of its bookies or not",
+    invariants=("L5",),
+    parts={"reader": edited(LedgerReader, ("_note_metadata", "read.failed &= set(value.bookies_of(entry))", "pass"))},
+)
+
 MUTANTS = (*WRITER, *RECOVERY, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS)

@@ -91,6 +91,29 @@ def test_an_entry_that_a_repair_moved_is_found() -> None:
     assert got(story) == [b"zero"]
 
 
+def test_who_denied_an_entry_and_is_none_of_its_bookies_does_not_make_it_missing() -> None:
+    """Metadata that was read elsewhere came in between, and those who have the entry are out of reach."""
+    story = reader(ledger(quorum=Quorum(ensemble=3, write=3, ack=2)))
+    read(story, 0, 0)
+    story.has_not(0, "a", "b", fence=False)
+    story.ask(UseMetadata(ledger("0 d e c")))
+    assert story.lost("c")
+    story.lost("d")
+    story.lost("e")
+    assert story.reads(ledger("0 d e c"), 4) == ["answer 1 EntryUnreadableError"]
+
+
+def test_metadata_that_names_others_again_is_read_once_more_after_they_were_asked() -> None:
+    story = reader()
+    read(story, 0, 0)
+    story.has_not(0, "a", "b", "c", fence=False)
+    assert story.reads(ledger("0 d b c"), 1) == ["read 0 of d"]
+    assert story.has_not(0, "d", fence=False) == ["read metadata"]
+    assert story.reads(ledger("0 d b e"), 2) == ["read 0 of e"]
+    story.has("e", 0, packet(0, b"zero"), fence=False)
+    assert got(story) == [b"zero"]
+
+
 def test_entries_of_different_fragments_come_from_their_own_bookies() -> None:
     story = reader(ledger("0 a b c", "2 d e f"))
     assert read(story, 1, 2) == ["read 1 of b", "read 2 of f"]

@@ -55,6 +55,7 @@ class Desk:
         self.lacs: dict[str, tuple[int, bool]] = {}
         self.failing: Any = None
         self.is_cut_off = False  # from metadata
+        self.is_slow = False  # lists come when the test says so
         self.timers = 0
         self.post(Received(READER, Read(7, "s", start, value, credit, follow)))
 
@@ -76,6 +77,8 @@ class Desk:
         if self.failing is not None and isinstance(question, GetEntries):
             return [SourceFailed(question, self.failing)]
         match question:
+            case GetStream() if self.is_slow:
+                return []
             case GetStream() if self.is_cut_off:
                 return [SourceFailed(question, MetadataUnavailableError("not now"))]
             case GetStream(fresh):
@@ -286,6 +289,8 @@ def test_damage_is_said_with_its_place() -> None:
     desk = Desk(stage, Start.START, credit=1)
     desk.failing = EntryMissingError("on no bookie")
     desk.post(Received(READER, Credit(7, 1000)))
+    assert ReaderEventKind.DAMAGED not in desk.kinds, "it may have been truncated meanwhile"
+    desk.post(TimerFired(("retry",), 1.0))
     assert desk.kinds[-1] is ReaderEventKind.DAMAGED
     assert desk.events[-1].detail["dlsn"] == list(desk.machine.position)
     assert desk.machine.has_ended
@@ -326,9 +331,28 @@ def test_entries_that_are_gone_against_metadata_are_damage_in_the_end() -> None:
     desk = Desk(stage, Start.START, credit=1)
     desk.failing = SegmentNotFoundError("deleted by mistake")
     desk.post(Received(READER, Credit(7, 10**6)))
-    for _ in range(2):
+    for _ in range(3):
+        assert ReaderEventKind.DAMAGED not in desk.kinds
         desk.post(TimerFired(("retry",), 1.0))
     assert desk.kinds[-1] is ReaderEventKind.DAMAGED
+
+
+def test_damage_is_not_said_by_a_list_that_was_asked_for_before_it() -> None:
+    """It is on its way when the store says that an entry is lost; the segment is truncated after that."""
+    stage, _, _ = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    desk.failing = StoreUnavailableError("not now")
+    desk.is_slow = True
+    desk.post(Received(READER, Credit(7, 10**6)))
+    desk.failing = EntryMissingError("on no bookie")
+    desk.post(TimerFired(("retry",), 1.0))  # a list is asked for, and then the entries
+    asked_before = StreamSeen(stage.value)
+    desk.post(Received(SOURCE, asked_before))
+    assert ReaderEventKind.DAMAGED not in desk.kinds
+    stage.value = replace(stage.value, segments=stage.value.segments[-1:])
+    desk.is_slow = False
+    desk.post(TimerFired(("retry",), 1.0))
+    assert desk.kinds[-1] is ReaderEventKind.TRUNCATED
 
 
 def test_entries_that_are_gone_are_no_damage_while_the_list_that_names_them_is_old() -> None:
