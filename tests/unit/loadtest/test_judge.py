@@ -24,7 +24,7 @@ def producers() -> list[list[Note]]:
 
 def reads() -> list[Note]:
     """What a reader of everything noted."""
-    return [ReadRun(0, i % 2, i // 2 * 2, 2, (0, i * 2), READ_NS) for i in range(10)] + [End(0)]
+    return [*(ReadRun(0, i % 2, i // 2 * 2, 2, (0, i * 2), READ_NS) for i in range(10)), End(0)]
 
 
 def verdict(readers: dict[str, list[Note]], wrote: list[list[Note]] | None = None) -> Verdict:
@@ -108,7 +108,7 @@ def test_every_kind_of_breach_is_planted_here() -> None:
 
 
 def test_a_record_of_the_tail_that_the_log_does_not_have_was_told_too_early() -> None:
-    wrote = [[*producers()[0], Sent(0, 0, 12)], producers()[1]]
+    wrote: list[list[Note]] = [[*producers()[0], Sent(0, 0, 12)], producers()[1]]
     tail = [*reads()[:-1], ReadRun(0, 0, 10, 2, (0, 20), READ_NS)]
     found = verdict({"back": reads(), "tail": tail}, wrote)
     assert found.early == 2
@@ -116,42 +116,42 @@ def test_a_record_of_the_tail_that_the_log_does_not_have_was_told_too_early() ->
 
 
 def test_readers_at_different_places_diverge() -> None:
-    wrote = [[*producers()[0], Sent(0, 0, 11)], producers()[1]]
+    wrote: list[list[Note]] = [[*producers()[0], Sent(0, 0, 11)], producers()[1]]
     one = [*reads()[:-1], ReadRun(0, 0, 10, 1, (0, 20), READ_NS), End(0)]
     other = [*reads()[:-1], ReadRun(0, 0, 10, 1, (0, 21), READ_NS)]
     assert verdict({"back": one, "tail": other}, wrote).diverged
 
 
 def test_a_reader_that_misses_an_unanswered_record_diverges() -> None:
-    wrote = [[*producers()[0], Sent(0, 0, 11)], producers()[1]]
+    wrote: list[list[Note]] = [[*producers()[0], Sent(0, 0, 11)], producers()[1]]
     one = [*reads()[:-1], ReadRun(0, 0, 10, 1, (0, 20), READ_NS), End(0)]
     found = verdict({"back": one, "tail": reads()[:-1]}, wrote)
     assert (found.diverged, found.lost, found.unanswered) == (1, 0, 1)
 
 
 def test_an_unanswered_record_may_be_there_or_not() -> None:
-    wrote = [[*producers()[0], RefusedRun(0, 0, 10, 1, True), Sent(0, 0, 11)], producers()[1]]
+    wrote: list[list[Note]] = [[*producers()[0], RefusedRun(0, 0, 10, 1, True), Sent(0, 0, 11)], producers()[1]]
     there = [*reads()[:-1], ReadRun(0, 0, 10, 1, (0, 20), READ_NS), End(0)]
     assert verdict({"back": there}, wrote).is_green
     assert verdict({"back": reads()}, wrote).is_green
 
 
 def test_a_record_that_was_certainly_refused_must_not_be_there() -> None:
-    wrote = [[*producers()[0], RefusedRun(0, 0, 10, 1, False), Sent(0, 0, 11)], producers()[1]]
+    wrote: list[list[Note]] = [[*producers()[0], RefusedRun(0, 0, 10, 1, False), Sent(0, 0, 11)], producers()[1]]
     there = [*reads()[:-1], ReadRun(0, 0, 10, 1, (0, 20), READ_NS), End(0)]
     assert verdict({"back": there}, wrote).invented == 1
     assert verdict({"back": reads()}, wrote).is_green
 
 
 def test_an_answer_without_a_place_is_believed_for_the_record_only() -> None:
-    wrote = [[AckedRun(0, 0, 0, 10, None, SENT_NS), Sent(0, 0, 10)], producers()[1]]
+    wrote: list[list[Note]] = [[AckedRun(0, 0, 0, 10, None, SENT_NS), Sent(0, 0, 10)], producers()[1]]
     assert verdict({"back": reads()}, wrote).is_green
     without = [note for note in reads() if not (isinstance(note, ReadRun) and note.producer == 0)]
     assert verdict({"back": without}, wrote).lost == 10
 
 
 def test_a_record_that_is_answered_twice_with_different_places_is_misplaced() -> None:
-    wrote = [[*producers()[0], AckedRun(0, 0, 0, 1, (7, 7), SENT_NS)], producers()[1]]
+    wrote: list[list[Note]] = [[*producers()[0], AckedRun(0, 0, 0, 1, (7, 7), SENT_NS)], producers()[1]]
     assert verdict({"back": reads()}, wrote).misplaced == 1
 
 

@@ -47,7 +47,7 @@ def test_a_turn_is_judged_by_what_others_took_while_it_ran() -> None:
 
 def test_shares_of_cpu() -> None:
     before, now = CpuTimes(100.0, 50.0, 1.0), CpuTimes(200.0, 110.0, 11.0)
-    assert now.since(before) == (pytest.approx(0.6), pytest.approx(0.1))
+    assert now.since(before) == pytest.approx((0.6, 0.1))
     assert now.busy_since(before) == pytest.approx(30.0)
 
 

@@ -1,0 +1,309 @@
+"""Reports come out of the JSON alone: medians, goals, wins and losses, tables, plots and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from loadtest import runfile
+from loadtest.__main__ import main as entry
+from loadtest.histogram import Histogram
+from loadtest.report import charts, compare, figures, goals, main, page, svg, tables
+from loadtest.runfile import Run, RunFileError
+
+VERDICT = dict.fromkeys(
+    ("sent", "acknowledged", "unanswered", "read", "lost", "duplicated", "reordered", "misplaced", "early", "invented"),
+    0,
+) | {"diverged": 0, "examples": []}
+USAGE = {
+    role: {"processes": 1, "cpu_s": 1.0, "rss_bytes": 3e7, "rss_peak_bytes": 5e7, "minor_faults": 1, "files": 9}
+    for role in ("bookie", "write", "read", "generator")
+}
+
+
+def histogram(*values_ms: float) -> dict[str, Any]:
+    made = Histogram()
+    for value in values_ms:
+        made.record(value * 1000)
+    return made.as_json()
+
+
+class Book:
+    """Writes a run."""
+
+    def __init__(self) -> None:
+        self.run = Run(
+            parts=[
+                {
+                    "began": "2031-05-06T07:08:09+00:00",
+                    "machine": {"cpus": 2, "cpu": "<fast & cheap>", "memory_bytes": 2**34, "kernel": "6"},
+                    "python": "3.11",
+                    "commit": "abc",
+                    "command": "python -m loadtest W3",
+                    "scale": "quick",
+                    "rounds": 3,
+                    "seed": 1,
+                    "thresholds": {"idle_min": 0.85},
+                }
+            ]
+        )
+        for name, letter in (("dlog", "F"), ("kafka-default", "P"), ("bookkeeper", "F")):
+            self.run.systems[name] = {
+                "says": f"about {name}",
+                "durability": {"letter": letter, "sentence": "it is so"},
+                "versions": {name: "1.2"},
+                "configuration": {"replicas": 3},
+            }
+
+    def workload(self, name: str, *cells: tuple[str, dict[str, Any]]) -> None:
+        self.run.workloads[name] = {
+            "name": f"name-{name}",
+            "asks": f"what {name} asks",
+            "cells": [{"label": label, "key": {}, "shape": shape} for label, shape in cells],
+        }
+
+    def result(self, workload: str, label: str, system: str, *rounds: dict[str, Any], **more: Any) -> None:
+        for number, values in enumerate(rounds):
+            about = {"part": 0, "round": number, "workload": workload, "system": system, "void": False}
+            self.run.turns.append({**about, "before": {"idle": 0.9}, "faults": []})
+            told = {"green": True, "verdict": VERDICT, "errors": [], "figures": values, "usage": USAGE}
+            self.run.results.append({**about, "cell": {}, "label": label, **told, **more})
+
+    def collected(self) -> figures.Figures:
+        return figures.collect(runfile.from_json(json.loads(json.dumps(self.run.as_json()))))
+
+
+@pytest.fixture
+def book() -> Book:
+    """Ours three rounds of W3 and W4, and what peers did."""
+    made = Book()
+    made.workload("W3", ("100 B", {"record_bytes": 100}), ("1 KiB", {"record_bytes": 1024}))
+    made.workload("W4", ("100 KiB batches", {"batch_bytes": 102400}))
+    rates = [{"records_per_s": rate, "mb_per_s": rate / 1e4} for rate in (600_000.0, 800_000.0, 700_000.0)]
+    made.result("W3", "100 B", "dlog", *rates)
+    made.result("W3", "100 B", "bookkeeper", {"records_per_s": 70_000.0})
+    made.result("W4", "100 KiB batches", "dlog", {"mb_per_s": 100.0, "cpu_s_per_gb_with_generators": 3.5})
+    made.result("W4", "100 KiB batches", "kafka-default", {"mb_per_s": 200.0})
+    return made
+
+
+def test_rounds_come_to_a_median_with_its_spread(book: Book) -> None:
+    found = book.collected().get("W3", "100 B", "dlog")
+    assert found is not None
+    assert found.stat("records_per_s") == (700_000.0, 600_000.0, 800_000.0, 3)
+    assert found.value("usage.bookie.rss_bytes") == 3e7
+    assert found.stat("no.such") is None
+
+
+def test_goals_say_ours_theirs_ratio_and_outcome(book: Book) -> None:
+    found = {(one.goal.id, one.goal.peer, one.goal.unit): one for one in goals.judged(book.collected())}
+    rate = found["G1", "", "records/s"]
+    assert (rate.ours, rate.met, rate.is_moonshot, rate.outcome) == (700_000.0, True, False, "met")
+    times = found["G1", "bookkeeper", ""]
+    assert (times.theirs, times.ratio, times.outcome) == (70_000.0, 10.0, "met")
+    assert found["G3", "", "MB/s"].outcome == "MISSED"
+    assert found["G4", "kafka-default", ""].ratio == 0.5
+    assert found["G4", "kafka-default", ""].outcome == "MISSED"
+    assert found["G20", "", "s/GB"].outcome == "moonshot"
+    assert found["G17", "", "MB"].met is True
+    assert found["G5", "", "ms"].outcome == "not measured: W1 of dlog was not run"
+    assert found["G1", "nats-default", ""].met is None
+
+
+def test_every_goal_of_the_table_that_a_load_can_show_is_there() -> None:
+    assert {goal.id for goal in goals.GOALS} == {f"G{n}" for n in range(1, 21)} - {"G12"}
+
+
+def test_where_we_win_and_where_we_lose(book: Book, tmp_path: Path) -> None:
+    path = tmp_path / "notes.toml"
+    path.write_text('[[note]]\nworkload = "W4"\nsystem = "kafka-default"\ntext = "It does not sync."\n')
+    notes = compare.read_notes(path)
+    win, loss = compare.duels(book.collected(), notes)
+    assert (win.workload, win.better, win.is_win, win.notes) == ("W3", 10.0, True, ())
+    assert (loss.workload, loss.better, loss.is_loss, loss.notes) == ("W4", 0.5, True, ("It does not sync.",))
+    said = tables.markdown(book.collected(), notes)
+    assert "- W3 100 B, records/s: 700,000 against 70,000 of bookkeeper (F), 10.0x better" in said
+    assert "- W4 100 KiB batches, MB/s: 100 against 200 of kafka-default (P), 2.00x worse. It does not sync." in said
+    assert "1 comparisons won, 1 lost, 0 even" in said
+
+
+def test_the_class_stands_in_each_row(book: Book) -> None:
+    rows = [line for line in tables.markdown(book.collected()).splitlines() if line.startswith("| 100 ")]
+    assert len(rows) == 4
+    assert all(line.split("|")[3].strip() in ("F", "P") for line in rows)
+    assert "| 100 B | dlog | F | 700,000 (600,000-800,000) |" in rows[0]
+
+
+def test_what_is_not_green_shows_no_figure_anywhere(book: Book) -> None:
+    red = {"green": False, "verdict": VERDICT | {"lost": 3}, "errors": []}
+    about = {"part": 0, "round": 9, "workload": "W3", "system": "dlog", "void": False, "cell": {}, "label": "100 B"}
+    book.run.results.append({**about, **red})
+    collected = book.collected()
+    for said in (tables.markdown(collected), page.html(collected), tables.console(collected)):
+        assert "NOT GREEN: 3 lost" in said
+        assert "700,000" not in said
+    assert not collected.run.is_green
+
+
+def test_void_rounds_count_for_nothing_and_bad_weather_is_marked(book: Book) -> None:
+    book.run.results[0]["void"] = book.run.turns[0]["void"] = True
+    book.run.turns[1]["faults"] = ["idle 10% < 85%"]
+    found = book.collected().get("W3", "100 B", "dlog")
+    assert found is not None and found.rounds == 2 and found.marks == ["bad weather"]
+    assert "1 rounds were void" in tables.markdown(book.collected())
+
+
+def test_a_busy_generator_and_errors_are_marked(book: Book) -> None:
+    book.result("W3", "1 KiB", "dlog", {"records_per_s": 1.0, "failed": 2}, generators=[{"busy": 0.95}])
+    found = book.collected().get("W3", "1 KiB", "dlog")
+    assert found is not None and found.marks == ["generator busy", "errors told to the client"]
+
+
+def test_gaps_are_of_all_faults_of_all_rounds(book: Book) -> None:
+    book.workload("W10", ("one shape", {}))
+    book.result(
+        "W10", "one shape", "dlog", {"gaps_ms": [10, 30], "gap_max_ms": 30}, {"gaps_ms": [20, 90], "gap_max_ms": 90}
+    )
+    found = book.collected().get("W10", "one shape", "dlog")
+    assert found is not None
+    assert found.stat("gap_p50_ms") == (25.0, 10.0, 90.0, 4)
+    assert found.value("gap_max_ms") == 90.0
+
+
+@pytest.fixture
+def full(book: Book) -> Book:
+    """A run with something for every kind of picture."""
+    book.workload("W1", ("100 B", {"record_bytes": 100}))
+    book.workload("W2", *((f"{r}/s", {"record_bytes": 100, "rate": r}) for r in (1000, 20_000)))
+    book.workload("W10", ("one shape", {}))
+    book.workload("W19", ("1 log", {"logs": 1}))
+    for system, slower in (("dlog", 1.0), ("kafka-default", 4.0)):
+        histograms = {"response": histogram(*(slower * i / 10 for i in range(1, 200)))}
+        book.result("W1", "100 B", system, {"response_ms": {"p50": slower, "p99": slower}}, histograms=histograms)
+        for rate in (1000, 20_000):
+            values = {"response_ms": {"p50": slower, "p99": slower * 9}}
+            book.result("W2", f"{rate}/s", system, values, histograms=histograms)
+        gaps = {"gaps_ms": [100 * slower, 0.0, 300 * slower], "gap_max_ms": 300 * slower}
+        book.result("W10", "one shape", system, gaps, timeline=[5, 0, 7])
+        book.result("W19", "1 log", system, {"start_s": slower, "rss_bytes": 1e8, "cpu_percent": 1.0})
+    return book
+
+
+def test_every_picture_is_drawn_as_sound_xml_with_all_its_systems(full: Book) -> None:
+    drawn = charts.charts(full.collected())
+    assert {chart.kind for chart in drawn} == {"lines", "percentiles", "bars", "stack", "dots", "time"}
+    for chart in drawn:
+        picture, _, legend = svg.svg(chart).partition("</svg>")
+        ElementTree.fromstring(picture + "</svg>")
+        assert chart.kind == "dots" or "<li>" in legend
+        assert "nan" not in picture and "inf" not in picture
+
+
+def test_pictures_are_files_too(full: Book, tmp_path: Path) -> None:
+    from loadtest.report import png
+
+    drawn = png.draw_all(full.collected(), tmp_path)
+    assert len(drawn) == len(charts.charts(full.collected())) == len(set(drawn))
+    for path in drawn:
+        assert path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and path.stat().st_size > 3000
+
+
+def test_the_page_is_whole_and_asks_nobody_for_anything(full: Book) -> None:
+    said = page.html(full.collected())
+    assert said.count("<svg") == said.count("</svg>") == len(charts.charts(full.collected()))
+    for word in ("<script", "http://", "https://", "src=", "@import", "url("):
+        assert word not in said.replace("http://www.w3.org/2000/svg", "")
+    assert "&lt;fast &amp; cheap&gt;" in said and "<fast" not in said
+    assert "goals met, of those measured" in said
+    assert said.count("<table") == said.count("</table>")
+
+
+def test_axes() -> None:
+    assert charts.ticks(0.3, 40) == pytest.approx([0.1, 1, 10, 100])
+    assert charts.steps(930) == [0, 200, 400, 600, 800, 1000]
+    assert charts.steps(0) == [0.0, 1.0]
+    assert [charts.short(value) for value in (0.5, 1500, 2e6)] == ["0.5", "1.5k", "2M"]
+    assert charts.nines(99.9) == pytest.approx(3.0)
+
+
+# ---- the command and its bad input ----------------------------------------------------------------------------------
+
+
+def test_the_command_writes_all_forms(full: Book, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "run.json"
+    full.run.save(run)
+    wanted = ["--markdown", "m.md", "--html", "p.html", "--png", "pictures"]
+    arguments = [word if word.startswith("--") else str(tmp_path / word) for word in wanted]
+    assert entry(["report", str(run), *arguments]) == 0
+    assert (tmp_path / "m.md").read_text().startswith("# Load test")
+    assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
+    assert len(list((tmp_path / "pictures").iterdir())) == len(capsys.readouterr().out.splitlines())
+    assert main([str(run)]) == 0
+    assert "## Goals" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not JSON"),
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("[]", "format 1"),
+        ('{"format": 2}', "format 1"),
+        ('{"format": 1}', "a run has parts"),
+        ('{"format": 1, "parts": [], "systems": {"a": 1}, "workloads": {}, "turns": [], "results": []}', "systems.a"),
+        ('{"format": 1, "parts": [], "systems": {}, "workloads": {}, "turns": [3], "results": []}', "turns[0]"),
+        ('{"format": 1, "parts": [], "systems": {}, "workloads": {}, "turns": [], "results": [{}]}', "results[0].part"),
+        ('{"format": 1, "parts": [7], "systems": {}, "workloads": {}, "turns": [], "results": []}', "parts[0]"),
+    ],
+)
+def test_a_broken_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, said: str) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(text)
+    assert main([str(path)]) == 2
+    told = capsys.readouterr().err
+    assert said in told and str(path) in told
+
+
+def test_results_must_fit_the_run(book: Book) -> None:
+    for change in (
+        {"system": "nobody"},
+        {"workload": "W99"},
+        {"part": 3},
+        {"verdict": None},
+        {"green": 1},
+        {"figures": 1},
+    ):
+        told = json.loads(json.dumps(book.run.as_json()))
+        told["results"][0] |= change
+        with pytest.raises(RunFileError, match=r"results\[0\]"):
+            runfile.from_json(told)
+    told = json.loads(json.dumps(book.run.as_json()))
+    told["results"][0]["green"] = False
+    with pytest.raises(RunFileError, match="not green, and has no figures"):
+        runfile.from_json(told)
+
+
+@pytest.mark.parametrize(
+    "text", ["x = 1", "[[note]]\n", '[[note]]\ntext = ""', '[[note]]\ntext = "a"\nwho = "b"', "[[note]]\ntext = 3", "="]
+)
+def test_bad_notes_are_named(book: Book, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    run, notes = tmp_path / "run.json", tmp_path / "notes.toml"
+    book.run.save(run)
+    notes.write_text(text)
+    assert main([str(run), "--notes", str(notes)]) == 2
+    assert "note" in capsys.readouterr().err
+
+
+def test_a_run_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "none.json")]) == 2
+    assert "no such run" in capsys.readouterr().err
+
+
+def test_an_empty_run_is_a_page_too() -> None:
+    collected = figures.collect(Run())
+    assert "Goals" in page.html(collected) and "Goals" in tables.markdown(collected)
