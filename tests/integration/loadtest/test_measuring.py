@@ -1,0 +1,71 @@
+"""The instrument on a real cluster of ours, by its command: what comes out is green, whole, and can be told.
+
+No figure is judged: a busy machine is no proof.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest import runfile
+from loadtest.report import figures
+
+pytestmark = pytest.mark.zookeeper
+ROOT = Path(__file__).parents[3]
+SHORT = ["--quick", "--rounds", "1", "--voids", "0", "--wait", "0", "--seconds", "1", "--set", "warmup_s=0.5"]
+
+
+def loadtest(*arguments: str | Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "loadtest", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def only_result(path: Path) -> dict[str, Any]:
+    (told,) = runfile.read(path).results
+    return told
+
+
+def test_the_most_that_one_log_takes(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    said = loadtest("W3", *SHORT, "--set", "record_bytes=100", "--out", out)
+    assert "W3 append-max" in said and "records/s=" in said
+    told = only_result(out)
+    assert told["green"] and told["verdict"]["unanswered"] == 0
+    assert told["verdict"]["read"] == told["verdict"]["sent"] == told["verdict"]["acknowledged"] > 1
+    assert {"bookie", "write", "read", "zookeeper", "generator"} <= set(told["usage"])
+    assert told["usage"]["bookie"]["processes"] == 3 and told["usage"]["write"]["processes"] == 2
+    assert told["figures"]["records_per_s"] > 0 and told["figures"]["cpu_s_per_gb"] > 0
+    run = runfile.read(out)
+    assert run.systems["dlog"]["durability"]["letter"] == "F"
+    assert run.systems["dlog"]["configuration"]["ack_quorum"] == 2
+    assert run.turns[0]["start_s"] > 0 and "fdatasync_p99_ms" in run.turns[0]["before"]
+    loadtest("report", out, "--html", tmp_path / "page.html", "--markdown", tmp_path / "page.md", "--png", tmp_path)
+    assert "<svg" in (tmp_path / "page.html").read_text()
+    assert "| 100 B | dlog | F |" in (tmp_path / "page.md").read_text()
+    assert list(tmp_path.glob("*.png"))
+
+
+def test_an_owner_that_is_killed_and_frozen_under_load(tmp_path: Path) -> None:
+    out = tmp_path / "run.json"
+    changes = ["--set", "faults=1", "--set", "rate=500", "--set", "frozen_s=1"]
+    loadtest("kill-writer,freeze-writer", *SHORT, *changes, "--out", out)
+    collected = figures.collect(runfile.read(out))
+    for workload in ("W10", "W11"):
+        (label,) = collected.labels(workload)
+        found = collected.get(workload, label, "dlog")
+        assert found is not None and not found.why, found
+        assert len(found.gaps_ms) == 1
+        assert found.value("failed") == 0, "an append that is refused because its owner died"
