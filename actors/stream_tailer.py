@@ -258,6 +258,8 @@ class StreamTailer:
         for view in tuple(self._views):
             if view.has_seen:
                 view.say(StreamSeen(value, fresh=False))
+        if self._following is not None:
+            self._following.moved(self._segments)
         self._settle_watches()
         self._signal()
 

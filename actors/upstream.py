@@ -8,7 +8,7 @@ That a segment ended empty is the last word of its place: what the number means 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from dlog.errors import UnavailableError
@@ -63,6 +63,7 @@ class Heard:
         self._listener = listener
         self._placed: dict[int, Segment] = {}
         self._waiting: dict[int, tuple[int, bool]] = {}
+        self._words: dict[int, tuple[int, bool]] = {}  # by number: the newest
         self._overtaken: dict[int, int] = {}  # by number: looks at metadata that may show a place it had before
 
     def __call__(self, number: int, lac: int, ended: bool) -> None:
@@ -70,6 +71,7 @@ class Heard:
         if ended and lac == NO_ENTRY:
             self._forget(number)
             return
+        self._words[number] = (lac, ended)
         segment = self._placed.get(number)
         if segment is not None:
             self._listener.heard(segment, lac, ended)
@@ -108,9 +110,23 @@ class Heard:
         if not self._waiting:
             self._settled.set()
 
+    def moved(self, segments: Mapping[int, Segment]) -> None:
+        """Metadata names these segments now, by number. One that lies elsewhere than we believed is looked up anew.
+
+        Only the number of an empty segment comes again: what was said of it beyond that is the new place's.
+        """
+        for number, old in tuple(self._placed.items()):
+            now = segments.get(number)
+            if now is not None and (now.store, now.place) != (old.store, old.place):
+                del self._placed[number]
+                lac, ended = self._words[number]
+                if lac > NO_ENTRY:
+                    self(number, lac, ended)
+
     def _forget(self, number: int) -> None:
         """The segment ended empty. Who looks at its place, if that is known, hears so; nothing is said of any other."""
         segment = self._placed.pop(number, None)
+        self._words.pop(number, None)
         if segment is not None:
             self._listener.heard(segment, NO_ENTRY, True)
         if self._waiting.pop(number, None) is not None:

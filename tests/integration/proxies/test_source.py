@@ -227,6 +227,26 @@ async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_a
         assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(3))
 
 
+async def test_a_follower_goes_on_at_the_place_that_the_number_of_an_empty_segment_has_now() -> None:
+    """The same owner, the same connection, and no word of the change but metadata's: the place decides."""
+    async with stage() as on:
+        old = await on.write(0)
+        asker = Asker(on.source)
+        await asker.look()
+        on.words.first = (1, -1, False)
+        asker.view.ask(WatchLac(old, EntryId(-1)))
+        await on.words.asked.wait()
+        looking = Asker(on.source)
+        await looking.look()  # what was heard is placed by now
+        new = await on.write(3)
+        told = await asker.hear(LacSeen)
+        assert (told.place, told.lac, told.ended) == (old.place, -1, True)
+        assert on.words.hear is not None
+        asker.view.ask(WatchLac(new, EntryId(2)))
+        on.words.hear(1, 5, False)
+        assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(5))
+
+
 async def on_new_place(on: Stage, read: Any) -> Segment:
     reading, on.metadata.read = on.metadata.read, read  # type: ignore[method-assign]
     segment = await on.write(3)
