@@ -1,0 +1,185 @@
+"""Java for the peers: their jars from Maven, our generators compiled against them, and how a JVM is started.
+
+The law of this room: what is fetched lies below .cache/peers and is fetched once; whatever is missing is said with the
+way to get it (PartMissingError), before anything is started. A stamp beside the jars names the pom they came from, so
+that a pom that changed is fetched again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.systems.base import CannotRunError
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache" / "peers"
+SOURCES = Path(__file__).parent / "java"
+LOGGING = SOURCES / "log4j2.properties"
+FETCH_S = 900.0
+COMPILE_S = 180.0
+_GET_JDK = "apt-get install openjdk-17-jdk-headless"
+_GET_MAVEN = "apt-get install maven openjdk-17-jdk-headless"
+
+
+class PartMissingError(CannotRunError):
+    """Something of another maker is not on this machine; the message says how to get it."""
+
+
+class FetchFailedError(CannotRunError):
+    """A registry did not give what was asked for, or it did not compile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jars:
+    """The jars of one peer. must: a file that a whole set has."""
+
+    peer: str
+    pom: Path
+    directory: Path
+    must: str
+
+    @property
+    def stamp(self) -> Path:
+        return self.directory.parent / f".{self.directory.name}.pom"
+
+    def are_here(self) -> bool:
+        """Whether there are jars, of whatever pom."""
+        return any(self.directory.glob(self.must))
+
+    def are_current(self) -> bool:
+        """Whether they are those of the pom as it is."""
+        return self.are_here() and self.stamp.exists() and self.stamp.read_text() == _digest([self.pom])
+
+    def need(self) -> None:
+        """Raises PartMissingError."""
+        find_java()
+        if not self.are_here():
+            raise PartMissingError(
+                f"the jars of {self.peer} are not here: python -m loadtest peers install {self.peer} "
+                f"(needs Maven: {_GET_MAVEN})"
+            )
+
+    def install(self) -> bool:
+        """Fetch them by Maven unless they are here; whether anything was fetched. Raises PartMissingError,
+        FetchFailedError."""
+        if self.are_current():
+            return False
+        maven = shutil.which("mvn")
+        if maven is None:
+            raise PartMissingError(f"no mvn on PATH, by which the jars of {self.peer} are fetched: {_GET_MAVEN}")
+        find_javac()
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.directory.parent, prefix=".fetching-") as work:
+            fetched = Path(work) / "jars"
+            run(
+                [
+                    *(maven, "-q", "-B", "-f", str(self.pom), "dependency:copy-dependencies"),
+                    *("-DincludeScope=runtime", f"-DoutputDirectory={fetched}"),
+                ],
+                FETCH_S,
+            )
+            if not any(fetched.glob(self.must)):
+                raise FetchFailedError(f"Maven came to its end, but gave no {self.must}: pom={self.pom}")
+            shutil.rmtree(self.directory, ignore_errors=True)  # jars of an older pom must not stay beside these
+            fetched.rename(self.directory)
+        self.stamp.write_text(_digest([self.pom]))
+        return True
+
+    def class_path(self, *more: Path) -> str:
+        """For `java -cp`: directories first, then every jar."""
+        return os.pathsep.join([*map(str, more), f"{self.directory}/*"])
+
+
+BOOKKEEPER = Jars(
+    "bookkeeper", ROOT / "tests" / "interop" / "java" / "pom.xml", CACHE / "lib", "bookkeeper-server-*.jar"
+)
+KAFKA = Jars("kafka", SOURCES / "kafka.pom.xml", CACHE / "kafka" / "lib", "kafka_2.13-*.jar")
+
+
+def find_java() -> str:
+    """The `java` to run. Raises PartMissingError."""
+    java = shutil.which("java")
+    if java is None:
+        raise PartMissingError(f"no java on PATH: {_GET_JDK}")
+    return java
+
+
+def java_version() -> str:
+    """What the `java` that is run says it is. Raises PartMissingError, FetchFailedError."""
+    found = re.search(r'version "([^"]+)"', run([find_java(), "-version"], 60.0))
+    return found[1] if found else "unknown"
+
+
+def find_javac() -> str:
+    """Raises PartMissingError."""
+    javac = shutil.which("javac")
+    if javac is None:
+        raise PartMissingError(f"no javac on PATH: {_GET_JDK}")
+    return javac
+
+
+def jvm(
+    jars: Jars, main: str, *arguments: str, heap_mib: int = 384, flags: Sequence[str] = (), first: Sequence[Path] = ()
+) -> list[str]:
+    """A command that runs a class of a peer. Raises PartMissingError."""
+    jars.need()
+    return [
+        *(find_java(), f"-Xmx{heap_mib}m", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={LOGGING}", *flags),
+        *("-cp", jars.class_path(*first), main, *arguments),
+    ]
+
+
+def classes_of(jars: Jars, sources: Sequence[str]) -> Path:
+    """Our generator for a peer, compiled once for each version of its sources. Raises PartMissingError,
+    FetchFailedError."""
+    jars.need()
+    javac = find_javac()
+    files = [SOURCES / source for source in sources]
+    place = CACHE / "classes" / f"{jars.peer}-{_digest(files)[:16]}"
+    if place.is_dir():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".compiling-") as work:
+        out = Path(work) / "classes"
+        run([javac, "-nowarn", "-proc:none", "-d", str(out), "-cp", jars.class_path(), *map(str, files)], COMPILE_S)
+        try:
+            out.rename(place)  # whoever was first has the same classes
+        except OSError:
+            if not place.is_dir():
+                raise
+    return place
+
+
+def run(command: Sequence[str], within_s: float, **environment: str) -> str:
+    """What a tool said on standard output. Raises FetchFailedError with the end of all it said."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=within_s,
+            env={**os.environ, **environment},
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise FetchFailedError(f"{Path(command[0]).name} did not come to its end: {error}"[:500]) from error
+    said = done.stdout.decode(errors="replace").strip()
+    if done.returncode:
+        raise FetchFailedError(f"{Path(command[0]).name} failed: code={done.returncode} said={said[-1500:]}")
+    return said
+
+
+def _digest(files: Sequence[Path]) -> str:
+    total = hashlib.sha256()
+    for file in files:
+        total.update(file.name.encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()
