@@ -1,0 +1,468 @@
+"""Apache Kafka as a peer: three KRaft nodes that are broker and controller both, replication 3, two in sync at least.
+
+The law of this room: with `flush` every broker syncs every batch that it appends before it answers (class F, as ours);
+without, as Kafka comes, an acknowledgement means page caches (class P). Sessions are short, so that failover is
+measured at its best. A log is a topic of one partition.
+Source: the dependencies notes, section 3, and Kafka's reference of configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError
+
+from loadtest.systems.base import (
+    Acked,
+    CannotRunError,
+    Client,
+    Durability,
+    Flavour,
+    Position,
+    Refused,
+    System,
+    Tell,
+    Variant,
+    Writer,
+)
+from loadtest.systems.java import KAFKA, FetchFailedError, classes_of, java_version, jvm, run
+from loadtest.systems.nodes import (
+    HOST,
+    READY_S,
+    Ports,
+    Server,
+    ServerFailedError,
+    ServerSystem,
+    known_options,
+    listens,
+    option_bool,
+    option_int,
+    start_together,
+)
+
+GENERATOR = ("Generator", "Job", "Tally", "History", "Histogram", "Records", "Verifier", "Peer", "KafkaPeer")
+FORMAT_S = 120.0
+STEP_S = 0.1
+ASK_MS = 5000
+READ_RECORDS = 10_000
+OPTIONS = {
+    "brokers": "3",
+    "replicas": "3",
+    "in_sync": "2",
+    "flush": "true",
+    "heap_mib": "384",
+    "client_heap_mib": "1024",
+    "request_timeout_ms": "5000",
+    "linger_ms": "",
+    "batch_size": "",
+}
+
+
+class KafkaSystem(ServerSystem):
+    """Brokers. The owner of a log is the leader of its partition."""
+
+    name: ClassVar[str] = "kafka"
+    owner_role: ClassVar[str] = "broker"
+    storage_role: ClassVar[str] = "broker"
+
+    def __init__(self, variant: str) -> None:
+        super().__init__(variant)
+        self._options: dict[str, str] = dict(OPTIONS)
+        self._numbers: dict[str, int] = {}
+        self._flush = True
+        self._topics: list[str] = []
+        self._admin: AIOKafkaAdminClient | None = None
+        self._asking = asyncio.Lock()
+
+    # ---- starting ----------------------------------------------------------------------------------------------------
+
+    def _choose(self, options: Mapping[str, str]) -> None:
+        known_options(self.name, options, OPTIONS)
+        self._options = {**OPTIONS, **options}
+        self._numbers = {k: option_int(self._options, k, 0, 0) for k, v in self._options.items() if v and k != "flush"}
+        self._flush = option_bool(self._options, "flush", True)
+        numbers = self._numbers
+        if not 1 <= numbers["in_sync"] <= numbers["replicas"] <= numbers["brokers"]:
+            raise ValueError("1 <= in_sync <= replicas <= brokers does not hold")
+        replicas = f"all replicas in sync ({numbers['in_sync']} of {numbers['replicas']} at least)"
+        self.durability = (
+            Durability("F", f"fdatasync of every appended batch on {replicas} before the acknowledgement")
+            if self._flush
+            else Durability("P", f"in the page cache of {replicas} before the acknowledgement")
+        )
+
+    async def _plan(self, room: Path, ports: Ports) -> list[Server]:
+        KAFKA.need()
+        self._topics.clear()
+        count = self._numbers["brokers"]
+        taken = ports.take(2 * count)
+        voters = ",".join(f"{i + 1}@{HOST}:{port}" for i, port in enumerate(taken[count:]))
+        return [
+            self._plan_broker(room / f"broker-{i + 1}", i + 1, taken[i], taken[count + i], voters) for i in range(count)
+        ]
+
+    def _plan_broker(self, home: Path, number: int, port: int, controller: int, voters: str) -> Server:
+        home.mkdir(parents=True)
+        config = home / "server.properties"
+        config.write_text(
+            broker_config(
+                home / "data",
+                number,
+                port,
+                controller,
+                voters,
+                replicas=self._numbers["replicas"],
+                in_sync=self._numbers["in_sync"],
+            )
+        )
+        command = jvm(
+            *(KAFKA, "kafka.Kafka", str(config)),
+            heap_mib=self._numbers["heap_mib"],
+            flags=("-Xms128m", "-XX:MaxDirectMemorySize=256m"),
+        )
+        name = f"broker-{number}"
+
+        async def serves() -> bool:
+            server = self._server(name)
+            return server.has_logged("Kafka Server started", server.log_begin) and await listens(port)
+
+        return Server(name, "broker", f"{HOST}:{port}", command, home, serves)
+
+    async def _first_start(self) -> None:
+        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "a")
+        try:
+            async with asyncio.TaskGroup() as group:
+                for server in self._servers:
+                    config = server.directory / "server.properties"
+                    command = jvm(
+                        *(KAFKA, "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(config)),
+                        heap_mib=128,
+                        flags=("-XX:TieredStopAtLevel=1",),
+                    )
+                    group.create_task(asyncio.to_thread(run, command, FORMAT_S), name=f"format {server.name}")
+        except* FetchFailedError as errors:
+            raise ServerFailedError(f"the cluster could not be formatted: {errors.exceptions[0]}") from errors
+        await start_together(self._servers)
+
+    async def _prepare_stop(self) -> None:
+        await self._close_admin()
+        for server in self._servers:
+            server.kill()  # a polite end of all three hangs: the last has no quorum. Its data goes with it
+
+    # ---- what it is --------------------------------------------------------------------------------------------------
+
+    def versions(self) -> Mapping[str, str]:
+        for jar in KAFKA.directory.glob(KAFKA.must):
+            found = re.fullmatch(r"kafka_2\.13-([\d.]+)\.jar", jar.name)
+            if found:
+                return {"Apache Kafka": found[1], "java": java_version()}
+        raise CannotRunError(f"no jar of Kafka in {KAFKA.directory}")
+
+    def configuration(self) -> Mapping[str, Any]:
+        return {
+            **self._numbers,
+            "flush.messages": 1 if self._flush else "default (never)",
+            "acks": "all",
+            "enable.idempotence": True,
+            "broker.session.timeout.ms": 3000,
+            "broker.heartbeat.interval.ms": 500,
+            "linger.ms": self._options["linger_ms"] or "5 for the most, else 0",
+        }
+
+    def lacks(self, feature: str) -> str | None:
+        if feature == "handover":
+            return "its leaders move when a broker ends in order, which the rolling restart measures"
+        return None
+
+    def address(self) -> dict[str, Any]:
+        told: dict[str, Any] = {
+            "bootstrap": ",".join(server.address for server in self._servers),
+            "request_timeout_ms": self._numbers["request_timeout_ms"],
+        }
+        return told | {key: self._options[key] for key in ("linger_ms", "batch_size") if self._options[key]}
+
+    def generator(self, job: Mapping[str, Any], flavour: Flavour) -> tuple[Sequence[str], Mapping[str, Any]]:
+        if flavour == "user":
+            return super().generator(job, flavour)
+        classes = classes_of(KAFKA, [f"{name}.java" for name in GENERATOR])
+        return jvm(*(KAFKA, "Generator", "KafkaPeer"), heap_mib=self._numbers["client_heap_mib"], first=(classes,)), {}
+
+    def client(self, flavour: Flavour) -> str:
+        return "loadtest.systems.kafka:KafkaClient"
+
+    # ---- its logs ----------------------------------------------------------------------------------------------------
+
+    async def create(self, log: str) -> None:
+        topic = NewTopic(
+            name=log,
+            num_partitions=1,
+            replication_factor=self._numbers["replicas"],
+            topic_configs={"flush.messages": "1"} if self._flush else {},
+        )
+        async with asyncio.timeout(READY_S):
+            while True:
+                admin = await self._ask()
+                try:
+                    await admin.create_topics([topic])
+                except TopicAlreadyExistsError:
+                    pass  # an answer before was lost
+                except (KafkaError, OSError):
+                    await self._close_admin()
+                    await asyncio.sleep(STEP_S)
+                    continue
+                break
+        self._topics.append(log)
+        await self._replicated([log], READY_S)
+
+    async def owner(self, log: str) -> str:
+        async with asyncio.timeout(READY_S):
+            while True:
+                for told in await self._describe([log]):
+                    leader = int(told["partitions"][0]["leader"])
+                    if leader > 0:
+                        return f"broker-{leader}"
+                await asyncio.sleep(STEP_S)
+
+    async def whole(self) -> None:
+        await super().whole()
+        await self._replicated(self._topics, READY_S)
+
+    async def kill(self, node: str) -> None:
+        await self._close_admin()
+        await super().kill(node)
+
+    async def pause(self, node: str) -> None:
+        await self._close_admin()
+        await super().pause(node)
+
+    async def kill_all(self) -> None:
+        await self._close_admin()
+        await super().kill_all()
+
+    async def _replicated(self, topics: Sequence[str], within_s: float) -> None:
+        """Until every replica of these topics is in sync, and every broker knows."""
+        todo = list(topics)
+        try:
+            async with asyncio.timeout(within_s):
+                while todo:
+                    whole = {
+                        told["topic"]
+                        for told in await self._describe(todo)
+                        if not told["error_code"]
+                        and told["partitions"]
+                        and told["partitions"][0]["leader"] > 0
+                        and len(told["partitions"][0]["isr"]) == self._numbers["replicas"]
+                    }
+                    todo = [topic for topic in todo if topic not in whole]
+                    if todo:
+                        await asyncio.sleep(STEP_S)
+        except TimeoutError:
+            raise CannotRunError(f"topics were not replicated within {within_s:g} s: {todo[:3]}") from None
+
+    async def _describe(self, topics: Sequence[str]) -> list[dict[str, Any]]:
+        """What a broker knows of them; nothing if none answers now."""
+        try:
+            admin = await self._ask()
+            described: list[dict[str, Any]] = await admin.describe_topics(list(topics))
+        except (KafkaError, OSError):
+            await self._close_admin()
+            return []
+        return described
+
+    async def _ask(self) -> AIOKafkaAdminClient:
+        async with self._asking:
+            if self._admin is None:
+                live = [server.address for server in self._servers if server.is_running and not server.is_paused]
+                admin = AIOKafkaAdminClient(bootstrap_servers=live, request_timeout_ms=ASK_MS)
+                try:
+                    await admin.start()
+                except BaseException:
+                    await admin.close()
+                    raise
+                self._admin = admin
+            return self._admin
+
+    async def _close_admin(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.close()
+
+
+def broker_config(
+    data: Path, number: int, port: int, controller: int, voters: str, *, replicas: int, in_sync: int
+) -> str:
+    """The properties of one node, broker and controller both."""
+    settings = {
+        "process.roles": "broker,controller",
+        "node.id": number,
+        "controller.quorum.voters": voters,
+        "listeners": f"PLAINTEXT://{HOST}:{port},CONTROLLER://{HOST}:{controller}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{port}",
+        "controller.listener.names": "CONTROLLER",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "log.dirs": data,
+        "default.replication.factor": replicas,
+        "min.insync.replicas": in_sync,
+        "unclean.leader.election.enable": "false",
+        "broker.session.timeout.ms": 3000,
+        "broker.heartbeat.interval.ms": 500,
+        "offsets.topic.num.partitions": 6,
+        "offsets.topic.replication.factor": replicas,
+        "transaction.state.log.num.partitions": 6,
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "share.coordinator.state.topic.num.partitions": 6,
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        "auto.create.topics.enable": "false",
+        "message.max.bytes": 16 << 20,
+        "replica.fetch.max.bytes": 16 << 20,
+        "num.network.threads": 2,
+        "num.io.threads": 4,
+        "log.cleaner.dedupe.buffer.size": 16777216,
+    }
+    return "".join(f"{key}={value}\n" for key, value in settings.items())
+
+
+# ---- the client of a Python program ---------------------------------------------------------------------------------
+
+
+class KafkaClient(Client):
+    """aiokafka: an idempotent producer with acks=all, a consumer for each reader."""
+
+    def __init__(self, address: Mapping[str, Any], producer: AIOKafkaProducer) -> None:
+        self._address = address
+        self._producer = producer
+
+    @classmethod
+    async def connect(cls, address: Mapping[str, Any], options: Mapping[str, str]) -> KafkaClient:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=address["bootstrap"],
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=int(address.get("linger_ms", 0)),
+            max_batch_size=int(address.get("batch_size", 128 * 1024)),
+            max_request_size=16 << 20,
+            request_timeout_ms=int(address["request_timeout_ms"]),
+        )
+        await producer.start()
+        return cls(address, producer)
+
+    async def close(self) -> None:
+        await self._producer.stop()
+
+    async def writer(self, log: str, tell: Tell) -> KafkaWriter:
+        await self._producer.partitions_for(log)
+        return KafkaWriter(self._producer, log, tell)
+
+    async def read(
+        self, log: str, *, tail: bool, follow: bool
+    ) -> AsyncGenerator[tuple[Position, Sequence[bytes]], None]:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self._address["bootstrap"],
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            max_partition_fetch_bytes=4 << 20,
+            request_timeout_ms=int(self._address["request_timeout_ms"]),
+        )
+        partition = TopicPartition(log, 0)
+        await consumer.start()
+        try:
+            consumer.assign([partition])
+            end = (await consumer.end_offsets([partition]))[partition]
+            position = end if tail else (await consumer.beginning_offsets([partition]))[partition]
+            consumer.seek(partition, position)
+            yield (0, position), ()
+            while follow or position < end:
+                found = await consumer.getmany(partition, timeout_ms=100, max_records=READ_RECORDS)
+                for first, values in _dense(found.get(partition, ())):
+                    yield (0, first), values
+                    position = first + len(values)
+        finally:
+            await consumer.stop()
+
+
+def _dense(records: Sequence[Any]) -> list[tuple[int, list[bytes]]]:
+    """Cut where offsets leave a gap."""
+    runs: list[tuple[int, list[bytes]]] = []
+    for record in records:
+        if runs and record.offset == runs[-1][0] + len(runs[-1][1]):
+            runs[-1][1].append(record.value)
+        else:
+            runs.append((record.offset, [record.value]))
+    return runs
+
+
+class KafkaWriter(Writer):
+    """One topic on the producer of all."""
+
+    def __init__(self, producer: AIOKafkaProducer, log: str, tell: Tell) -> None:
+        self._producer = producer
+        self._log = log
+        self._tell = tell
+        self._next = 0
+        self._under_way = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def hand_over(self, records: Sequence[bytes]) -> None:
+        for record in records:
+            index, self._next = self._next, self._next + 1
+            self._under_way += 1
+            self._idle.clear()
+            try:
+                answer = await self._producer.send(self._log, record, partition=0)
+            except Exception as error:  # noqa: BLE001 - whatever it raises, the record has an outcome
+                self._told(Refused(index, 1, repr(error), True))
+                continue
+            answer.add_done_callback(partial(self._answered, index))
+
+    async def hand_over_batch(self, records: Sequence[bytes]) -> None:
+        await self.hand_over(records)  # batches are the producer's own: it fills them from what it is given
+
+    async def append(self, record: bytes) -> Position | None:
+        told = await self._producer.send_and_wait(self._log, record, partition=0)
+        self._next += 1
+        return (0, told.offset)
+
+    async def flush(self) -> None:
+        await self._producer.flush()
+        await self._idle.wait()
+
+    async def close(self) -> None:
+        """Nothing: the producer is the client's."""
+
+    def _answered(self, index: int, answer: asyncio.Future[Any]) -> None:
+        error = answer.exception() if not answer.cancelled() else asyncio.CancelledError()
+        if error is None:
+            self._told(Acked(index, 1, (0, answer.result().offset)))
+        else:
+            self._told(Refused(index, 1, repr(error), True))
+
+    def _told(self, answer: Acked | Refused) -> None:
+        self._under_way -= 1
+        self._tell(answer)
+        if not self._under_way:
+            self._idle.set()
+
+
+def _make(variant: str) -> System:
+    return KafkaSystem(variant)
+
+
+VARIANTS: Mapping[str, Variant] = {
+    "kafka": Variant(
+        _make, {}, "three KRaft brokers, RF 3, 2 in sync, acks=all, every batch synced (flush.messages=1)"
+    ),
+    "kafka-default": Variant(_make, {"flush": "false"}, "kafka as it comes: acknowledged from page caches"),
+}
