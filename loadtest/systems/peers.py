@@ -1,0 +1,132 @@
+"""`python -m loadtest peers`: fetch the peers of the load test, and start one of them by hand.
+
+    peers install NAME... | --all    fetch what is not here yet, below .cache/peers
+    peers start NAME [--dir DIR]     start it on loopback, say where it is, and end all of it on Ctrl-C
+
+The law of this file: nothing is left running. The servers end with this process, however it ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from loadtest.systems import bookkeeper, kafka, nats
+from loadtest.systems.base import CannotRunError, Variant
+from loadtest.systems.java import BOOKKEEPER, KAFKA, FetchFailedError, PartMissingError
+from loadtest.systems.nodes import ServerSystem
+
+INSTALL: Mapping[str, Callable[[], bool]] = {
+    "bookkeeper": BOOKKEEPER.install,
+    "kafka": KAFKA.install,
+    "nats": nats.install,
+}
+VARIANTS: Mapping[str, Variant] = {**bookkeeper.VARIANTS, **kafka.VARIANTS, **nats.VARIANTS}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit 0: done; 1: a registry or a server failed, or a tool is missing; 2: misused."""
+    given = _parser().parse_args(arguments)
+    if given.command == "install":
+        names = list(INSTALL) if given.all else given.names
+        if not names:
+            print("peers install: say which, or --all: " + ", ".join(INSTALL), file=sys.stderr)
+            return 2
+        return max(install(name, given.if_possible) for name in names)
+    try:
+        options = dict(_pair(text) for text in given.option)
+        return asyncio.run(_serve(given.name, _empty(given.dir), given.dir is None, options))
+    except ValueError as error:
+        print(f"peers start: {error}", file=sys.stderr)
+        return 2
+    except CannotRunError as error:
+        print(f"peers start: {error}", file=sys.stderr)
+        return 1
+
+
+def install(name: str, if_possible: bool = False) -> int:
+    """Fetch one peer and say so. if_possible: a missing tool is told, and is no failure."""
+    try:
+        fetched = INSTALL[name]()
+    except PartMissingError as error:
+        print(f"{name} is left out: {error}" if if_possible else f"peers install: {error}", file=sys.stderr)
+        return 0 if if_possible else 1
+    except FetchFailedError as error:
+        print(f"peers install: {name}: {error}", file=sys.stderr)
+        return 1
+    print(f"{name}: {'fetched' if fetched else 'is here'}")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadtest peers", description="The peers of the load test.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    installing = commands.add_parser("install", help="fetch a peer from its registry, unless it is here")
+    installing.add_argument("names", nargs="*", choices=[[], *INSTALL], metavar="NAME", help=", ".join(INSTALL))
+    installing.add_argument("--all", action="store_true", help="all of them")
+    installing.add_argument("--if-possible", action="store_true", help="a missing tool (mvn, javac, go) is no failure")
+    starting = commands.add_parser("start", help="start a peer on loopback until Ctrl-C")
+    starting.add_argument("name", choices=sorted(VARIANTS), metavar="NAME", help=", ".join(VARIANTS))
+    starting.add_argument("--dir", help="an empty directory for its data, which stays; default: one that goes")
+    starting.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="such as heap_mib=512")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"an option is written KEY=VALUE: {text[:60]}")
+    return key, value
+
+
+def _empty(named: str | None) -> Path:
+    """The directory for the data, which is there. Raises ValueError if there is something in it."""
+    directory = Path(named or tempfile.mkdtemp(prefix="dlog-peer-"))
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise ValueError(f"the directory must be empty: --dir {directory}")
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+async def _serve(name: str, room: Path, passing: bool, options: Mapping[str, str]) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    variant = VARIANTS[name]
+    system = variant.make(name)
+    assert isinstance(system, ServerSystem)
+    try:
+        async with asyncio.TaskGroup() as group:
+            starting = group.create_task(system.start(room, {**variant.preset, **options}), name="start")
+            stopping = group.create_task(stop.wait(), name="stop")
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done() and not starting.cancelled() and starting.exception() is None:
+                print("\n".join(system.describe()))
+                print(
+                    f"ready {name} {system.durability.letter}: {system.durability.sentence}; Ctrl-C ends it", flush=True
+                )
+                await stop.wait()
+            starting.cancel()
+            stopping.cancel()
+    except* CannotRunError as errors:
+        raise errors.exceptions[0] from None
+    except* ValueError as errors:
+        raise errors.exceptions[0] from None
+    finally:
+        await system.stop()
+        if passing:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(room)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
