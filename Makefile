@@ -7,7 +7,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PEERS := .cache/peers
 HAPROXY := .cache/haproxy
 FILE ?=
 SEEDS ?= 1000
@@ -57,12 +56,10 @@ simulation: setup
 integration: setup haproxy
 	$(BIN)/pytest tests/integration tests/repository -n 2 --dist loadfile
 
-peers: $(PEERS)/.ready
-
-$(PEERS)/.ready: tests/interop/java/pom.xml
-	@if command -v mvn >/dev/null && command -v javac >/dev/null; then \
-	  mvn -q -B -f tests/interop/java/pom.xml dependency:copy-dependencies -DincludeScope=runtime -DoutputDirectory=$(CURDIR)/$(PEERS)/lib && touch $@; \
-	else echo "no Maven or no JDK here: the Java peers are left out (apt-get install maven openjdk-17-jdk-headless)"; fi
+# Servers and clients of other makers: Apache BookKeeper and Kafka by Maven, NATS by Go. What is here is not fetched again;
+# where a tool is missing, its peer is left out, and the line says how to get it.
+peers: setup
+	@$(BIN)/python -m loadtest peers install --all --if-possible
 
 # HAProxy of the distribution: as installed, else unpacked below .cache without root; root is used only to read the
 # package lists where there are none yet.
