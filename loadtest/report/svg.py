@@ -11,7 +11,7 @@ from html import escape
 from loadtest.report.charts import PARTS, Chart, Line, colour, nines, short, steps, ticks
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 62, 14, 14, 42
+LEFT, RIGHT, TOP, BOTTOM = 62, 24, 14, 42
 _INNER_W, _INNER_H = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
 

@@ -1,0 +1,38 @@
+"""docs/loadtest.md is true: its commands are understood, and its table is of the workloads that there are."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from loadtest import spec
+from loadtest.command import main as measure
+from loadtest.report import main as report
+from loadtest.runfile import Run
+
+PAGE = (Path(__file__).parents[3] / "docs" / "loadtest.md").read_text()
+COMMANDS = re.findall(r"(?m)^    python -m loadtest (.*)$", PAGE)
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith("report")])
+def test_what_it_runs_can_be_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Run().save(tmp_path / "main.run.json")
+    assert measure([*shlex.split(command), "--estimate"]) == 0
+
+
+def test_what_it_reports_can_be_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Run().save(tmp_path / "main.run.json")
+    (command,) = [command for command in COMMANDS if command.startswith("report")]
+    assert report(shlex.split(command)[1:]) == 0
+    assert (tmp_path / "report.html").exists() and (tmp_path / "report.md").exists()
+
+
+def test_its_table_is_of_the_workloads_that_there_are() -> None:
+    rows = re.findall(r"(?m)^\| (W[\dW, ]+) \| ([a-z0-9, -]+) \|", PAGE)
+    told = [pair for ids, names in rows for pair in zip(ids.split(", "), names.split(", "), strict=True)]
+    assert told == [(name, spec.load(name).name) for name in spec.ids()]
