@@ -71,10 +71,11 @@ class OpenSegment:
 class PendingEntry:
     """An entry appended and not yet confirmed."""
 
-    __slots__ = ("batches", "entry", "segment")
+    __slots__ = ("batches", "entry", "place", "segment")
 
-    def __init__(self, segment: int, entry: int, batches: Sequence[Batch]) -> None:
+    def __init__(self, segment: int, place: tuple[str, str], entry: int, batches: Sequence[Batch]) -> None:
         self.segment = segment
+        self.place = place  # store and place: a number may come again elsewhere
         self.entry = entry
         self.batches = batches
 
@@ -142,7 +143,7 @@ class Packer:
     ) -> tuple[PendingEntry, tuple[Buffer, ...]]:
         parts = encode_entry(records)
         size = sum(map(len, parts))
-        pending = PendingEntry(segment.number, segment.next_entry, batches)
+        pending = PendingEntry(segment.number, (segment.store, segment.place), segment.next_entry, batches)
         segment.next_entry += 1
         segment.carried = segment.lac
         segment.last_slot = last_slot

@@ -132,7 +132,7 @@ class Taking:
         t = self._tenure
         self.table_known = True
         t.writing.packer.saw_time(recovery.unix_ms)
-        t.writing.resolve(recovery.ends, t.out)
+        t.writing.resolve(recovery.ends, recovery.places(), t.out)
         t.writing.undecided = (recovery.next_number, 0)
         if not is_sealed:
             t.writing.txid = max(t.writing.txid, self._txid_floor(recovery))

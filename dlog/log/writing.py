@@ -210,11 +210,17 @@ class Writing:
         self.is_cutting = False
         self._control_timer = False
 
-    def resolve(self, ends: dict[int, SegmentEnd | None], out: list[Effect]) -> None:
-        """A recovery has found where segments end: answer what lies below, put the rest back in its old order."""
+    def resolve(
+        self, ends: dict[int, SegmentEnd | None], places: dict[int, tuple[str, str]], out: list[Effect]
+    ) -> None:
+        """A recovery has found where segments end: answer what lies below, put the rest back in its old order.
+
+        places: which segments those were. A Java writer that takes over deletes our empty segment and gives its number
+        to its own: what ends there says nothing of ours.
+        """
         lost: list[PendingEntry] = []
         for pending in self._inflight:
-            end = ends.get(pending.segment)
+            end = ends.get(pending.segment) if places.get(pending.segment) == pending.place else None
             if end is not None and pending.entry <= end.last_entry:
                 assert not lost, "what survives is a prefix"
                 self._written(pending, out)

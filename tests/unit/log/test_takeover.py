@@ -39,7 +39,7 @@ from dlog.model.ids import TXID_END_OF_STREAM, EntryId, SegmentNumber
 from dlog.model.segment import Segment, Truncation
 from dlog.stores.contract import SegmentFencedError, StoreUnavailableError
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
-from tests.unit.log.stage import ALICE, BOB, Stage, batch, numbers
+from tests.unit.log.stage import ALICE, BOB, Place, Stage, batch, numbers
 
 
 def test_the_next_owner_completes_what_is_open_and_answers_a_repetition_with_the_old_place() -> None:
@@ -182,6 +182,25 @@ def test_what_survived_the_failure_of_the_store_is_answered_with_its_place() -> 
     places = [owner.answers[t].dlsn for t in (2, 3, 4)]
     assert places == [of(1, 0, 0), of(2, 0, 0), of(2, 0, 1)]
     assert [b.sequence for b in _notes(stage, "2b")] == [1, 2]
+
+
+def test_a_segment_of_another_with_the_number_of_ours_says_nothing_of_what_we_had_under_way() -> None:
+    """A Java writer fences our segment, finds it empty, deletes it and gives its number to its own."""
+    stage = Stage()
+    owner = stage.taken("p1")
+    stage.hold(AppendEntry)
+    owner.ask(batch(0, now=1))
+    append = next(m for m in owner.sent if isinstance(m, AppendEntry))
+    stage.held.clear()
+    stage.hold()
+    foreign = stage.places["java"] = Place(1)
+    foreign.payloads.append(b"".join(bytes(p) for p in encode_entry([Record(0, 1, 6000, b"java's")])))
+    (began,) = stage.value.segments
+    stage.value, stage.version = replace(stage.value, segments=(replace(began, place="java"),)), stage.version + 1
+    owner.post(Received(STORE, StoreFailed(append, SegmentFencedError("fenced by Java"))))
+    assert (stage.value.segments[0].number, stage.value.segments[0].place) == (1, "java")
+    assert owner.answers[2].dlsn == of(2, 0, 0)
+    assert [b.sequence for b in _notes(stage, stage.value.segments[1].place)] == [0]
 
 
 def test_a_store_that_fails_again_and_again_is_asked_at_longer_and_longer_times() -> None:
