@@ -226,7 +226,7 @@ class JavaLogs:
         await self.java.ask("log.create", uri=self.uri, log=log)
 
     async def describe(self, log: str, *, records: bool = False) -> dict[str, Any]:
-        """Segments; records: also count, last place and txid, which look into the segments."""
+        """Segments; records: also the end, count, last place and txid, which look into the segments."""
         found: dict[str, Any] = await self.java.ask("log.describe", uri=self.uri, log=log, records=records)
         return found
 

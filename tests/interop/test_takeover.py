@@ -13,9 +13,11 @@ from collections.abc import Sequence
 import pytest
 
 import dlog
-from dlog.model.dlsn import DLSN
+from dlog.io.zookeeper import ZooKeeper
+from dlog.model.dlsn import DLSN, DLSN_FIRST
 from tests.integration.proxies.processes import ProxyCluster
-from tests.interop.java_peer import JavaError, JavaLogs, JavaPeer, JavaWriter
+from tests.interop.java_bookies import JavaCluster
+from tests.interop.java_peer import JavaError, JavaLedgers, JavaLogs, JavaPeer, JavaWriter
 from tests.interop.streams import AT_ONCE, BY_TIMER, Seen, java_read, payloads_of, we_read
 
 pytestmark = pytest.mark.java
@@ -54,13 +56,40 @@ async def java_takes(logs: JavaLogs, stream: str, first: tuple[int, bytes], **co
 
 
 async def judge(
-    client: dlog.Client, logs: JavaLogs, stream: str, acknowledged: Sequence[tuple[DLSN, bytes]]
+    client: dlog.Client,
+    logs: JavaLogs,
+    stream: str,
+    acknowledged: Sequence[tuple[DLSN, bytes]],
+    txids_rise: bool = True,
 ) -> list[Seen]:
     """Both readers see the same: all that was acknowledged, where it was said to be, once, and nothing else."""
     seen = await we_read(client, stream)
     assert [(dlsn, payload) for dlsn, _, payload in seen] == list(acknowledged)
+    if txids_rise:
+        assert [txid for _, txid, _ in seen] == sorted(txid for _, txid, _ in seen)
     assert java_read(await logs.read(stream, len(seen), positionGapDetectionEnabled=True)) == seen
     return seen
+
+
+async def wait_in_progress(client: dlog.Client, stream: str) -> int:
+    """The number of the segment that an owner of ours has begun: a truncation that changes nothing makes it one."""
+    async with asyncio.timeout(60):
+        await client.truncate(stream, DLSN_FIRST)
+        while True:
+            segments = (await client.stat(stream))["segments"]
+            if segments and not segments[-1]["completed"]:
+                number: int = segments[-1]["number"]
+                return number
+            await asyncio.sleep(0.1)
+
+
+async def wait_allocated(cluster: JavaCluster, proxies: ProxyCluster, stream: str) -> None:
+    """Until metadata names a ledger that was created ahead."""
+    async with asyncio.timeout(60), await ZooKeeper.connect(cluster.hosts) as zk:
+        while True:
+            if (await zk.get(f"{proxies.namespace}/{stream}/<default>/allocation"))[0]:
+                return
+            await asyncio.sleep(0.1)
 
 
 class Turns:
@@ -84,8 +113,8 @@ class Turns:
     async def ours(self, count: int) -> None:
         for _ in range(count):
             payload = self.next(b"ours")
-            self.txid += 10
-            place = await self._client.append(self._stream, payload, txid=self.txid)
+            given = None if self._number % 2 else self.txid  # the owner gives the last one again: its clock is behind
+            place = await self._client.append(self._stream, payload, txid=given)
             self.acknowledged.append((place, payload))
 
     async def quiet(self, logs: JavaLogs) -> None:
@@ -210,6 +239,55 @@ async def test_a_frozen_owner_of_ours_that_wakes_up_after_java_took_over(
         await judge(client, own_logs, stream, turns.acknowledged)
 
 
+async def test_java_takes_over_a_segment_that_we_began_and_did_not_write(
+    proxies: ProxyCluster, logs: JavaLogs, stream: str
+) -> None:
+    """Java deletes an empty one and gives its number again; our owner, alive, must not believe that to be its own."""
+    async with dlog.connect(proxies.target) as client:
+        await client.create(stream)
+        turns = Turns(client, stream)
+        for _ in range(2):
+            began = await wait_in_progress(client, stream)
+            writer = await turns.java_takes(logs, **AT_ONCE, **NO_LOCK)
+            assert turns.acknowledged[-1][0].segment == began
+            await turns.java(writer, 10)
+            await turns.ours(10)
+            await writer.abort()
+            await client.release(stream)
+        # what our owner took before it heard of the fence keeps the txid it was given then, below Java's
+        await judge(client, logs, stream, turns.acknowledged, txids_rise=False)
+
+
+async def test_what_either_allocated_ahead_for_nothing_is_deleted_by_the_other(
+    java: JavaPeer, java_bookies: JavaCluster, proxies: ProxyCluster, logs: JavaLogs, stream: str
+) -> None:
+    theirs = JavaLedgers(java, java_bookies.hosts)
+    async with java_bookies.ledgers() as ledgers, dlog.connect(proxies.target) as client:
+        before = {ledger async for ledger in ledgers.list()}
+        await client.create(stream, segment_bytes=65_536)
+        turns = Turns(client, stream)
+        for _ in range(2):
+            payload = turns.next(b"ours").ljust(50_000, b".")  # beyond half of a segment: the next is made ready
+            turns.acknowledged.append((await client.append(stream, payload), payload))
+            await turns.quiet(logs)
+            await wait_allocated(java_bookies, proxies, stream)
+            writer = await turns.java_takes(logs, **AT_ONCE, **NO_LOCK)
+            await turns.java(writer, 5)
+            await turns.ours(5)
+            await writer.abort()
+        await client.release(stream)
+        await judge(client, logs, stream, turns.acknowledged)
+        segments = (await logs.describe(stream))["segments"]
+        kept = {segment["ledger"] for segment in segments}
+        async with asyncio.timeout(60):
+            while True:
+                if {ledger async for ledger in ledgers.list()} - before == kept:
+                    break
+                await asyncio.sleep(0.2)
+    for segment in segments:
+        assert (await theirs.metadata(segment["ledger"]))["state"] == "CLOSED"
+
+
 @pytest.mark.parametrize("way", [AT_ONCE, BY_TIMER], ids=["at-once", "by-timer"])
 async def test_we_take_over_from_a_java_writer_that_lives_which_gets_nothing_acknowledged(
     proxies: ProxyCluster, logs: JavaLogs, stream: str, way: dict[str, object]
@@ -244,7 +322,11 @@ async def test_we_take_over_what_a_dead_java_writer_left(proxies: ProxyCluster, 
 async def test_we_take_over_while_java_writes_as_fast_as_it_can(
     proxies: ProxyCluster, logs: JavaLogs, stream: str
 ) -> None:
-    """What Java got acknowledged is in the stream; what it did not may be, before ours and in order."""
+    """What Java got acknowledged is in the stream, before ours and in order; what it did not, may be.
+
+    A Java writer that was fenced tries the next segment. Should it begin one before we do, it is acknowledged there
+    again, until we fence that one too.
+    """
     await logs.create(stream)
     async with dlog.connect(proxies.target) as client:
         turns = Turns(client, stream)
@@ -254,18 +336,28 @@ async def test_we_take_over_while_java_writes_as_fast_as_it_can(
             writing = tasks.create_task(writer.try_write(records), name="java writes")
             await asyncio.sleep(0)
             mine = await client.append(stream, b"ours", txid=10**17)
-        places = writing.result()
+        answers = writing.result()
         await writer.abort()
-        confirmed = [place for place in places if isinstance(place, DLSN)]
-        assert places[: len(confirmed)] == confirmed, "what is acknowledged has no holes"
-        assert all(isinstance(p, DLSN) or p.kind in LOST for p in places)
+        assert all(isinstance(answer, DLSN) or answer.kind in LOST for answer in answers)
         await client.release(stream)
         seen = await we_read(client, stream)
         assert seen[-1] == (mine, 10**17, b"ours")
-        of_java = seen[1:-1]
-        assert [dlsn for dlsn, _, _ in of_java[: len(confirmed)]] == confirmed
-        assert payloads_of(of_java) == [payload for _, payload in records[: len(of_java)]]
-        assert java_read(await logs.read(stream, len(seen), positionGapDetectionEnabled=True)) == seen
+        places = {payload: dlsn for dlsn, _, payload in seen}
+        assert len(places) == len(seen), "each is there once"
+        for answer, (_, payload) in zip(answers, records, strict=True):
+            assert isinstance(answer, JavaError) or places[payload] == answer < mine
+        numbers = [int(payload.partition(b"-")[2]) for payload in payloads_of(seen[:-1])]
+        assert numbers == sorted(numbers)
+        # A fenced Java writer may still complete its segment, at the last entry that it knows of, and there our readers
+        # end; Java's read on to the end of the ledger, which our recovery decided. Nothing acknowledged lies between.
+        ends = {segment["number"]: segment["last"] for segment in (await logs.describe(stream))["segments"]}
+        reader = await logs.reader(stream)
+        found: list[Seen] = []
+        while not found or found[-1][0] != mine:
+            found += java_read(await reader.take(1))
+        await reader.close()
+        assert [one for one in found if list(one[0]) <= ends[one[0].segment]] == seen
+        assert {payload for _, _, payload in found} - places.keys() <= {payload for _, payload in records}
 
 
 async def test_what_both_wrote_is_truncated_and_sealed_by_either(

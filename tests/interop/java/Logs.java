@@ -111,8 +111,9 @@ final class Logs {
                     "last", told(segment.getLastDLSN()), "sequence", segment.getStartSequenceId(),
                     "truncation", segment.getTruncationStatus().name(), "min", told(segment.getMinActiveDLSN())));
             }
-            Map<String, Object> found = Peer.map("segments", segments, "sealed", log.isEndOfStreamMarked());
-            if (a.path("records").asBoolean()) {
+            Map<String, Object> found = Peer.map("segments", segments);
+            if (a.path("records").asBoolean()) { // these look into the segments; an empty log is an error to them
+                found.put("sealed", log.isEndOfStreamMarked());
                 found.put("count", log.getLogRecordCount());
                 found.put("last", told(log.getLastDLSN()));
                 found.put("last_txid", log.getLastTxId());
