@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from dlog.client.batch import BatchResult
     from dlog.client.client import AppendSummary, Client, connect
     from dlog.client.options import ClientOptions
     from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
-    from dlog.client.producer import BatchResult
     from dlog.client.record import Record, RecordBatch
     from dlog.client.sync import SyncClient, connect_sync
     from dlog.errors import (
@@ -81,7 +81,7 @@ _HOMES = {
     "dlog.client.client": ("AppendSummary", "Client", "connect"),
     "dlog.client.options": ("ClientOptions",),
     "dlog.client.position": ("START", "TAIL", "Position", "at_dlsn", "at_time", "at_txid"),
-    "dlog.client.producer": ("BatchResult",),
+    "dlog.client.batch": ("BatchResult",),
     "dlog.client.record": ("Record", "RecordBatch"),
     "dlog.client.sync": ("SyncClient", "connect_sync"),
     "dlog.model.dlsn": ("DLSN",),

@@ -31,9 +31,9 @@ from dlog.cli.discovery import Running, read_run_file
 from dlog.cli.main import heard
 from dlog.cli.parts import die_with_parent
 from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, output, tell_error
+from dlog.client.batch import BatchResult
 from dlog.client.client import Client, connect
 from dlog.client.position import Position, at_dlsn, at_txid
-from dlog.client.producer import BatchResult
 from dlog.errors import DLogError
 from dlog.io.clock import monotonic_s
 from dlog.model.dlsn import DLSN

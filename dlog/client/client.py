@@ -22,10 +22,11 @@ from types import TracebackType
 from typing import Any
 
 from dlog.client.address import target_addresses
+from dlog.client.batch import BatchResult
 from dlog.client.lifetime import Lifetime
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.position import Position, position
-from dlog.client.producer import BatchResult, Producer
+from dlog.client.producer import Producer
 from dlog.client.reader import Reader
 from dlog.client.record import Record, RecordBatch
 from dlog.client.routing import WRITE, Router

@@ -19,9 +19,10 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from dlog.client.admission import Admission
 from dlog.client.backoff import Backoff
+from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, too_large
 from dlog.client.connection import Connection, place_of
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.routing import Router
@@ -29,69 +30,14 @@ from dlog.errors import (
     ClosedError,
     DLogError,
     ProducerUnknownError,
-    RecordTooLargeError,
     Remedy,
     RequestTimeoutError,
     SequenceGapError,
 )
 from dlog.model.dlsn import DLSN, DLSN_INVALID
-from dlog.wire.digest import crc32c
-from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import GetOwner
 
 PRODUCER_ID_BYTES = 16
-_SLOT_BYTES = 4  # of length before each record of a set
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """Where a batch lies: consecutive slots of one entry. DLSN_INVALID twice if the log has forgotten where."""
-
-    first: DLSN
-    last: DLSN
-    count: int
-    txid: int
-    duplicate: bool = False  # this sending was a repetition; the batch was there already
-
-
-class _Batch:
-    """Records that share a fate."""
-
-    __slots__ = (
-        "body",
-        "count",
-        "crc",
-        "deadline_s",
-        "done",
-        "future",
-        "may_be_written",
-        "payloads",
-        "sequence",
-        "size",
-        "txid",
-        "waiters",
-    )
-
-    def __init__(self, txid: int | None, deadline_s: float) -> None:
-        self.txid = txid
-        self.deadline_s = deadline_s
-        self.payloads: list[bytes] = []
-        self.size = 0  # bytes of the set's body
-        self.count = 0
-        self.body: bytes = b""  # the record set, once closed
-        self.crc = 0
-        self.sequence = -1  # given at the first sending
-        self.may_be_written = False  # a sending has not been answered
-        self.done = False
-        self.future: asyncio.Future[BatchResult] | None = None  # of an append of the whole batch
-        self.waiters: list[tuple[int, asyncio.Future[DLSN]]] = []  # of records appended one by one: (index, future)
-
-    def close(self) -> None:
-        """Make the record set; records come in no more."""
-        if not self.body:
-            self.body = build_record_set(self.payloads)
-            self.crc = crc32c(self.body)
-            self.payloads = []
 
 
 class Producer:
@@ -113,14 +59,12 @@ class Producer:
         self._since: tuple[int, int] | None = None  # of this id, see above
         self._reached: tuple[int, int] | None = None  # the last place in the log that we heard of
         self._sequence = 0  # of the next record to be sent for the first time
-        self._open: _Batch | None = None
-        self._ready: deque[_Batch] = deque()  # to be sent, in order
-        self._flight: deque[_Batch] = deque()  # sent on `_connection` and not answered, in order
+        self._open: Batch | None = None
+        self._ready: deque[Batch] = deque()  # to be sent, in order
+        self._flight: deque[Batch] = deque()  # sent on `_connection` and not answered, in order
         self._connection: Connection | None = None
         self._batch_bytes_max = options.batch_bytes_max
-        self._buffered = 0
-        self._waiting_for_room: deque[asyncio.Future[None]] = deque()
-        self._granted = False  # somebody's turn has come, and it has not appended yet
+        self._room = Admission(options.buffer_bytes_max, self._loop)
         self._first_alone = True  # nothing goes out behind the first batch until it is answered, see `_pump`
         self._settling = False  # a batch was refused: send nothing until all under way is answered
         self._new_producer_due = False  # the refused batch left a gap: the rest needs a new id
@@ -141,39 +85,20 @@ class Producer:
     @property
     def has_room(self) -> bool:
         """Whether an append would be taken at once: there is room, and nobody waits for it."""
-        return self._is_below_bound and not self._waiting_for_room and not self._granted
-
-    @property
-    def _is_below_bound(self) -> bool:
-        return self._buffered < self._options.buffer_bytes_max
+        return self._room.is_free
 
     async def wait_room(self) -> None:
         """Wait until an append may be taken, in the order of the calls. Append at once after the return."""
-        if self.has_room:
-            return
-        turn: asyncio.Future[None] = self._loop.create_future()
-        self._waiting_for_room.append(turn)
-        self._let_in()
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn in self._waiting_for_room:
-                self._waiting_for_room.remove(turn)
-            else:
-                self._granted = False  # our turn had come; it is the next one's now
-                self._let_in()
-            raise
-        self._granted = False
-        self._loop.call_soon(self._let_in)  # once the caller has appended
+        await self._room.wait()
 
     def add(self, payload: bytes, txid: int | None) -> asyncio.Future[DLSN]:
         """Take one record; the future is its place. Cancelling the future forgets the waiter only.
 
         Raises RecordTooLargeError, ClosedError (nothing taken).
         """
-        size = len(payload) + _SLOT_BYTES
-        if size > RECORD_BYTES_MAX + _SLOT_BYTES:
-            raise _too_large(len(payload))
+        size = len(payload) + SLOT_BYTES
+        if size > RECORD_BYTES_MAX + SLOT_BYTES:
+            raise too_large(len(payload))
         self._check()
         batch = self._open
         if batch is not None and (batch.txid != txid or batch.size + size > self._batch_bytes_max):
@@ -182,11 +107,13 @@ class Producer:
         if batch is None:
             batch = self._open = self._new_batch(txid)
         waiter: asyncio.Future[DLSN] = self._loop.create_future()
-        batch.waiters.append((batch.count, waiter))
+        waiters = batch.waiters
+        if waiters is None:
+            waiters = batch.begin_waiters()
+        waiters.append(waiter)
         batch.payloads.append(payload)
-        batch.count += 1
         batch.size += size
-        self._buffered += size
+        self._room.held += size
         if not self._pump_due:
             self._pump_soon()
         return waiter
@@ -196,23 +123,26 @@ class Producer:
 
         Raises RecordTooLargeError if they do not fit one set (nothing taken), ClosedError.
         """
-        size = sum(map(len, payloads)) + _SLOT_BYTES * len(payloads)
-        if size > RECORD_BYTES_MAX + _SLOT_BYTES:
-            raise _too_large(size, count=len(payloads))
+        future: asyncio.Future[BatchResult] = self._loop.create_future()
+        self.add_whole(payloads, txid, Whole(len(payloads), future))
+        return future
+
+    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: Teller) -> None:
+        """As `add_batch`, but for whom it tells."""
+        size = sum(map(len, payloads)) + SLOT_BYTES * len(payloads)
+        if size > RECORD_BYTES_MAX + SLOT_BYTES:
+            raise too_large(size, count=len(payloads))
         self._check()
         self._close_open()
         batch = self._new_batch(txid)
         batch.payloads = list(payloads)
-        batch.count = len(payloads)
         batch.size = size
+        batch.tellers.append(teller)
         batch.close()
-        future: asyncio.Future[BatchResult] = self._loop.create_future()
-        batch.future = future
-        self._buffered += size
+        self._room.held += size
         self._ready.append(batch)
         if not self._pump_due:
             self._pump_soon()
-        return future
 
     async def wait_idle(self) -> None:
         """Wait until every record taken has been answered, well or ill."""
@@ -236,7 +166,7 @@ class Producer:
             what = "closed before the answer came" if unknown else "closed before it was sent"
             self._fail(batch, ClosedError(f"{what}: stream={self.stream}", outcome_unknown=unknown))
         self._ready.clear()
-        self._let_in()
+        self._room.open()
         for timer in (self._resume_timer, self._deadline_timer):
             if timer is not None:
                 timer.cancel()
@@ -309,7 +239,7 @@ class Producer:
 
     # ---- what the connection says (WriterPort) --------------------------------------------------------------------
 
-    def on_written(self, batch: _Batch, dlsn: DLSN, txid: int, duplicate: bool) -> None:
+    def on_written(self, batch: Batch, dlsn: DLSN, txid: int, duplicate: bool) -> None:
         """Also from a connection that we left: a durable batch is durable."""
         if batch.done:
             return
@@ -317,20 +247,13 @@ class Producer:
         self._first_alone = False
         self._backoff.reset()
         self.obstacle = None
-        self._buffered -= batch.size
-        known = dlsn != DLSN_INVALID
-        if known:
+        self._room.held -= batch.size
+        if dlsn != DLSN_INVALID:
             self._reached = dlsn[:2]
-        last = dlsn.next_slot(batch.count - 1) if known else dlsn
-        if batch.future is not None and not batch.future.done():
-            batch.future.set_result(BatchResult(dlsn, last, batch.count, txid, duplicate))
-        segment, entry, slot = dlsn
-        for index, waiter in batch.waiters:
-            if not waiter.done():
-                waiter.set_result(DLSN(segment, entry, slot + index) if known else dlsn)
+        batch.written(dlsn, txid, duplicate)
         self._after_answer()
 
-    def on_refused(self, connection: Connection, batch: _Batch, error: DLogError) -> None:
+    def on_refused(self, connection: Connection, batch: Batch, error: DLogError) -> None:
         if batch.done or connection is not self._connection or batch not in self._flight:
             return  # an answer to an earlier sending: the later one will be answered too
         if error.outcome_unknown:
@@ -390,7 +313,7 @@ class Producer:
             self._ready.popleft()
         if self._settling and not self._flight and self._connection is not None:
             self._settled(self._connection)
-        self._let_in()
+        self._room.let_in()
         if self._open is None and not self._flight and not self._ready:
             self._tell_idle()
         elif not self._pump_due:
@@ -412,17 +335,17 @@ class Producer:
         self._first_alone = True
         self._pump()
 
-    def _put_back(self, batch: _Batch) -> None:
+    def _put_back(self, batch: Batch) -> None:
         """Back among those to be sent, in the order of their sequences."""
         at = 0
         while at < len(self._ready) and 0 <= self._ready[at].sequence < batch.sequence:
             at += 1
         self._ready.insert(at, batch)
 
-    def _is_pending_before(self, batch: _Batch) -> bool:
+    def _is_pending_before(self, batch: Batch) -> bool:
         return any(0 <= b.sequence < batch.sequence and not b.done for q in (self._ready, self._flight) for b in q)
 
-    def _on_forgotten(self, batch: _Batch, error: ProducerUnknownError) -> None:
+    def _on_forgotten(self, batch: Batch, error: ProducerUnknownError) -> None:
         """The log does not know this producer: a batch that may have been written can be neither sent nor given up."""
         self._reached = error.since or self._reached
         if batch.may_be_written:
@@ -488,7 +411,7 @@ class Producer:
             if not batch.done:
                 self._send(connection, batch)
 
-    def _send(self, connection: Connection, batch: _Batch) -> None:
+    def _send(self, connection: Connection, batch: Batch) -> None:
         batch.close()
         if batch.sequence < 0:
             batch.sequence = self._sequence
@@ -508,8 +431,8 @@ class Producer:
             body=batch.body,
         )
 
-    def _new_batch(self, txid: int | None) -> _Batch:
-        return _Batch(txid, self._loop.time() + self._options.append_deadline_s)
+    def _new_batch(self, txid: int | None) -> Batch:
+        return Batch(txid, self._loop.time() + self._options.append_deadline_s)
 
     def _close_open(self) -> None:
         batch, self._open = self._open, None
@@ -524,7 +447,7 @@ class Producer:
         if oldest is not None and self._closed is None:
             self._deadline_timer = self._loop.call_at(oldest.deadline_s, self._on_deadline)
 
-    def _oldest(self) -> _Batch | None:
+    def _oldest(self) -> Batch | None:
         for queue in (self._flight, self._ready):
             for batch in queue:
                 if not batch.done:
@@ -562,14 +485,10 @@ class Producer:
         self._ready = deque(b for b in self._ready if not b.done)
         self._after_answer()
 
-    def _fail(self, batch: _Batch, error: DLogError) -> None:
+    def _fail(self, batch: Batch, error: DLogError) -> None:
         batch.done = True
-        self._buffered -= batch.size
-        if batch.future is not None and not batch.future.done():
-            batch.future.set_exception(error)
-        for _, waiter in batch.waiters:
-            if not waiter.done():
-                waiter.set_exception(error)
+        self._room.held -= batch.size
+        batch.failed(error)
 
     def _fail_all(self, error: DLogError) -> None:
         """The stream itself cannot be written: everything that waits hears why."""
@@ -585,22 +504,8 @@ class Producer:
         if self._closed is not None:
             raise self._closed
 
-    def _let_in(self) -> None:
-        """Give the first who waits for room its turn; when it has appended, the next has it."""
-        while self._waiting_for_room and not self._granted and (self._is_below_bound or self._closed is not None):
-            turn = self._waiting_for_room.popleft()
-            if not turn.done():
-                self._granted = True
-                turn.set_result(None)
-
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []
         for waiter in idle:
             if not waiter.done():
                 waiter.set_result(None)
-
-
-def _too_large(size: int, count: int = 1) -> RecordTooLargeError:
-    what = "a record" if count == 1 else f"a batch of {count} records"
-    hint = "" if count == 1 else "; split it, or use append_many"
-    return RecordTooLargeError(f"{what} has at most {RECORD_BYTES_MAX} bytes with 4 more for each{hint}: bytes={size}")

@@ -20,10 +20,10 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, TypeVar
 
+from dlog.client.batch import BatchResult
 from dlog.client.client import AppendSummary, Client, connect
 from dlog.client.options import ClientOptions
 from dlog.client.position import Position
-from dlog.client.producer import BatchResult
 from dlog.client.record import Record, RecordBatch
 from dlog.errors import ClosedError
 from dlog.model.dlsn import DLSN

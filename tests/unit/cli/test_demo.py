@@ -1,5 +1,5 @@
 from dlog.cli.demo import Appended, Kill, _batches, _library_lines, _middle
-from dlog.client.producer import BatchResult
+from dlog.client.batch import BatchResult
 from dlog.model.dlsn import of
 
 

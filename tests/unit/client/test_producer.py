@@ -348,7 +348,7 @@ async def test_an_append_waits_for_room_and_records_stay_in_order() -> None:
         for n in range(20):
             group.create_task(client.append("s", b"%010d" % n))
         await double.wait(lambda: len(double.writes) == 1)
-        taken = client._producers["s"]._buffered
+        taken = client._producers["s"]._room.held
         holding.let_go()
     assert taken <= 40 + 14
     assert double.log.payloads == [b"%010d" % n for n in range(20)]

@@ -13,8 +13,9 @@ import pytest
 
 import dlog
 from dlog.client import client as client_module
+from dlog.client.batch import Batch
 from dlog.client.connection import Connection
-from dlog.client.producer import Producer, _Batch
+from dlog.client.producer import Producer
 from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN
 from dlog.wire import proxy
@@ -121,7 +122,7 @@ class ForgetsWhatWasSent(Producer):
 class PutsBackAtTheEnd(Producer):
     """Sends what was refused after what came later, under a new producer."""
 
-    def _put_back(self, batch: _Batch) -> None:
+    def _put_back(self, batch: Batch) -> None:
         self._ready.append(batch)
 
     def _renew(self) -> None:
@@ -129,7 +130,7 @@ class PutsBackAtTheEnd(Producer):
             batch.may_be_written = False
         super()._renew()
 
-    def on_refused(self, connection: Connection, batch: _Batch, error: DLogError) -> None:
+    def on_refused(self, connection: Connection, batch: Batch, error: DLogError) -> None:
         self._new_producer_due = True
         super().on_refused(connection, batch, error)
 

@@ -1,0 +1,152 @@
+"""Records that share a fate, and who is told of it.
+
+The law of this file: a batch is filled, closed, and answered once. Whoever put records into it is one of its `tellers`
+and hears the fate of its own records, in the order they were put in; what else the batch carries is not its business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Protocol
+
+from dlog.client.options import RECORD_BYTES_MAX
+from dlog.errors import DLogError, RecordTooLargeError
+from dlog.model.dlsn import DLSN, DLSN_INVALID
+from dlog.wire.digest import crc32c
+from dlog.wire.entry import SET_RECORD_OVERHEAD, build_record_set
+
+SLOT_BYTES = SET_RECORD_OVERHEAD
+
+
+@dataclass(frozen=True, slots=True)
+class BatchResult:
+    """Where records lie: consecutive slots of one entry. DLSN_INVALID twice if the log has forgotten where."""
+
+    first: DLSN
+    last: DLSN
+    count: int
+    txid: int
+    duplicate: bool = False  # this sending was a repetition; the batch was there already
+    index: int = 0  # how many records its pipeline had taken before these
+
+
+class Teller(Protocol):
+    """Who put some of a batch's records into it."""
+
+    def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
+        """The batch is durable from here on (DLSN_INVALID: nobody knows where)."""
+        ...
+
+    def failed(self, error: DLogError) -> None: ...
+
+
+class Batch:
+    """Records that share a fate."""
+
+    __slots__ = (
+        "body",
+        "count",
+        "crc",
+        "deadline_s",
+        "done",
+        "may_be_written",
+        "payloads",
+        "sequence",
+        "size",
+        "tellers",
+        "txid",
+        "waiters",
+    )
+
+    def __init__(self, txid: int | None, deadline_s: float) -> None:
+        self.txid = txid
+        self.deadline_s = deadline_s
+        self.payloads: list[bytes] = []
+        self.size = 0  # bytes of the set's body
+        self.count = 0  # of records, once closed
+        self.body: bytes = b""  # the record set, once closed
+        self.crc = 0
+        self.sequence = -1  # given at the first sending
+        self.may_be_written = False  # a sending has not been answered
+        self.done = False
+        self.tellers: list[Teller] = []
+        self.waiters: list[asyncio.Future[DLSN]] | None = None  # of the last teller, if it is of records one by one
+
+    def begin_waiters(self) -> list[asyncio.Future[DLSN]]:
+        """Futures of the records from here on, one each, until somebody else puts records in."""
+        waiters = self.waiters = list[asyncio.Future[DLSN]]()
+        self.tellers.append(Waiters(len(self.payloads), waiters))
+        return waiters
+
+    def close(self) -> None:
+        """Make the record set; records come in no more."""
+        if not self.body:
+            self.count = len(self.payloads)
+            self.body = build_record_set(self.payloads)
+            self.crc = crc32c(self.body)
+            self.payloads = []
+
+    def written(self, dlsn: DLSN, txid: int, duplicate: bool) -> None:
+        """Tell everybody that it is durable from `dlsn` on."""
+        for teller in self.tellers:
+            teller.written(dlsn, txid, duplicate)
+
+    def failed(self, error: DLogError) -> None:
+        """Tell everybody that it is not, or perhaps not."""
+        for teller in self.tellers:
+            teller.failed(error)
+
+
+class Waiters:
+    """Records appended one by one, each with a future: consecutive ones, the first at `index` in the batch."""
+
+    __slots__ = ("futures", "index")
+
+    def __init__(self, index: int, futures: list[asyncio.Future[DLSN]]) -> None:
+        self.index = index
+        self.futures = futures
+
+    def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
+        segment, entry, slot = batch
+        known = batch != DLSN_INVALID
+        for at, future in enumerate(self.futures, slot + self.index):
+            if not future.done():
+                future.set_result(DLSN(segment, entry, at) if known else batch)
+
+    def failed(self, error: DLogError) -> None:
+        for future in self.futures:
+            if not future.done():
+                future.set_exception(error)
+
+
+class Whole:
+    """All records of a batch, with one future."""
+
+    __slots__ = ("count", "future")
+
+    def __init__(self, count: int, future: asyncio.Future[BatchResult]) -> None:
+        self.count = count
+        self.future = future
+
+    def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
+        if not self.future.done():
+            self.future.set_result(result_of(batch, 0, self.count, txid, duplicate))
+
+    def failed(self, error: DLogError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+def result_of(batch: DLSN, slot: int, count: int, txid: int, duplicate: bool, index: int = 0) -> BatchResult:
+    """What is told of `count` records from `slot` of a batch on."""
+    if batch == DLSN_INVALID:
+        return BatchResult(batch, batch, count, txid, duplicate, index)
+    return BatchResult(batch.next_slot(slot), batch.next_slot(slot + count - 1), count, txid, duplicate, index)
+
+
+def too_large(size: int, count: int = 1) -> RecordTooLargeError:
+    """The error of a record, or of a batch of `count`, that has `size` bytes."""
+    what = "a record" if count == 1 else f"a batch of {count} records"
+    hint = "" if count == 1 else "; split it, or use append_many"
+    return RecordTooLargeError(f"{what} has at most {RECORD_BYTES_MAX} bytes with 4 more for each{hint}: bytes={size}")
