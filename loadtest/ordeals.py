@@ -136,7 +136,7 @@ async def _answered(bench: Bench, producer: Generator, since_ns: int) -> None:
 
 async def _target(bench: Bench) -> str:
     system, log = bench.system, bench.logs[0]
-    owner = await system.owner(log)
+    owner = await system.owner(log) if system.owner_role or bench.shape.target == "owner" else ""
     if bench.shape.target == "owner":
         return owner
     for node in system.nodes():

@@ -268,7 +268,9 @@ def jar_version(artifact: str) -> str:
 
 
 def _make(variant: str) -> System:
-    return BookKeeperSystem(variant)
+    system = BookKeeperSystem(variant)
+    system._choose(VARIANTS[variant].preset)  # what it says of itself before it is started
+    return system
 
 
 VARIANTS: Mapping[str, Variant] = {

@@ -457,7 +457,9 @@ class KafkaWriter(Writer):
 
 
 def _make(variant: str) -> System:
-    return KafkaSystem(variant)
+    system = KafkaSystem(variant)
+    system._choose(VARIANTS[variant].preset)  # what it says of itself before it is started
+    return system
 
 
 VARIANTS: Mapping[str, Variant] = {

@@ -276,7 +276,9 @@ async def healthy(port: int) -> bool:
 
 
 def _make(variant: str) -> System:
-    return NatsSystem(variant)
+    system = NatsSystem(variant)
+    system._choose(VARIANTS[variant].preset)  # what it says of itself before it is started
+    return system
 
 
 VARIANTS: Mapping[str, Variant] = {
