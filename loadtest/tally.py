@@ -62,6 +62,7 @@ class Tally:
         self._history = history
         self._now_ns = now_ns
         self._last_ns = 0
+        self._refused_due_ns: int | None = None  # when the first of those refused since the last answer was due
 
     def begin(self, start_ns: int, warmup_s: float, seconds: float) -> None:
         """The load begins then; what is answered in the `seconds` after the warm-up is measured."""
@@ -121,6 +122,9 @@ class Tally:
     def _note_answer(self, now: int, count: int, oldest_due_ns: int) -> None:
         self.acked += count
         self.first_ack_ns = self.first_ack_ns or now
+        if self._refused_due_ns is not None:  # whoever waited for those waits for this answer
+            oldest_due_ns = min(oldest_due_ns, self._refused_due_ns)
+            self._refused_due_ns = None
         begin = max(self._last_ns, min(oldest_due_ns, now))
         if self.start_ns and now - begin >= GAP_NS:
             self.gaps.append((begin, now))
@@ -137,7 +141,11 @@ class Tally:
         self._history.refused(flow.log, self._producer, answer.first, answer.count, answer.unknown)
         end = answer.first + answer.count
         for chunk in flow.chunks:
-            chunk.left -= max(0, min(end, chunk.first + chunk.count) - max(answer.first, chunk.first))
+            within = min(end, chunk.first + chunk.count) - max(answer.first, chunk.first)
+            if within > 0:
+                chunk.left -= within
+                since = self._refused_due_ns
+                self._refused_due_ns = chunk.due_ns if since is None else min(since, chunk.due_ns)
         self._forget(flow)
         self.failed += answer.count
         self.note_error(f"{answer.first}+{answer.count}: {answer.error}")

@@ -32,6 +32,7 @@ final class Tally {
     private long measuredBytes;
     private long firstNs;
     private long lastNs;
+    private long refusedDueNs = Long.MAX_VALUE; // of those refused since the last answer
 
     Tally(Job job) throws IOException {
         this.job = job;
@@ -51,7 +52,8 @@ final class Tally {
 
     synchronized void acked(Peer.Pending pending, long... position) {
         long now = System.nanoTime();
-        long from = Math.max(lastNs, pending.dueNs);
+        long from = Math.max(lastNs, Math.min(pending.dueNs, refusedDueNs)); // no refusal ends a gap
+        refusedDueNs = Long.MAX_VALUE;
         if (now - from >= GAP_NS) {
             gaps.add(new long[] {from, now});
         }
@@ -81,6 +83,7 @@ final class Tally {
 
     synchronized void failed(Peer.Pending pending, String error, boolean unknown) {
         error(error);
+        refusedDueNs = Math.min(refusedDueNs, pending.dueNs);
         histories[0].line(pending.log, "F " + pending.log + " " + job.producer + " " + pending.first + " " + pending.count + (unknown ? " 1" : " 0"));
     }
 

@@ -77,6 +77,20 @@ def test_a_gap_begins_when_something_was_due_and_ends_at_the_next_answer(tally: 
     assert tally.gaps == [(2500 * MS, 2800 * MS)]
 
 
+def test_a_gap_is_not_ended_by_refusals(tally: Tally, clock: Clock) -> None:
+    flow = Flow(0)
+    tally.handed(flow, 1, 2000 * MS, 0.0, 2000 * MS)
+    clock.ns = 2001 * MS
+    tally.told(flow, Acked(0, 1, (0, 0)))
+    tally.handed(flow, 2, 2100 * MS, 0.0, 2100 * MS)
+    clock.ns = 4900 * MS
+    tally.told(flow, Refused(1, 2, "no leader", True))
+    tally.handed(flow, 1, 4990 * MS, 0.0, 4990 * MS)
+    clock.ns = 5000 * MS
+    tally.told(flow, Acked(3, 1, (0, 1)))
+    assert tally.gaps == [(2100 * MS, 5000 * MS)]
+
+
 def test_what_is_never_answered_is_a_gap_to_the_end_and_a_failure(tally: Tally, clock: Clock) -> None:
     flow = Flow(0)
     tally.handed(flow, 3, 2000 * MS, 0.0, 2000 * MS)
