@@ -23,7 +23,7 @@ WORKLOADS = Path(__file__).parent / "workloads"
 Scale = Literal["quick", "full"]
 SCRIPTS = ("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle")
 SCALES: Mapping[str, Mapping[str, float]] = {
-    "quick": {"seconds": 5.0, "warmup_s": 1.0},
+    "quick": {"seconds": 5.0, "warmup_s": 2.0},
     "full": {"seconds": 60.0, "warmup_s": 10.0},
 }
 START_S = 12.0  # a guess of what a start and a stop take, for --estimate

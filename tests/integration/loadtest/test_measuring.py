@@ -5,6 +5,7 @@ No figure is judged: a busy machine is no proof.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from loadtest import runfile
 from loadtest.report import figures
+from tests.integration.cli.up import is_alive, wait_until
 
 pytestmark = pytest.mark.zookeeper
 ROOT = Path(__file__).parents[3]
@@ -69,3 +71,34 @@ def test_an_owner_that_is_killed_and_frozen_under_load(tmp_path: Path) -> None:
         assert found is not None and not found.why, found
         assert len(found.gaps_ms) == 1
         assert found.value("failed") == 0, "an append that is refused because its owner died"
+
+
+def children(pid: int) -> set[int]:
+    """Of a process, and theirs."""
+    found: set[int] = set()
+    for place in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((place / "stat").read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found |= {int(place.name), *children(int(place.name))}
+    return found
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_everything_ends_with_the_run(tmp_path: Path, number: signal.Signals) -> None:
+    whole = 10  # dlog up, ZooKeeper, three bookies, four proxies, a generator
+    arguments = ["W3", "--rounds", "1", "--seconds", "600", "--set", "record_bytes=100", "--wait", "0"]
+    command = [sys.executable, "-m", "loadtest", *arguments, "--out", str(tmp_path / "run.json"), "--quiet"]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    started: set[int] = set()
+    try:
+        wait_until(lambda: len(children(process.pid)) >= whole, "the load did not begin")
+        started = children(process.pid)
+        process.send_signal(number)
+        assert process.wait(60) == (-number if number == signal.SIGKILL else 1)
+        wait_until(lambda: not any(map(is_alive, started)), "something outlived the run")
+    finally:
+        process.kill()
+        process.wait()
