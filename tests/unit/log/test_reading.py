@@ -30,6 +30,7 @@ from dlog.model.segment import StreamMetadata
 from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
 from dlog.wire.entry import decode_entry
 from dlog.wire.proxy import Cancel, Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
+from tests.simulation.mutants import edited
 from tests.unit.log.stage import Actor, Stage, batch
 
 
@@ -272,6 +273,29 @@ def test_an_empty_segment_that_ended_is_waited_out_because_its_number_comes_agai
     assert place != segment.place
     desk.post(Received(SOURCE, LacSeen(segment.number, place, first.entry)))
     assert desk.seen == [of(1, 0, 0)]
+
+
+def begun_within_a_segment_whose_number_comes_again() -> Desk:
+    stage = Stage()
+    stage.taken("p1")
+    desk = Desk(stage, Start.DLSN, of(1, 2, 0))
+    owner = stage.taken("p2")
+    assert stage.value.segments[0].number == 1
+    places = [owner.ask(batch(i)).dlsn for i in range(4)]
+    desk.refresh()
+    desk.confirmed(places[-1])
+    return desk
+
+
+def test_a_reader_that_begins_within_a_segment_whose_number_comes_again_is_told_of_no_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = begun_within_a_segment_whose_number_comes_again()
+    assert not desk.kinds or desk.kinds[-1] is not ReaderEventKind.DAMAGED
+    assert desk.seen == [of(1, 2, 0), of(1, 3, 0)]
+    by_position = ("_follow_segment", "not self._is_untouched", "(self._entry or self._slot)")
+    monkeypatch.setitem(globals(), "StreamReader", edited(StreamReader, by_position))
+    assert begun_within_a_segment_whose_number_comes_again().kinds[-1] is ReaderEventKind.DAMAGED
 
 
 def test_a_segment_that_is_recovered_while_it_is_read_is_read_to_its_end() -> None:
