@@ -5,6 +5,7 @@ No figure is judged: a busy machine is no proof.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -91,7 +92,8 @@ def test_everything_ends_with_the_run(tmp_path: Path, number: signal.Signals) ->
     whole = 10  # dlog up, ZooKeeper, three bookies, four proxies, a generator
     arguments = ["W3", "--rounds", "1", "--seconds", "600", "--set", "record_bytes=100", "--wait", "0"]
     command = [sys.executable, "-m", "loadtest", *arguments, "--out", str(tmp_path / "run.json"), "--quiet"]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL)
+    room = {**os.environ, "TMPDIR": str(tmp_path)}  # a killed run leaves its data where it lay
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL, env=room)
     started: set[int] = set()
     try:
         wait_until(lambda: len(children(process.pid)) >= whole, "the load did not begin")
