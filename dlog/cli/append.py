@@ -22,8 +22,9 @@ import click
 from dlog.cli.discovery import cluster_options, target
 from dlog.cli.telling import EXIT_OK, CommandError, note, say, say_json
 from dlog.client.batch import BatchResult
-from dlog.client.client import Pipeline, connect
+from dlog.client.client import connect
 from dlog.client.options import RECORD_BYTES_MAX
+from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError, NotEnoughBookiesError, RecordTooLargeError, StreamExistsError
 from dlog.io.clock import monotonic_s
 from dlog.model.dlsn import DLSN

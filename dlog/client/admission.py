@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 
 class Admission:
     """Bytes held, against a bound. The one who takes the last of it may take more than is left."""
 
-    __slots__ = ("_bound", "_granted", "_is_open", "_loop", "_waiting", "held")
+    __slots__ = ("_bound", "_granted", "_is_open", "_loop", "_settle", "_waiting", "held")
 
-    def __init__(self, bound: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, bound: int, loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
+        """settle: brings `held` up to date, called before anybody is let in."""
         self.held = 0  # bytes; whoever takes or gives back says so here
         self._bound = bound
         self._loop = loop
+        self._settle = settle
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._granted = False  # somebody's turn has come, and it has not taken its bytes yet
         self._is_open = False
@@ -54,6 +57,8 @@ class Admission:
 
     def let_in(self) -> None:
         """Give the first who waits its turn; when it has taken its bytes, the next has it."""
+        if self._waiting:
+            self._settle()
         while self._waiting and not self._granted and (self.held < self._bound or self._is_open):
             turn = self._waiting.popleft()
             if not turn.done():

@@ -146,7 +146,10 @@ def result_of(batch: DLSN, slot: int, count: int, txid: int, duplicate: bool, in
 
 
 def too_large(size: int, count: int = 1) -> RecordTooLargeError:
-    """The error of a record, or of a batch of `count`, that has `size` bytes."""
-    what = "a record" if count == 1 else f"a batch of {count} records"
-    hint = "" if count == 1 else "; split it, or use append_many"
-    return RecordTooLargeError(f"{what} has at most {RECORD_BYTES_MAX} bytes with 4 more for each{hint}: bytes={size}")
+    """The error of a record of `size` bytes, or of a batch of `count` that takes so many with its slots."""
+    if count == 1:
+        return RecordTooLargeError(f"a record has at most {RECORD_BYTES_MAX} bytes: bytes={size}")
+    return RecordTooLargeError(
+        f"a batch of {count} records has at most {RECORD_BYTES_MAX} bytes with 4 more for each; "
+        f"split it, or use append_many: bytes={size}"
+    )

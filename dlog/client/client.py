@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -23,8 +23,10 @@ from typing import Any
 
 from dlog.client.address import target_addresses
 from dlog.client.batch import BatchResult
+from dlog.client.check import check_txid, checked_batch, checked_payload
 from dlog.client.lifetime import Lifetime
-from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
+from dlog.client.options import ClientOptions
+from dlog.client.pipeline import Pipeline
 from dlog.client.position import Position, position
 from dlog.client.producer import Producer
 from dlog.client.reader import Reader
@@ -34,12 +36,11 @@ from dlog.errors import (
     ClosedError,
     DLogError,
     InvalidRequestError,
-    RecordTooLargeError,
     StreamExistsError,
     StreamNotFoundError,
 )
 from dlog.model.dlsn import DLSN, parse
-from dlog.model.ids import TXID_MAX, stream_name
+from dlog.model.ids import stream_name
 from dlog.wire import proxy
 
 LIST_LIMIT = 1000
@@ -138,8 +139,8 @@ class Client:
         Cancelling forgets the waiter only: a record that was taken is still written.
         """
         producer = self._producer(stream)
-        data = _payload(payload)
-        _check_txid(txid)
+        data = checked_payload(payload)
+        check_txid(txid)
         if not producer.has_room:
             await producer.wait_room()
         return await producer.add(data, txid)
@@ -151,12 +152,11 @@ class Client:
         InvalidRequestError for an empty batch. Cancelling forgets the waiter only.
         """
         producer = self._producer(stream)
-        if not payloads:
-            raise InvalidRequestError("a batch has at least one record")
-        _check_txid(txid)
+        records = checked_batch(payloads)
+        check_txid(txid)
         if not producer.has_room:
             await producer.wait_room()
-        return await producer.add_batch([_payload(p) for p in payloads], txid)
+        return await producer.add_batch(records, txid)
 
     async def append_many(
         self,
@@ -171,24 +171,32 @@ class Client:
         came before it in order is written (and was told), what came after may be: its outcome is unknown if the
         error's is. Cancelling stops taking records; those taken are still written.
         """
-        pipeline = Pipeline(self._producer(stream), on_written)
-        size_max = self.options.batch_bytes_max
-        size = 0
-        gathered: list[bytes] = []
-        source = payloads if isinstance(payloads, AsyncIterable) else _each(payloads)
-        async for payload in source:
-            more = len(payload) + 4
-            if gathered and size + more > size_max:
-                await pipeline.put(gathered)
-                size, gathered = 0, []
-            gathered.append(_payload(payload))
-            size += more
-        if gathered:
-            await pipeline.put(gathered)
-        return AppendSummary(tuple(await pipeline.finish()))
+        batches: list[BatchResult] = []
+
+        def written(batch: BatchResult) -> None:
+            batches.append(batch)
+            if on_written is not None:
+                on_written(batch)
+
+        pipeline = self.pipeline(stream, written)
+        if isinstance(payloads, AsyncIterable):
+            async for payload in payloads:
+                while not pipeline.append(payload):
+                    await pipeline.room()
+        else:
+            for payload in payloads:
+                while not pipeline.append(payload):
+                    await pipeline.room()
+        await pipeline.drain()
+        return AppendSummary(tuple(batches))
 
     def pipeline(self, stream: str, on_written: Callable[[BatchResult], None] | None = None) -> Pipeline:
-        """Append batch after batch without waiting for each: what `append_many` is made of."""
+        """Append without waiting for each answer: record by record (`append`) or batch by batch (`put`).
+
+        The fast way for many small records: see dlog.client.pipeline. on_written: told, in order, of each row of
+        records as it becomes durable: how many of this pipeline's came before it, how many they are, where they lie.
+        It is called in the loop and must not block; what it raises ends the pipeline, whose next call raises it.
+        """
         return Pipeline(self._producer(stream), on_written)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
@@ -338,53 +346,6 @@ class Client:
             producer.close()
 
 
-class Pipeline:
-    """Batches of one stream that follow each other without waiting for answers; answers are told in order."""
-
-    def __init__(self, producer: Producer, on_written: Callable[[BatchResult], None] | None = None) -> None:
-        self._producer = producer
-        self._on_written = on_written
-        self._waiting: list[asyncio.Future[BatchResult]] = []
-        self._told = 0
-        self._results: list[BatchResult] = []
-
-    @property
-    def obstacle(self) -> DLogError | None:
-        """Why nothing was acknowledged lately, as far as a proxy said or its silence shows; None: nothing is wrong."""
-        return self._producer.obstacle
-
-    async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
-        """Take one batch (see `Client.append_batch`), waiting while too much is under way.
-
-        Raises the first failure among the batches before it; then nothing was taken.
-        """
-        self._tell()
-        if not self._producer.has_room:
-            await self._producer.wait_room()
-            self._tell()
-        future = self._producer.add_batch(payloads, txid)
-        future.add_done_callback(_seen)
-        self._waiting.append(future)
-
-    async def finish(self) -> list[BatchResult]:
-        """Wait until all are durable; where each lies, in order. Raises the first failure."""
-        while self._told < len(self._waiting):
-            await asyncio.wait((self._waiting[self._told],))
-            self._tell()
-        return self._results
-
-    def _tell(self) -> None:
-        while self._told < len(self._waiting) and self._waiting[self._told].done():
-            result = self._waiting[self._told].result()
-            self._told += 1
-            self._results.append(result)
-            if self._on_written is not None:
-                self._on_written(result)
-        if self._told > 1024:
-            del self._waiting[: self._told]
-            self._told = 0
-
-
 def connect(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> Client:
     """A client of the cluster at `dlog://host:port[,host:port]` (None: DLOG_CONNECT), to be used as `async with`.
 
@@ -400,30 +361,3 @@ def connect(target: str | None = None, *, options: ClientOptions | None = None, 
 
 def _list(request: int, after: str) -> proxy.List:
     return proxy.List(request, after, LIST_LIMIT)
-
-
-async def _each(payloads: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for payload in payloads:
-        yield payload
-
-
-def _payload(given: object) -> bytes:
-    payload = given
-    if not isinstance(payload, bytes):
-        if not isinstance(payload, bytearray | memoryview):
-            raise InvalidRequestError(f"a record is bytes, encode it first: type={type(payload).__name__}")
-        payload = bytes(payload)
-    if len(payload) > RECORD_BYTES_MAX:
-        raise RecordTooLargeError(f"a record has at most {RECORD_BYTES_MAX} bytes: bytes={len(payload)}")
-    return payload
-
-
-def _check_txid(txid: int | None) -> None:
-    if txid is not None and not 0 <= txid <= TXID_MAX:
-        raise InvalidRequestError(f"a transaction id lies between 0 and {TXID_MAX}: txid={txid}")
-
-
-def _seen(future: asyncio.Future[BatchResult]) -> None:
-    """A failure is raised by the first batch that has it; the others' must not be reported as forgotten."""
-    if not future.cancelled():
-        future.exception()

@@ -3,6 +3,8 @@
 The law of this file:
 - Batches form by back-pressure. An open batch goes out at the end of the loop's turn while few are under way; with more
   under way it waits and grows, and goes when it is full or when answers make room. No delay is ever added.
+- The open batch may be lent to a pipeline, which then fills it alone. `settle` ends that, and comes before anybody
+  looks at the batch's size or at the room that is left.
 - A batch carries (producer, sequence) from its first sending on and keeps them for as long as it may have been written.
   Whatever was sent and not answered is sent again in order, marked as a retry; the log tells a repetition from news.
 - Only a batch that certainly was not written may get a new producer id.
@@ -19,6 +21,7 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from dlog.client.admission import Admission
 from dlog.client.backoff import Backoff
@@ -38,6 +41,21 @@ from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.proxy import GetOwner
 
 PRODUCER_ID_BYTES = 16
+
+
+class Filler(Protocol):
+    """Who puts records into the open batch by itself (a pipeline)."""
+
+    def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> Teller:
+        """Your record is at this slot. More may follow it by `take`, of so many bytes, SLOT_BYTES for each counted in.
+
+        Returns who is to be told of them.
+        """
+        ...
+
+    def settle(self, slots: int) -> int:
+        """Put no more in: the batch has so many slots now. Returns the bytes that followed."""
+        ...
 
 
 class Producer:
@@ -60,11 +78,12 @@ class Producer:
         self._reached: tuple[int, int] | None = None  # the last place in the log that we heard of
         self._sequence = 0  # of the next record to be sent for the first time
         self._open: Batch | None = None
+        self._filler: Filler | None = None  # whom the open batch is lent to
         self._ready: deque[Batch] = deque()  # to be sent, in order
         self._flight: deque[Batch] = deque()  # sent on `_connection` and not answered, in order
         self._connection: Connection | None = None
         self._batch_bytes_max = options.batch_bytes_max
-        self._room = Admission(options.buffer_bytes_max, self._loop)
+        self._room = Admission(options.buffer_bytes_max, self._loop, self.settle)
         self._first_alone = True  # nothing goes out behind the first batch until it is answered, see `_pump`
         self._settling = False  # a batch was refused: send nothing until all under way is answered
         self._new_producer_due = False  # the refused batch left a gap: the rest needs a new id
@@ -85,7 +104,15 @@ class Producer:
     @property
     def has_room(self) -> bool:
         """Whether an append would be taken at once: there is room, and nobody waits for it."""
+        if self._filler is not None:
+            self.settle()
         return self._room.is_free
+
+    @property
+    def is_below_bound(self) -> bool:
+        """Whether there is room, never mind who waits for it."""
+        self.settle()
+        return self._room.left > 0
 
     async def wait_room(self) -> None:
         """Wait until an append may be taken, in the order of the calls. Append at once after the return."""
@@ -99,13 +126,12 @@ class Producer:
         size = len(payload) + SLOT_BYTES
         if size > RECORD_BYTES_MAX + SLOT_BYTES:
             raise too_large(len(payload))
-        self._check()
+        self.check_open()
+        if self._filler is not None:
+            self.settle()
         batch = self._open
-        if batch is not None and (batch.txid != txid or batch.size + size > self._batch_bytes_max):
-            self._close_open()
-            batch = None
-        if batch is None:
-            batch = self._open = self._new_batch(txid)
+        if batch is None or batch.txid != txid or batch.size + size > self._batch_bytes_max:
+            batch = self._open_batch(txid)
         waiter: asyncio.Future[DLSN] = self._loop.create_future()
         waiters = batch.waiters
         if waiters is None:
@@ -118,6 +144,43 @@ class Producer:
             self._pump_soon()
         return waiter
 
+    def add_lot(self, payload: bytes, txid: int | None, filler: Filler) -> None:
+        """Take one record, and lend the rest of its batch out: what follows is put in without a word to us.
+
+        payload: at most RECORD_BYTES_MAX bytes. Raises ClosedError (nothing taken, nothing lent).
+        """
+        size = len(payload) + SLOT_BYTES
+        self.check_open()
+        self.settle()
+        batch = self._open
+        if batch is None or batch.txid != txid or batch.size + size > self._batch_bytes_max:
+            batch = self._open_batch(txid)
+        slot = len(batch.payloads)
+        batch.payloads.append(payload)
+        batch.size += size
+        self._room.held += size
+        bytes_max = min(self._batch_bytes_max - batch.size, self._room.left)
+        batch.tellers.append(filler.lend(slot, batch.payloads.append, bytes_max))
+        batch.waiters = None
+        self._filler = filler
+        if not self._pump_due:
+            self._pump_soon()
+
+    def settle(self) -> None:
+        """Count what was put into the batch that is lent out, and lend it no more."""
+        filler, self._filler = self._filler, None
+        if filler is not None:
+            batch = self._open
+            assert batch is not None, "what is lent out is open: it is settled before it is closed"
+            size = filler.settle(len(batch.payloads))
+            batch.size += size
+            self._room.held += size
+
+    def check_open(self) -> None:
+        """Raises ClosedError once nothing is taken any more."""
+        if self._closed is not None:
+            raise self._closed
+
     def add_batch(self, payloads: Sequence[bytes], txid: int | None) -> asyncio.Future[BatchResult]:
         """Take records as one record set; the future is where they lie. Cancelling it forgets the waiter only.
 
@@ -129,10 +192,11 @@ class Producer:
 
     def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: Teller) -> None:
         """As `add_batch`, but for whom it tells."""
-        size = sum(map(len, payloads)) + SLOT_BYTES * len(payloads)
+        count = len(payloads)
+        size = sum(map(len, payloads)) + SLOT_BYTES * count
         if size > RECORD_BYTES_MAX + SLOT_BYTES:
-            raise too_large(size, count=len(payloads))
-        self._check()
+            raise too_large(size, count) if count > 1 else too_large(len(payloads[0]))
+        self.check_open()
         self._close_open()
         batch = self._new_batch(txid)
         batch.payloads = list(payloads)
@@ -404,8 +468,8 @@ class Producer:
             if self._ready:
                 batch = self._ready.popleft()
             elif self._open is not None and under_way < options.inflight_partial_max:
-                batch = self._open
-                self._open = None
+                self.settle()
+                batch, self._open = self._open, None
             else:
                 return
             if not batch.done:
@@ -434,7 +498,13 @@ class Producer:
     def _new_batch(self, txid: int | None) -> Batch:
         return Batch(txid, self._loop.time() + self._options.append_deadline_s)
 
+    def _open_batch(self, txid: int | None) -> Batch:
+        self._close_open()
+        batch = self._open = self._new_batch(txid)
+        return batch
+
     def _close_open(self) -> None:
+        self.settle()
         batch, self._open = self._open, None
         if batch is not None:
             batch.close()
@@ -499,10 +569,6 @@ class Producer:
                 self._fail(batch, error)
         self._ready.clear()
         self._after_answer()
-
-    def _check(self) -> None:
-        if self._closed is not None:
-            raise self._closed
 
     def _tell_idle(self) -> None:
         idle, self._idle = self._idle, []

@@ -95,4 +95,5 @@ def test_the_python_of_the_readme_runs(cluster: tuple[Path, dict[str, str]], tmp
         [sys.executable, str(program)], cwd=where, env=env, capture_output=True, text=True, check=False, timeout=180
     )
     assert result.returncode == 0, result.stderr
-    assert [line.split()[-1] for line in result.stdout.splitlines()] == ["b'hello'", "b'how'", "b'are'", "b'you'"]
+    payloads = [line.split()[-1] for line in result.stdout.splitlines()]
+    assert payloads == ["b'hello'", "b'how'", "b'are'", "b'you'", "b'fine'", "b'thanks'"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,12 +90,19 @@ async def writing(work: Work, client: Client, notes: StreamNotes, process: Proce
     loop, history = work.loop, notes.history
     rng = process.rng(f"producer {number}")
     maker = RecordMaker(number, max(16, int(work.record_bytes * rng.choice((0.2, 1.0, 1.0, 4.0)))))
+    one_by_one: OneByOne | None = None
+    if process.rng(f"ways of producer {number}").random() < 0.3:
+        one_by_one = OneByOne(work, client, notes, number, maker)
     sequence = 0
     while not work.is_over():
         await asyncio.sleep(rng.expovariate(1.0) * work.pace_s)
         if work.is_over():
             return
         count = rng.randint(1, work.batch_max)
+        if one_by_one is not None:
+            patience_s = rng.expovariate(1.0) * 0.05 if rng.random() < work.cancels else None
+            await one_by_one.hand_over(count, patience_s)
+            continue
         payloads = [maker.make(sequence + i) for i in range(count)]
         op = history.invoke(number, sequence, count, loop.now)
         sequence += count
@@ -118,6 +125,55 @@ async def writing(work: Work, client: Client, notes: StreamNotes, process: Proce
                 notes.tail = max(notes.tail or result.last, result.last)
         finally:
             work.waiting -= 1
+
+
+class OneByOne:
+    """A producer that hands its records over one by one and is told of them in rows: each is an operation."""
+
+    def __init__(self, work: Work, client: Client, notes: StreamNotes, number: int, maker: RecordMaker) -> None:
+        self._work = work
+        self._client = client
+        self._notes = notes
+        self._number = number
+        self._maker = maker
+        self._sequence = 0
+        self._ops: deque[int] = deque()  # of the pipeline, not answered, in order
+        self._pipeline = client.pipeline(notes.name, self._written)
+
+    async def hand_over(self, count: int, patience_s: float | None) -> None:
+        work, history = self._work, self._notes.history
+        work.waiting += 1
+        try:
+            async with asyncio.timeout(patience_s):
+                for _ in range(count):
+                    record = self._maker.make(self._sequence)
+                    while not self._pipeline.append(record):
+                        await self._pipeline.room()
+                    self._ops.append(history.invoke(self._number, self._sequence, 1, work.loop.now))
+                    self._sequence += 1
+                await self._pipeline.drain()
+        except TimeoutError:
+            work.reached["append.cancelled"] += 1
+        except DLogError as error:
+            work.reached["append.unknown" if error.outcome_unknown else "append.failed"] += 1
+            for op in self._ops:  # the first of them is what failed; of the others nothing is known
+                history.unknown(op, work.loop.now)
+            self._ops.clear()
+            self._pipeline = self._client.pipeline(self._notes.name, self._written)
+        finally:
+            work.waiting -= 1
+
+    def _written(self, row: dlog.BatchResult) -> None:
+        work, notes = self._work, self._notes
+        work.reached["ack"] += row.count
+        work.reached["ack.row"] += 1
+        known = row.first != DLSN_INVALID
+        for n in range(row.count):
+            place = row.first.next_slot(n) if known else row.first
+            notes.history.ok(self._ops.popleft(), work.loop.now, place, row.txid, duplicate=row.duplicate)
+        if known:
+            notes.acked.append((row.first, row.txid))
+            notes.tail = max(notes.tail or row.last, row.last)
 
 
 async def following(work: Work, client: Client, notes: StreamNotes, process: Process, start: Position) -> None:

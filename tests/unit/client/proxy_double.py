@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from dlog.client.decoding import decode_one
 from dlog.log.note import encode_note
+from dlog.model.dlsn import DLSN
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import Record, build_record_set, control_record, encode_entry, parse_record_set
@@ -67,6 +69,12 @@ class Log:
         self.nexts[producer] = sequence + message.count
         self.places[producer, sequence] = place
         return proxy.Written(message.request, message.request, place, 1)
+
+    def at(self, place: DLSN, count: int) -> list[bytes]:
+        """So many records from a place on."""
+        return [r for b in decode_one(memoryview(self.entries[place.entry]), 1, place.entry) for r in b.payloads][
+            place.slot : place.slot + count
+        ]
 
     def fill(self, *payloads: bytes) -> None:
         """Append each payload as an entry of its own."""
@@ -171,8 +179,6 @@ class Double:
 
     def slots(self, entry: int) -> int:
         """Slots of user records in an entry."""
-        from dlog.client.decoding import decode_one
-
         return sum(len(batch) for batch in decode_one(memoryview(self.log.entries[entry]), 1, entry))
 
 

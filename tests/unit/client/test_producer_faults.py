@@ -5,8 +5,10 @@ Each rule has a mutant of the producer that breaks it, and the same seeds must t
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ import dlog
 from dlog.client import client as client_module
 from dlog.client.batch import Batch
 from dlog.client.connection import Connection
+from dlog.client.pipeline import Pipeline
 from dlog.client.producer import Producer
 from dlog.errors import DLogError
-from dlog.model.dlsn import DLSN
+from dlog.model.dlsn import DLSN_INVALID
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double, Log, Peer
 
@@ -62,7 +65,7 @@ async def run(seed: int) -> str | None:
     sent: list[bytes] = []
     async with Double(log, script=trouble) as first, Double(log, script=trouble) as second:
         trouble.others = {first.address: second.address, second.address: first.address}
-        told: list[tuple[bytes, DLSN]] = []
+        told: list[dlog.BatchResult] = []
         async with dlog.connect(
             f"dlog://{first.address},{second.address}",
             append_deadline_s=5.0,
@@ -71,25 +74,36 @@ async def run(seed: int) -> str | None:
             retry_burst=10_000,
             inflight_batches_max=rng.randint(1, 5),
         ) as client:
-            pipeline = client.pipeline("s")
+            pipeline = client.pipeline("s", told.append)
             for n in range(BATCHES):
                 batch = [b"%d.%d" % (n, i) for i in range(rng.randint(1, 4))]
                 sent += batch
-                await pipeline.put(batch)
+                if rng.random() < 0.5:
+                    await pipeline.put(batch)
+                else:
+                    for record in batch:
+                        assert pipeline.append(record), "the buffer is larger than all of it"
+                if rng.random() < 0.3:
+                    await asyncio.sleep(0)
             try:
-                results = await pipeline.finish()
+                await pipeline.drain()
             except DLogError as error:
                 return f"an append failed: {error!r}"
-            at = 0
-            for result in results:
-                told += [(sent[at + i], result.first.next_slot(i)) for i in range(result.count)]
-                at += result.count
     if Counter(sent) - Counter(log.payloads):
         return "a record is lost"
     if Counter(log.payloads) - Counter(sent):
         return "a record is there twice"
     if log.payloads != sent:
         return "records changed places"
+    at = 0
+    for row in told:
+        if row.index != at:
+            return "a row is not told, or told twice"
+        at += row.count
+        if row.first != DLSN_INVALID and log.at(row.first, row.count) != sent[row.index : at]:
+            return "a row says where other records lie"
+    if at != len(sent):
+        return "records are not told of"
     return None
 
 
@@ -135,9 +149,21 @@ class PutsBackAtTheEnd(Producer):
         super().on_refused(connection, batch, error)
 
 
-@pytest.mark.parametrize("mutant", [NewIdAtEachConnection, ForgetsWhatWasSent, PutsBackAtTheEnd])
+class NumbersABatchBeforeTheLot(Pipeline):
+    """Takes the batch it is given for earlier than the records that were handed over one by one before it."""
+
+    async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
+        before, self._taken = self._taken, self._taken + len(payloads)
+        await super().put(payloads, txid=txid)
+        self._rows[-1].index = before
+        self._taken -= len(payloads)
+
+
+@pytest.mark.parametrize(
+    "mutant", [NewIdAtEachConnection, ForgetsWhatWasSent, PutsBackAtTheEnd, NumbersABatchBeforeTheLot]
+)
 async def test_mutants_are_caught(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "Producer", mutant)
+    monkeypatch.setattr(client_module, mutant.__base__.__name__, mutant)
     for seed in SEEDS:
         if await run(seed) is not None:
             return
