@@ -56,7 +56,6 @@ class Batch:
         "size",
         "tellers",
         "txid",
-        "waiters",
     )
 
     def __init__(self, txid: int | None, deadline_s: float) -> None:
@@ -71,13 +70,6 @@ class Batch:
         self.may_be_written = False  # a sending has not been answered
         self.done = False
         self.tellers: list[Teller] = []
-        self.waiters: list[asyncio.Future[DLSN]] | None = None  # of the last teller, if it is of records one by one
-
-    def begin_waiters(self) -> list[asyncio.Future[DLSN]]:
-        """Futures of the records from here on, one each, until somebody else puts records in."""
-        waiters = self.waiters = list[asyncio.Future[DLSN]]()
-        self.tellers.append(Waiters(len(self.payloads), waiters))
-        return waiters
 
     def close(self) -> None:
         """Make the record set; records come in no more."""
@@ -96,28 +88,6 @@ class Batch:
         """Tell everybody that it is not, or perhaps not."""
         for teller in self.tellers:
             teller.failed(error)
-
-
-class Waiters:
-    """Records appended one by one, each with a future: consecutive ones, the first at `index` in the batch."""
-
-    __slots__ = ("futures", "index")
-
-    def __init__(self, index: int, futures: list[asyncio.Future[DLSN]]) -> None:
-        self.index = index
-        self.futures = futures
-
-    def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
-        segment, entry, slot = batch
-        known = batch != DLSN_INVALID
-        for at, future in enumerate(self.futures, slot + self.index):
-            if not future.done():
-                future.set_result(DLSN(segment, entry, at) if known else batch)
-
-    def failed(self, error: DLogError) -> None:
-        for future in self.futures:
-            if not future.done():
-                future.set_exception(error)
 
 
 class Whole:

@@ -44,6 +44,7 @@ from dlog.model.ids import stream_name
 from dlog.wire import proxy
 
 LIST_LIMIT = 1000
+_forks = 0  # how often this process was forked off, counted from the first that loaded this
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Client:
     def __init__(self, addresses: tuple[str, ...], options: ClientOptions) -> None:
         self.addresses = addresses
         self.options = options
-        self._pid = os.getpid()
+        self._forks = _forks
         self._router: Router | None = None
         self._producers: dict[str, Producer] = {}
         self._life: Lifetime | None = None
@@ -138,12 +139,16 @@ class Client:
         RequestTimeoutError, ProducerUnknownError, ClosedError, which say by `outcome_unknown` if it may be.
         Cancelling forgets the waiter only: a record that was taken is still written.
         """
-        producer = self._producer(stream)
-        data = checked_payload(payload)
-        check_txid(txid)
-        if not producer.has_room:
+        producer = self._producers.get(stream)
+        if producer is None or self._forks != _forks:
+            producer = self._producer(stream)
+        if type(payload) is not bytes:
+            payload = checked_payload(payload)
+        place = producer.singles.add(payload, txid)
+        if place is None:
             await producer.wait_room()
-        return await producer.add(data, txid)
+            place = producer.singles.begin(payload, txid)
+        return await place
 
     async def append_batch(self, stream: str, payloads: Sequence[bytes], *, txid: int | None = None) -> BatchResult:
         """Append records as one record set: all or none, in consecutive slots of one entry, under one txid.
@@ -323,7 +328,7 @@ class Client:
             raise self._broken
         if self._router is None:
             raise ClosedError("open the client first: async with dlog.connect(...) as client")
-        if os.getpid() != self._pid:
+        if self._forks != _forks:
             raise ClosedError("this client was opened by the process that forked this one; open another here")
         if stream is not None:
             stream_name(stream)
@@ -331,7 +336,7 @@ class Client:
 
     def _producer(self, stream: str) -> Producer:
         producer = self._producers.get(stream)
-        if producer is None or self._broken is not None or os.getpid() != self._pid:
+        if producer is None or self._forks != _forks:
             router = self._check(stream)
             assert self._life is not None
             producer = self._producers[stream] = Producer(stream, router, self.options)
@@ -344,6 +349,7 @@ class Client:
         self._broken.__cause__ = error
         for producer in self._producers.values():
             producer.close()
+        self._producers.clear()  # so that whoever appends looks at what is broken
 
 
 def connect(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> Client:
@@ -361,3 +367,12 @@ def connect(target: str | None = None, *, options: ClientOptions | None = None, 
 
 def _list(request: int, after: str) -> proxy.List:
     return proxy.List(request, after, LIST_LIMIT)
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)

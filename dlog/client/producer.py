@@ -3,8 +3,8 @@
 The law of this file:
 - Batches form by back-pressure. An open batch goes out at the end of the loop's turn while few are under way; with more
   under way it waits and grows, and goes when it is full or when answers make room. No delay is ever added.
-- The open batch may be lent to a pipeline, which then fills it alone. `settle` ends that, and comes before anybody
-  looks at the batch's size or at the room that is left.
+- The open batch may be lent to a filler, which then fills it alone. `settle` ends that, and comes before anybody looks
+  at the batch's size or at the room that is left.
 - A batch carries (producer, sequence) from its first sending on and keeps them for as long as it may have been written.
   Whatever was sent and not answered is sent again in order, marked as a retry; the log tells a repetition from news.
 - Only a batch that certainly was not written may get a new producer id.
@@ -29,6 +29,7 @@ from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, too
 from dlog.client.connection import Connection, place_of
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.routing import Router
+from dlog.client.singles import Singles
 from dlog.errors import (
     ClosedError,
     DLogError,
@@ -44,7 +45,7 @@ PRODUCER_ID_BYTES = 16
 
 
 class Filler(Protocol):
-    """Who puts records into the open batch by itself (a pipeline)."""
+    """Who puts records into the open batch by itself (pipelines, and awaited appends)."""
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> Teller:
         """Your record is at this slot. More may follow it by `take`, of so many bytes, SLOT_BYTES for each counted in.
@@ -76,6 +77,7 @@ class Producer:
         self._id = new_id()
         self._since: tuple[int, int] | None = None  # of this id, see above
         self._reached: tuple[int, int] | None = None  # the last place in the log that we heard of
+        self.singles = Singles(self, self._loop)
         self._sequence = 0  # of the next record to be sent for the first time
         self._open: Batch | None = None
         self._filler: Filler | None = None  # whom the open batch is lent to
@@ -118,36 +120,11 @@ class Producer:
         """Wait until an append may be taken, in the order of the calls. Append at once after the return."""
         await self._room.wait()
 
-    def add(self, payload: bytes, txid: int | None) -> asyncio.Future[DLSN]:
-        """Take one record; the future is its place. Cancelling the future forgets the waiter only.
-
-        Raises RecordTooLargeError, ClosedError (nothing taken).
-        """
-        size = len(payload) + SLOT_BYTES
-        if size > RECORD_BYTES_MAX + SLOT_BYTES:
-            raise too_large(len(payload))
-        self.check_open()
-        if self._filler is not None:
-            self.settle()
-        batch = self._open
-        if batch is None or batch.txid != txid or batch.size + size > self._batch_bytes_max:
-            batch = self._open_batch(txid)
-        waiter: asyncio.Future[DLSN] = self._loop.create_future()
-        waiters = batch.waiters
-        if waiters is None:
-            waiters = batch.begin_waiters()
-        waiters.append(waiter)
-        batch.payloads.append(payload)
-        batch.size += size
-        self._room.held += size
-        if not self._pump_due:
-            self._pump_soon()
-        return waiter
-
     def add_lot(self, payload: bytes, txid: int | None, filler: Filler) -> None:
         """Take one record, and lend the rest of its batch out: what follows is put in without a word to us.
 
-        payload: at most RECORD_BYTES_MAX bytes. Raises ClosedError (nothing taken, nothing lent).
+        payload: at most RECORD_BYTES_MAX bytes. Nothing is lent while others wait for room, so that none is overtaken.
+        Raises ClosedError (nothing taken).
         """
         size = len(payload) + SLOT_BYTES
         self.check_open()
@@ -159,9 +136,8 @@ class Producer:
         batch.payloads.append(payload)
         batch.size += size
         self._room.held += size
-        bytes_max = min(self._batch_bytes_max - batch.size, self._room.left)
+        bytes_max = min(self._batch_bytes_max - batch.size, self._room.left) if self._room.is_free else 0
         batch.tellers.append(filler.lend(slot, batch.payloads.append, bytes_max))
-        batch.waiters = None
         self._filler = filler
         if not self._pump_due:
             self._pump_soon()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import pytest
@@ -352,6 +353,43 @@ async def test_an_append_waits_for_room_and_records_stay_in_order() -> None:
         holding.let_go()
     assert taken <= 40 + 14
     assert double.log.payloads == [b"%010d" % n for n in range(20)]
+
+
+@pytest.mark.parametrize("before", [1, 7])
+async def test_nobody_who_waits_for_room_is_overtaken(before: int) -> None:
+    """Not by later appends either, which come while those who wait are let in one after the other."""
+    holding = Holding()
+    records = [b"%010d" % n for n in range(60)]
+    async with (
+        Double(script=holding) as double,
+        dlog.connect(double.target, buffer_bytes_max=40, batch_bytes_max=200) as client,
+        asyncio.TaskGroup() as group,
+    ):
+        for record in records[: 3 + before]:
+            group.create_task(client.append("s", record))
+        await double.wait(lambda: len(double.writes) == 1)
+        holding.let_go()
+        for record in records[3 + before :]:
+            group.create_task(client.append("s", record))
+            await asyncio.sleep(0)
+    assert double.log.payloads == records
+
+
+async def test_a_forked_child_may_not_use_its_parents_client() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        await client.append("s", b"a")
+        child = os.fork()
+        if child == 0:
+            try:
+                client.append("s", b"b").send(None)
+            except ClosedError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status[1]) == 7
+        await client.append("s", b"c")
+    assert double.log.payloads == [b"a", b"c"]
 
 
 async def test_a_waiter_for_room_that_leaves_passes_its_turn_on() -> None:
