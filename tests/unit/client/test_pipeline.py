@@ -14,7 +14,7 @@ from dlog.errors import ClosedError, InvalidRequestError, RecordTooLargeError, R
 from dlog.model.dlsn import DLSN_INVALID, of
 from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double, Log, Peer
-from tests.unit.client.test_producer import Holding
+from tests.unit.client.test_producer import Holding, _caught
 
 
 async def test_records_of_one_turn_travel_together_and_are_told_in_one_row() -> None:
@@ -228,16 +228,15 @@ async def test_the_first_failure_ends_it_and_rows_before_it_were_told() -> None:
 
 async def test_a_failure_is_heard_at_the_next_record_even_within_a_lot() -> None:
     holding = Holding()
-    async with Double(script=holding) as double, dlog.connect(double.target) as client:
+    async with Double(script=holding) as double, dlog.connect(double.target) as client, asyncio.TaskGroup() as group:
         pipeline = client.pipeline("s")
         assert pipeline.append(b"refused")
+        drain = group.create_task(_caught(pipeline.drain()))
         await double.wait(lambda: len(double.writes) == 1)
         assert pipeline.append(b"begins a lot")
         [(peer, write)] = holding.held
         peer.send(proxy.Failed(write.request, 413, "refused by the test"))
-        async with asyncio.timeout(60):
-            while pipeline._failure is None:
-                await asyncio.sleep(0)
+        assert isinstance(await drain, RecordTooLargeError)
         with pytest.raises(RecordTooLargeError):
             pipeline.append(b"x")
 
