@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import struct
 import tracemalloc
+from unittest import mock
 
 import lz4.block
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlog.errors import DamagedError, RecordTooLargeError
+from dlog.wire import entry as entry_module
 from dlog.wire.entry import (
     CONTROL,
     DECOMPRESSED_BYTES_MAX,
@@ -219,3 +221,57 @@ def test_a_block_of_another_size_than_declared_is_damaged() -> None:
 def test_an_unknown_envelope_is_damaged(head: tuple[int, int]) -> None:
     with pytest.raises(DamagedError):
         decode_entry(struct.pack(">biii", *head, 0, 0))
+
+
+def outcome(body: bytes) -> list[bytes] | str:
+    try:
+        return parse_record_set(body)
+    except DamagedError as error:
+        return error.message
+
+
+@given(
+    length=st.integers(0, 9),
+    count=st.integers(1, 140),
+    codec=codecs,
+    others=st.lists(st.tuples(st.integers(0, 139), st.binary(max_size=12)), max_size=1),
+    moves=st.lists(st.tuples(st.integers(0, 139), st.integers(0, 139)), max_size=2),
+    lies=st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=2),
+)
+def test_records_of_one_length_are_read_at_once_and_read_the_same(
+    length: int,
+    count: int,
+    codec: Codec,
+    others: list[tuple[int, bytes]],
+    moves: list[tuple[int, int]],
+    lies: list[tuple[int, int]],
+) -> None:
+    """The quick way agrees with the one record by record: on what it takes, and on what it must leave to that."""
+    records = [bytes([n]) * length for n in range(count)]
+    for at, record in others:
+        records[at % count] = record
+    for giver, taker in moves:  # the bytes together stay as many
+        records[taker % count] += records[giver % count][-1:]
+        records[giver % count] = records[giver % count][:-1]
+    body = bytearray(build_record_set(records, codec))
+    for at, value in lies:
+        body[at % len(body)] = value
+    quick = outcome(bytes(body))
+    with mock.patch.object(entry_module, "_parse_alike", lambda body, count: None):
+        assert quick == outcome(bytes(body))
+    if not lies:
+        assert quick == records
+
+
+@pytest.mark.parametrize(("count", "is_quick"), [(31, False), (32, True), (33, True), (1000, True)])
+def test_many_records_of_one_length_go_the_quick_way(count: int, is_quick: bool) -> None:
+    body = memoryview(build_record_set([b"abc"] * count))[SET_OVERHEAD:]
+    assert (entry_module._parse_alike(body, count) == [b"abc"] * count) is is_quick
+
+
+def test_lengths_that_only_add_up_are_not_one_length() -> None:
+    records = [b"abc"] * 40
+    records[7], records[30] = b"abcd", b"ab"
+    body = build_record_set(records)
+    assert entry_module._parse_alike(memoryview(body)[SET_OVERHEAD:], 40) is None
+    assert parse_record_set(body) == records
