@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -20,6 +21,7 @@ import dlog
 from dlog.cli.discovery import Running, RunningPart, read_run_file
 from dlog.cli.parts import die_with_parent
 from dlog.client.lifetime import Lifetime
+from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError
 from loadtest.systems.base import (
     Acked,
@@ -41,8 +43,6 @@ STEP_S = 0.02  # between two looks at what only looking tells: the run file
 _UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
 _OPTIONS = (*_UP, "config")
 _ORDER = ("bookie", "write", "read")
-BATCH_BYTES_MAX = 180 * 1024  # records that are handed over together travel as batches of at most this
-BATCH_RECORD_BYTES = 4  # more for each record
 
 
 class Dlog(System):
@@ -286,52 +286,101 @@ class DlogClient(Client):
 
 
 class DlogWriter(Writer):
-    """One stream. Records handed over together become batches; each batch is answered on its own."""
+    """One stream, through the client's pipeline: each record by a call of its own, told in rows.
+
+    What fails ends a pipeline; the next one begins behind it.
+    """
 
     def __init__(self, client: dlog.Client, life: Lifetime, log: str, tell: Tell) -> None:
         self._client = client
-        self._life = life
         self._log = log
         self._tell = tell
-        self._index = 0
-        self._under_way = 0
-        self._idle = asyncio.Event()
+        self._index = 0  # of the next record given to this writer
+        self._taken = 0  # records given to the pipeline
+        self._told = 0  # of those
+        self._shifts: deque[tuple[int, int]] = deque()  # from this record of the pipeline on: what its index is more
+        self._more = asyncio.Event()
+        self._all_told = asyncio.Event()
+        self._pipeline = self._begin()
+        life.spawn(self._watch(), f"answers of {log}")
 
     async def hand_over(self, records: Sequence[bytes]) -> None:
-        most = max(1, BATCH_BYTES_MAX // (len(records[0]) + BATCH_RECORD_BYTES))
-        for i in range(0, len(records), most):
-            await self.hand_over_batch(records[i : i + most])
+        append = self._pipeline.append
+        for i, record in enumerate(records):
+            try:
+                while not append(record):
+                    await self._pipeline.room()
+            except DLogError as error:
+                self._took(len(records) - i)
+                self._failed(error)
+                return
+            self._took(1)
+        self._more.set()
 
     async def hand_over_batch(self, records: Sequence[bytes]) -> None:
-        first, self._index = self._index, self._index + len(records)
-        self._under_way += 1
-        self._life.spawn(self._one(first, records), "batch")  # in this order they enter the client's queue
-
-    async def _one(self, first: int, records: Sequence[bytes]) -> None:
+        self._took(len(records))
         try:
-            result = await self._client.append_batch(self._log, records)
+            await self._pipeline.put(records)
         except DLogError as error:
-            self._tell(Refused(first, len(records), str(error), error.outcome_unknown))
+            self._failed(error)
         else:
-            known = result.first.slot >= 0
-            self._tell(Acked(first, len(records), tuple(result.first) if known else None))
-        finally:
-            self._under_way -= 1
-            if not self._under_way:
-                self._idle.set()
+            self._more.set()
 
     async def append(self, record: bytes) -> Position | None:
         self._index += 1
+        self._shifts.append((self._taken, self._index - self._taken))
         dlsn = await self._client.append(self._log, record)
         return tuple(dlsn) if dlsn.slot >= 0 else None
 
     async def flush(self) -> None:
-        while self._under_way:
-            self._idle.clear()
-            await self._idle.wait()
+        while self._told < self._taken:
+            self._all_told.clear()
+            await self._all_told.wait()
 
     async def close(self) -> None:
         pass  # what is under way ends with the client
+
+    def _took(self, count: int) -> None:
+        self._index += count
+        self._taken += count
+
+    def _begin(self) -> Pipeline:
+        self._taken = self._told = 0
+        self._shifts = deque([(0, self._index)])
+        return self._client.pipeline(self._log, self._written)
+
+    def _written(self, row: dlog.BatchResult) -> None:
+        self._told = row.index + row.count
+        self._tell(Acked(self._index_of(row.index), row.count, tuple(row.first) if row.first.slot >= 0 else None))
+        self._all_told.set()
+
+    def _index_of(self, taken: int) -> int:
+        """The index of a record of the pipeline; to be asked for in order."""
+        while len(self._shifts) > 1 and self._shifts[1][0] <= taken:
+            self._shifts.popleft()
+        return taken + self._shifts[0][1]
+
+    async def _watch(self) -> None:
+        """Hear of a failure also when nothing more is handed over."""
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            pipeline = self._pipeline
+            try:
+                await pipeline.drain()
+            except DLogError as error:
+                if pipeline is self._pipeline:
+                    self._failed(error)
+
+    def _failed(self, error: DLogError) -> None:
+        """Nothing more is told of what was taken: it is refused, and another pipeline begins."""
+        while self._told < self._taken:
+            first = self._index_of(self._told)
+            end = self._shifts[1][0] if len(self._shifts) > 1 else self._taken
+            self._tell(Refused(first, end - self._told, str(error), error.outcome_unknown))
+            self._told = end
+        self._pipeline = self._begin()
+        self._all_told.set()
 
 
 VARIANTS: Mapping[str, Variant] = {
