@@ -128,9 +128,15 @@ class Taking:
         t.out += t.allocation.want(recovery.next_number, t.lease.epoch, t.value.settings)
 
     def _learn(self, recovery: Recovery, is_sealed: bool) -> None:
-        """Take over what the log knows; what was on its way and survived is answered."""
+        """Take over what the log knows; what was on its way and survived is answered.
+
+        Who follows us is told first: a reader that comes behind an answer must find what was answered.
+        """
         t = self._tenure
         self.table_known = True
+        for number, end in recovery.ends.items():
+            if end is not None:
+                t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
         t.writing.packer.saw_time(recovery.unix_ms)
         t.writing.resolve(recovery.ends, recovery.places(), t.out)
         t.writing.undecided = (recovery.next_number, 0)
@@ -154,12 +160,12 @@ class Taking:
         t = self._tenure
         for number, (store, place) in recovery.places().items():
             end = recovery.ends[number]
-            if end is None:
-                t.register.want(DropEmptySegment(SegmentNumber(number), place, allocated_name(store, place)))
-            else:
+            if end is not None:
                 t.register.want(CompleteSegment(SegmentNumber(number), end, t.unix_ms))
-            # Of an empty one too, and before its number is told again: who follows us takes a number for a place.
-            t.out.append(Tell(LacMoved(t.stream, number, NO_ENTRY if end is None else end.last_entry, True)))
+                continue
+            t.register.want(DropEmptySegment(SegmentNumber(number), place, allocated_name(store, place)))
+            # Before its number is told again: who follows us takes a number for a place.
+            t.out.append(Tell(LacMoved(t.stream, number, NO_ENTRY, True)))
 
     # ---- mending ----------------------------------------------------------------------------------------------------
 

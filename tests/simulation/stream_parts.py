@@ -108,7 +108,14 @@ class Proxy:
         if isinstance(result, BatchWritten) and not result.duplicate:
             place = world.checks.places.get(result.dlsn.segment, "")
             world.checks.answered(machine, result, world.store.segments.get(place))
+            world.sim.call_in(0.0, self._check_told, machine, result, node=self.name)
         reply(result, machine.epoch)
+
+    def _check_told(self, machine: StreamOwner, result: BatchWritten) -> None:
+        """At the end of the turn in which a batch was answered whoever asks this owner for the tail is told of it."""
+        place = self.tails.place(self.world.stream)
+        if machine is self.owner and not machine.has_ended and place is not None and place <= result.dlsn:
+            self.world.checks.fail("T6", f"acknowledged {result.dlsn}, and the tail is still said to be at {place}")
 
     def _claim_or_redirect(self, suspected: bool) -> DLogError | None:
         world = self.world

@@ -163,6 +163,7 @@ WRITING = (
                 "self._append(pending, parts, out)",
                 "self._append(pending, parts, out)\n        self._written(self._inflight.pop(), out)",
             ),
+            mute=("T6",),  # which sees it first
         ),
     ),
     Mutant(
@@ -316,6 +317,19 @@ READING = (
 )
 
 FOLLOWING = (
+    Mutant(
+        name="what survived is answered before who follows is told",
+        invariants=("T6",),
+        parts=planted(
+            Taking,
+            ("_learn", "if end is not None:", "if False:"),
+            (
+                "_complete",
+                "t.unix_ms))",
+                "t.unix_ms)); t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))",
+            ),
+        ),
+    ),
     Mutant(
         name="an owner that mends its empty segment does not tell who follows",
         invariants=("T6",),

@@ -184,6 +184,23 @@ def test_what_survived_the_failure_of_the_store_is_answered_with_its_place() -> 
     assert [b.sequence for b in _notes(stage, "2b")] == [1, 2]
 
 
+def test_what_survived_is_told_to_who_follows_before_it_is_answered() -> None:
+    """The next segment cannot be created yet: a reader that comes behind the answer must not be shown an older tail."""
+    stage = Stage()
+    owner = stage.taken("p1")
+    stage.hold(AppendEntry)
+    owner.ask(batch(0))
+    append = next(m for m in owner.sent if isinstance(m, AppendEntry))
+    owner.writers[1].payloads.append(b"".join(bytes(p) for p in append.parts))
+    stage.held.clear()
+    stage.hold(CreateSegment)
+    owner.events.clear()
+    owner.post(Received(STORE, StoreFailed(append, StoreUnavailableError("a bookie too few"))))
+    assert owner.answers[2].dlsn == of(1, 0, 0)
+    assert owner.machine.phase is Phase.RECOVERING
+    assert LacMoved("s", 1, 0, True) in owner.events
+
+
 def test_a_segment_of_another_with_the_number_of_ours_says_nothing_of_what_we_had_under_way() -> None:
     """A Java writer fences our segment, finds it empty, deletes it and gives its number to its own."""
     stage = Stage()
@@ -254,7 +271,7 @@ def test_a_roll_that_is_mended_tells_the_ends_of_both_segments() -> None:
     owner.post(Received(STORE, StoreFailed(seal, StoreUnavailableError("a bookie too few"))))
     assert stage.value.segments[1].place != before
     told = [(e.segment, e.lac, e.ended) for e in owner.events if isinstance(e, LacMoved)]
-    assert told == [(1, 1, True), (2, -1, True)]
+    assert list(dict.fromkeys(told)) == [(1, 1, True), (2, -1, True)], "once or more, in this order"
     assert StreamReady("s", 1, 2, 2) in owner.events
 
 
