@@ -24,19 +24,23 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass(slots=True)
 class Latency:
-    """How long a piece of work takes, in seconds. `factor` makes the disk slow; `stalls` is the share that hangs."""
+    """How long a piece of work takes, in seconds. `factor` makes the disk slow; `stalls` is the share that hangs.
+
+    At most `longest_s`, also where both come together: what began on a slow disk ends soon after the disk is well.
+    """
 
     rng: random.Random
     mean_s: dict[str, float] = field(default_factory=lambda: {"journal": 0.0003, "read": 0.0002, "flush": 0.01})
     factor: float = 1.0
     stalls: float = 0.0005
     stall_s: float = 0.5
+    longest_s: float = 20.0
 
     def draw(self, name: str) -> float:
         took_s = self.mean_s.get(name, 0.001) * (0.5 + self.rng.expovariate(2.0))
         if self.rng.random() < self.stalls:
             took_s += self.rng.uniform(0.1, 1.0) * self.stall_s
-        return took_s * self.factor
+        return min(took_s * self.factor, self.longest_s)
 
 
 class SimulatedThreads:
