@@ -85,7 +85,11 @@ async def test_many_segments(proxies: ProxyCluster, logs: JavaLogs, stream: str)
     told = await logs.describe(stream, records=True)
     segments = told["segments"]
     assert [segment["number"] for segment in segments] == list(range(1, len(segments) + 1))
-    assert len(segments) > 2 and all(segment["completed"] for segment in segments)
+    assert len(segments) > 2
+    # one that a roll had just begun is left to the next owner
+    assert all(segment["completed"] for segment in segments[:-1]) and (
+        segments[-1]["completed"] or not segments[-1]["records"]
+    )
     assert (told["count"], told["last"], told["last_txid"]) == (200, list(seen[-1][0]), seen[-1][1])
 
 
