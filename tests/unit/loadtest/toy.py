@@ -146,15 +146,16 @@ class ToyClient(Client):
         with (self._room / log).open("rb") as file:
             rest = b""
             while True:
-                more = file.read()
-                rest += more
+                rest += file.read(1 << 20)
                 records = []
-                while len(rest) >= _LENGTH.size:
-                    (length,) = _LENGTH.unpack_from(rest)
-                    if len(rest) < _LENGTH.size + length:
+                at = 0
+                while len(rest) - at >= _LENGTH.size:
+                    end = at + _LENGTH.size + _LENGTH.unpack_from(rest, at)[0]
+                    if end > len(rest):
                         break
-                    records.append(rest[_LENGTH.size : _LENGTH.size + length])
-                    rest = rest[_LENGTH.size + length :]
+                    records.append(rest[at + _LENGTH.size : end])
+                    at = end
+                rest = rest[at:]
                 if records:
                     given = list(records)
                     begin = spoil(self._breach, given)
