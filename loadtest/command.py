@@ -126,7 +126,7 @@ def estimate(plan: Plan) -> str:
 async def _run(plan: Plan, out: Path, earlier: Run | None, quiet: bool) -> Run:
     task = asyncio.current_task()
     assert task is not None, "inside a coroutine"
-    with contextlib.suppress(NotImplementedError):
+    with contextlib.suppress(NotImplementedError):  # a loop that knows no signals
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     before = earlier.as_json() if earlier is not None else None
 

@@ -75,6 +75,7 @@ class HistoryWriter:
     """Joins what is dense and writes the rest. `close` writes what is open."""
 
     def __init__(self, path: str) -> None:
+        # the file lives as long as this object, see `close`
         self._file: TextIO = open(path, "w", encoding="ascii", errors="replace", buffering=1 << 16)  # noqa: SIM115
         self._open: dict[tuple[str, int], tuple[int, int, int, Position | None, int]] = {}
 

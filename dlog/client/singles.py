@@ -89,7 +89,7 @@ class _Waiters:
             places = repeat(batch)
         else:
             slots = zip(repeat(segment), repeat(entry), count(first + self.slot))
-            places = map(tuple.__new__, repeat(DLSN), slots)  # type: ignore[assignment]
+            places = map(tuple.__new__, repeat(DLSN), slots)  # type: ignore[assignment]  # an iterator of places too
         for future, place in zip(self.futures, places):  # noqa: B905  # places have no end
             if not future.done():
                 future.set_result(place)

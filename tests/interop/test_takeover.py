@@ -197,6 +197,7 @@ async def test_java_takes_over_from_an_owner_killed_in_mid_write(
     async with dlog.connect(own_proxies.target) as client:
         await client.create(stream)
         payloads = [b"ours-%d" % i for i in range(400)]
+        # tasks without a group: they are cancelled with the owner, and each is looked at below
         appends = [asyncio.ensure_future(client.append(stream, payload)) for payload in payloads]  # noqa: TID251
         await appends[100]
         for proxy in own_proxies.writers:
