@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
-from wsgiref.simple_server import WSGIServer
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dlog.errors import ConfigError
 from dlog.events import Event
+
+if TYPE_CHECKING:
+    from wsgiref.simple_server import WSGIServer  # brings http and email along: 2.5 MB of every process
 
 
 class Number:
