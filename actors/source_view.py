@@ -58,8 +58,12 @@ class View:
         return True
 
     def say(self, reply: SourceReply) -> None:
+        self.hear(Received(SOURCE, reply))
+
+    def hear(self, fact: Fact) -> None:
+        """What is said to many, as one fact for all of them."""
         if not self.is_closed:
-            self.post(Received(SOURCE, reply))
+            self.post(fact)
 
     def close(self) -> None:
         """Nothing is posted any more; idempotent."""

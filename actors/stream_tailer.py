@@ -29,6 +29,7 @@ from actors.upstream import Heard, Upstream
 from dlog.errors import DLogError, MetadataUnavailableError, OwnedElsewhereError
 from dlog.io.metadata import Metadata, SessionState
 from dlog.log.read_messages import (
+    SOURCE,
     EntriesGot,
     GetEntries,
     GetStream,
@@ -38,7 +39,7 @@ from dlog.log.read_messages import (
     StreamSeen,
     WatchLac,
 )
-from dlog.machine import Fact, Missing, Versioned
+from dlog.machine import Fact, Missing, Received, Versioned
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.options import KiB, MiB, option
@@ -284,9 +285,13 @@ class StreamTailer:
     # ---- the LAC ----------------------------------------------------------------------------------------------------
 
     def _watch(self, view: View, question: WatchLac) -> None:
+        reply = self._lac_seen(question) if self._is_known else None
+        if reply is not None:
+            view.say(reply)
+            return
         self._watching.append((view, question))
-        self._settle_watches()
-        self._signal()
+        if len(self._watching) == 1 or not self._is_heard:
+            self._signal()  # else an owner is listened to already, and nobody asks the store
 
     async def _find_tail(self, view: View, question: WatchLac) -> None:
         """A reader has just come: what is confirmed by now, it must see.
@@ -356,17 +361,26 @@ class StreamTailer:
         return now is None or now.completed or segment_key(now) != segment_key(segment)
 
     def _settle_watches(self) -> None:
-        """Answer everybody whose wait is over, from what is known now."""
+        """Answer everybody whose wait is over, from what is known now: who asked the same is told the same."""
         if not self._watching or not self._is_known:
             return
         left: list[tuple[View, WatchLac]] = []
+        answered: list[tuple[View, Fact]] = []
+        facts: dict[tuple[str, str, int, int], Fact | None] = {}
         for view, question in self._watching:
-            reply = self._lac_seen(question)
-            if reply is None:
+            asked = question.segment
+            same = (asked.store, asked.place, asked.number, question.known)
+            if same not in facts:
+                reply = self._lac_seen(question)
+                facts[same] = None if reply is None else Received(SOURCE, reply)
+            fact = facts[same]
+            if fact is None:
                 left.append((view, question))
             else:
-                view.say(reply)
+                answered.append((view, fact))
         self._watching = left
+        for view, fact in answered:
+            view.hear(fact)
 
     def _lac_seen(self, question: WatchLac) -> LacSeen | None:
         asked = question.segment
@@ -563,15 +577,20 @@ class StreamTailer:
             self._land(key, flight)
         if error is None:
             self._keep(segment.number, key, flight.first, payloads)
+        got: dict[tuple[int, int, int], EntriesGot] = {}
         for view, question in flight.waiters:
             if view.is_closed or view.keep(question):
                 continue
             if error is not None:
                 view.say(SourceFailed(question, error))
             elif question.first < flight.first + len(payloads):
-                got = cut(payloads, question.first - flight.first, question)
-                view.say(EntriesGot(segment.number, segment.place, question.first, got))
-                self._read_ahead(segment, key, question.first + len(got))
+                same = (question.first, question.last, question.max_bytes)
+                reply = got.get(same)
+                if reply is None:
+                    taken = cut(payloads, question.first - flight.first, question)
+                    reply = got[same] = EntriesGot(segment.number, segment.place, question.first, taken)
+                    self._read_ahead(segment, key, question.first + len(taken))
+                view.say(reply)
             else:
                 self._get_entries(view, question)
 
