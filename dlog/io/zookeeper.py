@@ -38,6 +38,7 @@ from dlog.io.zookeeper_protocol import (
     Created,
     Delete,
     GetEphemeralsRequest,
+    MultiReadRequest,
     NodeExistsError,
     NoNodeError,
     NotConnectedError,
@@ -49,6 +50,7 @@ from dlog.io.zookeeper_protocol import (
     decode_created,
     decode_data,
     decode_ephemerals,
+    decode_many,
     decode_multi,
     decode_nothing,
     decode_stat,
@@ -72,7 +74,7 @@ __all__ = [
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
-IN_FLIGHT_MAX = 500  # of one get_many; a server throttles clients that send much more at once
+GET_AT_ONCE = 200  # znodes, so that a reply stays far below what is taken as one (zookeeper_protocol.py)
 
 _PORT = 2181
 _IPV6 = re.compile(r"\[([0-9a-fA-F:.]+)\](?::(\d+))?\Z")
@@ -187,10 +189,10 @@ class ZooKeeper:
         return data
 
     async def get_many(self, paths: Sequence[str], *, fresh: bool = False) -> list[tuple[bytes, Stat] | None]:
-        """Read many znodes in one go, in order; None for those that are not there. One deadline for each 500."""
+        """Read many znodes, in order; None for those that are not there. One question and deadline for each 200."""
         found: list[tuple[bytes, Stat] | None] = []
-        for start in range(0, len(paths), IN_FLIGHT_MAX):
-            found += await self._get_some(paths[start : start + IN_FLIGHT_MAX], fresh=fresh and start == 0)
+        for start in range(0, len(paths), GET_AT_ONCE):
+            found += await self._get_some(paths[start : start + GET_AT_ONCE], fresh=fresh and start == 0)
         return found
 
     async def exists(self, path: str, *, fresh: bool = False) -> Stat | None:
@@ -446,29 +448,10 @@ class ZooKeeper:
         return connection.ask(protocol.SyncRequest(path=self._abs(path)), decode_nothing, path)
 
     async def _get_some(self, paths: Sequence[str], *, fresh: bool) -> list[tuple[bytes, Stat] | None]:
-        synced: asyncio.Future[Any] | None = None
-        futures: list[asyncio.Future[Any]] = []
-        found: list[tuple[bytes, Stat] | None] = []
-        try:
-            async with asyncio.timeout(self._request_timeout_s):
-                connection = await self._wait_connection()
-                if fresh:
-                    synced = self._ask_sync(connection, paths[0])
-                for path in paths:
-                    request = protocol.GetDataRequest(path=self._abs(path), watch=False)
-                    futures.append(connection.ask(request, decode_data, path))
-                if synced is not None:
-                    await synced
-                for future in futures:
-                    try:
-                        found.append(await future)
-                    except NoNodeError:
-                        found.append(None)
-        except TimeoutError:
-            raise self._late(bool(futures), paths[0]) from None
-        finally:
-            for future in (*futures[len(found) :], *([synced] if synced is not None else [])):
-                _forget(future)
+        absolute = [self._abs(path) for path in paths]
+        found: list[tuple[bytes, Stat] | None] = await self._call(
+            MultiReadRequest(absolute), decode_many(paths), paths[0], fresh=fresh
+        )
         return found
 
     async def _wait_connection(self) -> Connection:

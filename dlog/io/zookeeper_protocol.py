@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from aiozk import exc, protocol
 from aiozk.protocol.part import Part
-from aiozk.protocol.primitives import Buffer, Int, UString, Vector
+from aiozk.protocol.primitives import Int, UString, Vector
 from aiozk.protocol.request import Request
 from aiozk.protocol.transaction import MultiHeader
 
@@ -33,6 +33,10 @@ _SIZE = struct.Struct("!i")
 _HEADER = struct.Struct("!iqi")
 _STAT = struct.Struct("!qqqqiiiqiiq")
 _ERROR = struct.Struct("!i")
+_REQUEST = struct.Struct("!ii")
+_MULTI = struct.Struct("!i?i")
+
+_GET_DATA = 4  # opcode
 
 XID_WATCH = -1
 XID_PING = -2
@@ -189,10 +193,6 @@ class _StatReply(Part):  # type: ignore[misc]
     parts = (("stat", _Stat),)
 
 
-class _DataReply(Part):  # type: ignore[misc]
-    parts = (("data", Buffer), ("stat", _Stat))
-
-
 class _ChildrenReply(Part):  # type: ignore[misc]
     parts = (("children", Vector.of(UString)), ("stat", _Stat))
 
@@ -210,6 +210,24 @@ class AddWatchRequest(Request):  # type: ignore[misc]
 
     opcode = 106
     parts = (("path", UString), ("mode", Int))
+
+
+class MultiReadRequest(Request):  # type: ignore[misc]
+    """The data of many znodes, without watches. ZooKeeper 3.6 and later."""
+
+    opcode = 22
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        super().__init__()
+        self.paths = paths
+
+    def serialize(self, xid: int) -> bytes:
+        frame = [_REQUEST.pack(xid, self.opcode)]
+        for path in self.paths:
+            name = path.encode()
+            frame += (_MULTI.pack(_GET_DATA, False, -1), _SIZE.pack(len(name)), name, b"\0")
+        frame.append(_MULTI.pack(-1, True, -1))
+        return b"".join(frame)
 
 
 class GetEphemeralsRequest(Request):  # type: ignore[misc]
@@ -232,8 +250,44 @@ def decode_stat(body: bytes) -> Stat:
 
 
 def decode_data(body: bytes) -> tuple[bytes, Stat]:
-    reply = _DataReply.parse(body, 0)[0]
-    return reply.data or b"", reply.stat
+    return _data_at(body, 0)[0]
+
+
+def decode_many(paths: Sequence[str]) -> Decode:
+    """A decoder for the reply to a MultiReadRequest for these paths: data and Stat of each, None for what is not there.
+
+    It raises what the server says of any of them else, ZnodeError or ConnectionLossError.
+    """
+
+    def decode(body: bytes) -> list[tuple[bytes, Stat] | None]:
+        found: list[tuple[bytes, Stat] | None] = []
+        kind, done, _ = _MULTI.unpack_from(body)
+        offset = _MULTI.size
+        while not done:
+            if kind == _GET_DATA:
+                item, offset = _data_at(body, offset)
+                found.append(item)
+            else:
+                (code,) = _ERROR.unpack_from(body, offset)
+                offset += _ERROR.size
+                if code != NoNodeError.zookeeper_code:
+                    raise error_of(code, paths[len(found)] if len(found) < len(paths) else "")
+                found.append(None)
+            kind, done, _ = _MULTI.unpack_from(body, offset)
+            offset += _MULTI.size
+        if len(found) != len(paths):
+            raise struct.error(f"another number of answers than of questions: {len(found)} of {len(paths)}")
+        return found
+
+    return decode
+
+
+def _data_at(body: bytes, offset: int) -> tuple[tuple[bytes, Stat], int]:
+    (size,) = _SIZE.unpack_from(body, offset)
+    begin = offset + _SIZE.size
+    end = begin + max(0, size)  # -1: none
+    stat = Stat._make(_STAT.unpack_from(body, end))
+    return (body[begin:end], stat), end + _STAT.size
 
 
 def decode_children(body: bytes) -> tuple[list[str], Stat]:
@@ -502,7 +556,7 @@ class Connection(asyncio.Protocol):
             return
         try:
             value = call.decode(body)
-        except (MultiFailedError, ConnectionLossError) as refused:
+        except (MultiFailedError, ZnodeError, ConnectionLossError) as refused:
             call.done(None, refused)
         except (struct.error, UnicodeDecodeError, ValueError, TypeError) as damaged:
             call.done(None, ConnectionLossError(f"unreadable answer: {damaged}"))

@@ -37,6 +37,7 @@ OPCODES = {
     "multi": 14,
     "create2": 15,
     "remove_watches": 18,
+    "multi_read": 22,
     "auth": 100,
     "set_watches": 101,
     "ephemerals": 103,
@@ -167,7 +168,7 @@ class RawSession:
                 return sorted_texts(body[: -_STAT.size]), self._stat(body[-_STAT.size :])
             case "children" | "ephemerals":
                 return sorted_texts(body)
-            case "multi":
+            case "multi" | "multi_read":
                 return self._multi(body)
             case _:
                 return body
@@ -182,12 +183,20 @@ class RawSession:
                 assert at == len(body)
                 return results
             size = {-1: 4, 5: _STAT.size}.get(kind, 0)
-            if kind in (1, 15):
+            if kind == 4:
+                size = 4 + max(0, _INT.unpack_from(body, at)[0]) + _STAT.size
+            elif kind == 8:
+                size = 4
+                for _ in range(_INT.unpack_from(body, at)[0]):
+                    size += 4 + _INT.unpack_from(body, at + size)[0]
+            elif kind in (1, 15):
                 size = 4 + _INT.unpack_from(body, at)[0] + (_STAT.size if kind == 15 else 0)
             result = body[at : at + size]
             at += size
-            if kind in (5, 15):
+            if kind in (4, 5, 15):
                 results.append((kind, error, result[: -_STAT.size], self._stat(result[-_STAT.size :])))
+            elif kind == 8:
+                results.append((kind, error, sorted_texts(result)))
             else:
                 results.append((kind, error, result))
 

@@ -99,6 +99,7 @@ class RawScript:
             "set": (self._set, 12),
             "read": (self._read, 24),
             "multi": (self._multi, 12),
+            "multi_read": (self._multi_read, 8),
             "acl": (self._acl, 6),
             "watch": (self._watch, 10),
             "set_watches": (self._set_watches, 5),
@@ -161,6 +162,11 @@ class RawScript:
                 case _:
                     ops.append(("check", raw.versioned(self._path(), self._version())))
         return ops, await session.ask("multi", raw.multi(ops))
+
+    async def _multi_read(self, session: RawSession) -> tuple[Any, Any]:
+        kinds = self._rng.choices(("get", "children"), k=self._rng.choice((0, 1, 2, 4)))
+        ops = [(kind, raw.watched(self._path(), self._rng.random() < 0.3)) for kind in kinds]
+        return ops, await session.ask("multi_read", raw.multi(ops))
 
     async def _acl(self, session: RawSession) -> tuple[Any, Any]:
         match self._rng.randrange(3):

@@ -463,6 +463,8 @@ class Member:
                 if watch:
                     self._watches.add_children(path, client)
                 return wire.texts(tree.names(path)) + (wire.stat(node.stat()) if wants_stat else b"")
+            case wire.MultiRead(ops):
+                return wire.multi([self._look_one(client, op) for op in ops])
             case wire.GetAcl(path):
                 node = tree.node(path)
                 check_acl(node.acl, wire.READ | wire.ADMIN, client.identities)
@@ -484,6 +486,13 @@ class Member:
                 if not self._watches.remove(path, client, kind):
                     raise RefusedError(wire.NO_WATCHER)
                 return b""
+
+    def _look_one(self, client: Client, op: wire.GetData | wire.GetChildren) -> tuple[int, bytes]:
+        """One of a multi of reads: what is refused refuses nothing else."""
+        try:
+            return 4 if isinstance(op, wire.GetData) else 8, self._look(client, op)
+        except RefusedError as refused:
+            return -1, wire.number(refused.code)
 
     def _set_watches(self, client: Client, request: wire.SetWatches) -> None:
         """Set again what a client had elsewhere, or tell at once what it has missed since."""

@@ -156,6 +156,11 @@ class GetChildren:
 
 
 @dataclass(frozen=True, slots=True)
+class MultiRead:
+    ops: tuple[GetData | GetChildren, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GetAcl:
     path: str
 
@@ -223,7 +228,7 @@ class Unknown:
 
 
 Write = Op | SetAcl | Multi | CloseSession
-Read = Exists | GetData | GetChildren | GetAcl | GetEphemerals | CountBelow
+Read = Exists | GetData | GetChildren | MultiRead | GetAcl | GetEphemerals | CountBelow
 Watching = SetWatches | AddWatch | RemoveWatches
 Request = Write | Read | Watching | Sync | Ping | Auth | Unknown
 
@@ -329,6 +334,8 @@ def _body(opcode: int, reader: _Reader) -> Request:
             return _multi(reader)
         case 18:
             return RemoveWatches(reader.text(), reader.int32())
+        case 22:
+            return _multi_read(reader)
         case 100:
             reader.int32()
             return Auth(reader.text(), reader.buffer() or b"")
@@ -368,6 +375,18 @@ def _multi(reader: _Reader) -> Multi:
         if done:
             return Multi(tuple(ops))
         ops.append(_op(opcode, reader))
+
+
+def _multi_read(reader: _Reader) -> MultiRead:
+    ops: list[GetData | GetChildren] = []
+    while True:
+        opcode, done, _ = reader.int32(), reader.flag(), reader.int32()
+        if done:
+            return MultiRead(tuple(ops))
+        path, _ = reader.text(), reader.flag()  # a multi sets no watches, whatever it says
+        if opcode not in (4, 8):
+            raise MarshallingError(f"no operation of a multi of reads: type={opcode}")
+        ops.append(GetData(path, False) if opcode == 4 else GetChildren(path, False, False))
 
 
 def is_creation(flags: int) -> bool:
