@@ -14,6 +14,7 @@ One loop owns a driver: nothing here may be called from another thread.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -89,7 +90,10 @@ class Driver:
         self._requests_max = requests_max
         self._clock = clock
         self._mailbox: deque[Fact] = deque()
-        self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it lives
+        self._life: asyncio.Future[None] | None = None  # done when there is no next turn
+        self._context: contextvars.Context | None = None  # of the life, not of whoever posts
+        self._is_idle = False  # it lives, and no turn is planned
         self._sinks: dict[int, Sink] = {}
         self._tickets = 0
         self._timers: dict[Token, asyncio.TimerHandle] = {}
@@ -127,8 +131,8 @@ class Driver:
         if self._ended:
             return
         self._mailbox.append(fact)
-        if not self._wake.is_set():
-            self._wake.set()
+        if self._is_idle:
+            self._plan_turn()
 
     def submit(self, request: Any, sink: Sink) -> None:
         """Ask the machine; `sink` hears the result or a DLogError once, from within the driver's turn.
@@ -166,7 +170,8 @@ class Driver:
     def stop(self) -> None:
         """Take no more requests; `run` returns once what is in the mailbox has been handled."""
         self._stopping = True
-        self._wake.set()
+        if self._is_idle:
+            self._plan_turn()
 
     def dispose(self) -> None:
         """End a driver whose `run` was cancelled before its first step, so that nobody waits for it; else nothing."""
@@ -203,31 +208,54 @@ class Driver:
             self._end(farewell)
 
     async def _live(self) -> None:
-        mailbox, handle, note = self._mailbox, self.machine.handle, self._story.note
-        while True:
-            if not mailbox:
-                if self._stopping:
-                    return
-                self._wake.clear()
-                await self._wake.wait()
-                continue
-            self.batches += 1
-            for _ in range(min(len(mailbox), BATCH_MAX)):  # one batch; newcomers wait their turn
-                fact = mailbox.popleft()
-                self.facts += 1
-                try:
-                    effects = handle(fact)
-                except BaseException:
-                    note(fact, ())
-                    raise
-                note(fact, effects)
-                for effect in effects:
-                    self._perform[effect.__class__](effect)
-            if mailbox:
-                await asyncio.sleep(0)  # other actors run between batches
+        """Take turns until there is nothing more to do. A turn is a call of the loop's, not a step of this task, which
+        costs a quarter."""
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._life = self._loop.create_future()
+        self._turn()
+        await self._life
+
+    def _plan_turn(self) -> None:
+        assert self._loop is not None, "only who lives takes turns"
+        self._is_idle = False
+        self._loop.call_soon(self._turn, context=self._context)
+
+    def _turn(self) -> None:
+        """Handle one batch of facts. What goes wrong ends the life."""
+        life = self._life
+        if life is None or life.done():
+            return
+        try:
+            self._handle_some()
+        except Exception as error:  # noqa: BLE001  it leaves through `run`
+            life.set_exception(error)
+            return
+        if self._mailbox:
+            self._plan_turn()  # other actors run between batches
+        elif self._stopping:
+            life.set_result(None)
+        else:
+            self._is_idle = True
+
+    def _handle_some(self) -> None:
+        mailbox, handle, note, perform = self._mailbox, self.machine.handle, self._story.note, self._perform
+        self.batches += 1
+        for _ in range(min(len(mailbox), BATCH_MAX)):  # one batch; newcomers wait their turn
+            fact = mailbox.popleft()
+            self.facts += 1
+            try:
+                effects = handle(fact)
+            except BaseException:
+                note(fact, ())
+                raise
+            note(fact, effects)
+            for effect in effects:
+                perform[effect.__class__](effect)
 
     def _end(self, farewell: DLogError) -> None:
         self._ended = True
+        self._is_idle = False
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -241,6 +269,7 @@ class Driver:
     def _let_go(self) -> None:
         """Leave no circle behind: the collector looks at what is old so rarely that nobody may wait for it."""
         self._perform = {}
+        self._life = self._context = None
         self._send = _send_nothing
         self._on_event = _ignore
         self._metadata = self._persist = self._tasks = None
