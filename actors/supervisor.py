@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -99,8 +98,8 @@ class Supervisor:
         child.ended.set()
 
     async def _keep(self, child: _Child) -> None:
-        failures: deque[float] = deque()
-        while not child.stopping.is_set():
+        failures: list[float] = []
+        while not child.stopping:
             try:
                 await child.resident.run()
                 return
@@ -108,7 +107,7 @@ class Supervisor:
                 now_s = self._clock.monotonic_s()
                 failures.append(now_s)
                 while failures[0] <= now_s - self._options.window_s:
-                    failures.popleft()
+                    del failures[0]
                 self._on_failure(error)
                 if len(failures) > self._options.restarts_max:
                     self._on_event(ActorGivenUp(child.resident.name, repr(error), len(failures) - 1))
@@ -123,17 +122,25 @@ class _Child:
 
     def __init__(self, resident: Resident) -> None:
         self.resident = resident
-        self.stopping = asyncio.Event()
+        self.stopping = False
         self.ended = asyncio.Event()
+        self._rested: asyncio.Event | None = None  # while it rests
 
     def stop(self) -> None:
-        self.stopping.set()
+        self.stopping = True
+        if self._rested is not None:
+            self._rested.set()
         self.resident.stop()
 
     async def rest(self, delay_s: float) -> None:
         """Wait for the restart, or less if told to end."""
+        if self.stopping:
+            return
+        self._rested = asyncio.Event()
         try:
             async with asyncio.timeout(delay_s):
-                await self.stopping.wait()
+                await self._rested.wait()
         except TimeoutError:
             return
+        finally:
+            self._rested = None

@@ -101,18 +101,8 @@ class Driver:
         self._questions: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._ended = False
-        self._over = asyncio.Event()
+        self._over: asyncio.Event | None = None  # made by who waits for the end
         self._story = Story()
-        self._perform: dict[type[Any], Callable[[Any], None]] = {
-            Send: self._perform_send,
-            Answer: self._perform_answer,
-            SetTimer: self._perform_set_timer,
-            CancelTimer: self._perform_cancel_timer,
-            ReadMetadata: self._perform_metadata,
-            CompareAndSet: self._perform_metadata,
-            Persist: self._perform_persist,
-            Tell: self._perform_tell,
-        }
 
     # ---- the mailbox ------------------------------------------------------------------------------------------------
 
@@ -180,7 +170,9 @@ class Driver:
 
     async def wait_ended(self) -> None:
         """Until `run` is over, however it ended."""
-        await self._over.wait()
+        if not self._ended:
+            self._over = self._over or asyncio.Event()
+            await self._over.wait()
 
     # ---- the life ---------------------------------------------------------------------------------------------------
 
@@ -239,7 +231,7 @@ class Driver:
             self._is_idle = True
 
     def _handle_some(self) -> None:
-        mailbox, handle, note, perform = self._mailbox, self.machine.handle, self._story.note, self._perform
+        mailbox, handle, note = self._mailbox, self.machine.handle, self._story.note
         self.batches += 1
         for _ in range(min(len(mailbox), BATCH_MAX)):  # one batch; newcomers wait their turn
             fact = mailbox.popleft()
@@ -251,7 +243,7 @@ class Driver:
                 raise
             note(fact, effects)
             for effect in effects:
-                perform[effect.__class__](effect)
+                _PERFORM[effect.__class__](self, effect)
 
     def _end(self, farewell: DLogError) -> None:
         self._ended = True
@@ -263,12 +255,12 @@ class Driver:
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink(farewell)
-        self._over.set()
+        if self._over is not None:
+            self._over.set()
         self._let_go()
 
     def _let_go(self) -> None:
         """Leave no circle behind: the collector looks at what is old so rarely that nobody may wait for it."""
-        self._perform = {}
         self._life = self._context = None
         self._send = _send_nothing
         self._on_event = _ignore
@@ -326,3 +318,15 @@ class Driver:
 
     def _perform_tell(self, effect: Tell) -> None:
         self._on_event(effect.event)
+
+
+_PERFORM: dict[type[Any], Callable[[Driver, Any], None]] = {
+    Send: Driver._perform_send,
+    Answer: Driver._perform_answer,
+    SetTimer: Driver._perform_set_timer,
+    CancelTimer: Driver._perform_cancel_timer,
+    ReadMetadata: Driver._perform_metadata,
+    CompareAndSet: Driver._perform_metadata,
+    Persist: Driver._perform_persist,
+    Tell: Driver._perform_tell,
+}

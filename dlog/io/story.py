@@ -1,18 +1,21 @@
 """A machine's story: its last few hundred facts and effects, kept without payloads, told when it dies.
 
 The law of this room: remembering is cheap (a fraction of a microsecond a value), holds no reference to a payload, and
-text is made only when somebody reads it. A value that can hold no payload is kept as it is; of the others the fields
-that name things are kept.
+text is made only when somebody reads it. All stories of a process together remember no more than `PAIRS_OF_ALL`: where
+thousands of machines live, each remembers its last few facts. A value that can hold no payload is kept as it is; of the
+others the fields that name things are kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from operator import attrgetter
 from typing import Any
+
+PAIRS_OF_ALL = 32_768  # of the order of 300 B each
+PAIRS_MIN = 4
 
 _Outliner = Callable[[Any], Any]
 
@@ -25,25 +28,50 @@ _outliners: dict[type, _Outliner | None] = {}  # None: kept as it is
 _UNKNOWN: Any = object()
 
 
-class Story:
-    """A ring of (fact, effects) pairs."""
+class _Share:
+    """What one story may remember while so many live."""
 
-    __slots__ = ("_ring",)
+    __slots__ = ("living", "pairs")
+
+    def __init__(self) -> None:
+        self.living = 0
+        self.pairs = PAIRS_OF_ALL
+
+    def count(self, more: int) -> None:
+        self.living += more
+        self.pairs = max(PAIRS_MIN, PAIRS_OF_ALL // max(1, self.living))
+
+
+_share = _Share()
+
+
+class Story:
+    """The last (fact, effects) pairs: at most `pairs_max`, and less where many stories live."""
+
+    __slots__ = ("_pairs", "_pairs_max")
 
     def __init__(self, pairs_max: int = 256) -> None:
-        self._ring: deque[tuple[Any, Any]] = deque(maxlen=pairs_max)
+        self._pairs: list[tuple[Any, Any]] = []
+        self._pairs_max = pairs_max
+        _share.count(1)
+
+    def __del__(self) -> None:
+        _share.count(-1)
 
     def note(self, fact: Any, effects: Sequence[Any]) -> None:
         """Remember that `fact` led to `effects`."""
-        self._ring.append((outline(fact), [outline(effect) for effect in effects] if effects else ()))
+        pairs = self._pairs
+        pairs.append((outline(fact), [outline(effect) for effect in effects] if effects else ()))
+        if len(pairs) > self._pairs_max or len(pairs) > _share.pairs:
+            del pairs[: len(pairs) - min(self._pairs_max, _share.pairs)]
 
     def __len__(self) -> int:
-        return len(self._ring)
+        return len(self._pairs)
 
     def text(self, title: str) -> str:
         """Oldest first; effects are indented under their fact."""
-        lines = [f"story of {title}, last {len(self._ring)} facts:"]
-        for fact, effects in self._ring:
+        lines = [f"story of {title}, last {len(self._pairs)} facts:"]
+        for fact, effects in self._pairs:
             lines.append(f"  {_render(fact)}")
             lines.extend(f"      {_render(effect)}" for effect in effects)
         return "\n".join(lines)

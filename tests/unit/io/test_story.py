@@ -5,7 +5,10 @@ from __future__ import annotations
 import gc
 from dataclasses import dataclass
 
+import pytest
+
 from dlog.errors import UnavailableError
+from dlog.io import story as story_module
 from dlog.io.story import Story, outline
 from dlog.machine import Answer, Asked, MetadataSeen, Received, Send, Versioned
 from dlog.model.ids import EntryId, LedgerId
@@ -63,3 +66,15 @@ def test_the_ring_is_bounded_and_errors_are_words() -> None:
     assert len(story) == 3
     assert "result=UnavailableError(away)" in story.text("x")
     assert "ticket=9" in story.text("x") and "ticket=6" not in story.text("x")
+
+
+def test_many_stories_together_remember_no_more_than_the_process_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(story_module, "PAIRS_OF_ALL", 400)
+    before = story_module._share.living
+    crowd = [Story() for _ in range(40)]
+    for number in range(20):
+        crowd[0].note(Answer(number, None), [])
+    assert 4 <= len(crowd[0]) <= 10
+    assert "ticket=19" in crowd[0].text("x")
+    del crowd[1:]
+    assert story_module._share.living <= before + 1  # what has ended takes no share
