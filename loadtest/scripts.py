@@ -40,7 +40,9 @@ async def load(bench: Bench) -> Outcome:
         outcome.figures |= {
             "delivery_ms": latencies(delivery),
             "delivered_mb_per_s": round(out / 1e6, 2),
-            "tail_extra_p99_ms": round((delivery.percentile(99) - response.percentile(99)) / 1000, 3),
+            "tail_extra_p99_ms": (
+                round((delivery.percentile(99) - response.percentile(99)) / 1000, 3) if delivery.count else None
+            ),
         }
         outcome.histograms["delivery"] = delivery.as_json()
         outcome.errors += [text for one in followed for text in one["errors"]]

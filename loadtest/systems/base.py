@@ -42,8 +42,9 @@ of the result are of all of them; a generator that cannot do more than 1 says so
 start) | filler; big-endian; the CRC is of everything after it, filler first and then the 20 bytes of the head. The
 sequences of a producer are dense from 0 *per log*, and per (producer, log) they are in the order of hand-over.
 
-Result of a producer: `sent`, `acked`, `failed` (counts, whole run), `errors` (up to 10 texts), `measured` (records
-acknowledged from start + warmup_s on for `seconds`), `measured_s`, `first_ack_ns`, `last_ack_ns`,
+Result of a producer: `sent`, `acked`, `failed` (counts, whole run), `behind` (open loop: records that were due and were
+not even handed over by the end; they are in `response` with as long as they had waited), `errors` (up to 10 texts),
+`measured` (records acknowledged from start + warmup_s on for `seconds`), `measured_s`, `first_ack_ns`, `last_ack_ns`,
 `response` (histogram: answer minus due; in closed loops minus hand-over), `service` (answer minus hand-over), `delay`
 (hand-over minus due; open loop), `timeline` ([acked per 100 ms since start_ns]), `gaps` ([[from_ns, to_ns], ...] times
 of 20 ms and more without an answer while some were due, each counted to the next answer), `cpu_s` (of this process
@@ -65,6 +66,7 @@ places that follow each other densely; it spans 50 ms at most.
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -73,6 +75,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 Position = tuple[int, ...]
+CREATES = 32  # logs that are created at once, one a request
 Flavour = Literal["fast", "user"]  # the fastest client there is; the one that a Python program would use
 
 
@@ -111,6 +114,7 @@ class System(ABC):
     name: ClassVar[str] = ""
     durability: Durability
     owner_role: ClassVar[str] = ""  # whose death W10 and W11 measure: the process that acknowledges a log's appends
+    start_s: ClassVar[float] = 5.0  # about what a start and a stop take, for --estimate
     storage_role: ClassVar[str] = ""  # whose death W12 measures: a process that stores, and does not own the log
 
     def __init__(self, variant: str) -> None:
@@ -143,6 +147,18 @@ class System(ABC):
     @abstractmethod
     async def create(self, log: str) -> None:
         """A log of one partition, replicated three times, acknowledged by two at least."""
+
+    async def create_all(self, logs: Sequence[str]) -> None:
+        """As `create`, for several; a system whose clients would ask for all of them in one request does so."""
+        todo = iter(logs)
+
+        async def some() -> None:
+            for log in todo:
+                await self.create(log)
+
+        async with asyncio.TaskGroup() as tasks:
+            for i in range(min(CREATES, len(logs))):
+                tasks.create_task(some(), name=f"create {i}")
 
     @abstractmethod
     def address(self) -> dict[str, Any]:

@@ -52,6 +52,7 @@ class BookKeeperSystem(ServerSystem):
     name: ClassVar[str] = "bookkeeper"
     owner_role: ClassVar[str] = ""
     storage_role: ClassVar[str] = "bookie"
+    start_s: ClassVar[float] = 9.0
     _coordinators: ClassVar[frozenset[str]] = frozenset({"zookeeper"})
 
     def __init__(self, variant: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import time
@@ -51,6 +52,7 @@ class Dlog(System):
     name = "dlog"
     owner_role = "write"
     storage_role = "bookie"
+    start_s = 4.0
     durability = Durability("F", "fdatasync on 2 of 3 bookies (E3/Qw3/Qa2) before the acknowledgement")
 
     def __init__(self, variant: str) -> None:
@@ -124,7 +126,7 @@ class Dlog(System):
             "dlog": metadata.version("dlogd"),
             "python": sys.version.split()[0],
             "uvloop": metadata.version("uvloop"),
-            "zookeeper": next((p.id for p in self._running().parts if p.role == "zookeeper"), "external"),
+            "Apache ZooKeeper": next(map(zookeeper_version, self.processes().get("zookeeper", ())), "unknown"),
         }
 
     def configuration(self) -> Mapping[str, Any]:
@@ -225,6 +227,16 @@ class Dlog(System):
             return self._room.with_suffix(".printed").read_text()[-500:].strip()
         except OSError:
             return ""
+
+
+def zookeeper_version(pid: int) -> str:
+    """Of the jar that it runs from."""
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return "unknown"
+    found = re.search(r"zookeeper-(\d[\w.]*?)\.jar", command)
+    return found[1] if found else "unknown"
 
 
 async def _greets(part: RunningPart) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import KafkaError, NoError, TopicAlreadyExistsError, for_code
 
 from loadtest.systems.base import (
     Acked,
@@ -53,6 +53,8 @@ GENERATOR = ("Generator", "Job", "Tally", "History", "Histogram", "Records", "Ve
 FORMAT_S = 120.0
 STEP_S = 0.1
 ASK_MS = 5000
+ASK_MANY_MS = 60_000  # of a request that creates many topics
+CREATE_TOPICS = 500  # in one request
 READ_RECORDS = 10_000
 OPTIONS = {
     "brokers": "3",
@@ -73,6 +75,7 @@ class KafkaSystem(ServerSystem):
     name: ClassVar[str] = "kafka"
     owner_role: ClassVar[str] = "broker"
     storage_role: ClassVar[str] = "broker"
+    start_s: ClassVar[float] = 11.0
 
     def __init__(self, variant: str) -> None:
         super().__init__(variant)
@@ -176,6 +179,7 @@ class KafkaSystem(ServerSystem):
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,
             "linger.ms": self._options["linger_ms"] or "5 for the most, else 0",
+            "batch.size": self._options["batch_size"] or "131072, or as large as a batch of the application's",
         }
 
     def lacks(self, feature: str) -> str | None:
@@ -202,26 +206,41 @@ class KafkaSystem(ServerSystem):
     # ---- its logs ----------------------------------------------------------------------------------------------------
 
     async def create(self, log: str) -> None:
-        topic = NewTopic(
+        await self.create_all([log])
+
+    async def create_all(self, logs: Sequence[str]) -> None:
+        for begin in range(0, len(logs), CREATE_TOPICS):
+            some = logs[begin : begin + CREATE_TOPICS]
+            await self._create_some(some)
+            self._topics += some
+        await self._replicated(logs, READY_S)
+
+    async def _create_some(self, logs: Sequence[str]) -> None:
+        """In one request; what it refuses for now is asked for again."""
+        refused, todo = "", list(logs)
+        try:
+            async with asyncio.timeout(READY_S):
+                while todo:
+                    try:
+                        admin = await self._ask()
+                        told = await admin.create_topics([self._topic(log) for log in todo], timeout_ms=ASK_MANY_MS)
+                    except (KafkaError, OSError) as error:
+                        refused = repr(error)
+                        await self._close_admin()
+                    else:
+                        todo, refused = refused_of(told.topic_errors)
+                    if todo:
+                        await asyncio.sleep(STEP_S)
+        except TimeoutError:
+            raise CannotRunError(f"topics were not created within {READY_S:g} s: {todo[:3]} {refused}") from None
+
+    def _topic(self, log: str) -> NewTopic:
+        return NewTopic(
             name=log,
             num_partitions=1,
             replication_factor=self._numbers["replicas"],
             topic_configs={"flush.messages": "1"} if self._flush else {},
         )
-        async with asyncio.timeout(READY_S):
-            while True:
-                admin = await self._ask()
-                try:
-                    await admin.create_topics([topic])
-                except TopicAlreadyExistsError:
-                    pass  # an answer before was lost
-                except (KafkaError, OSError):
-                    await self._close_admin()
-                    await asyncio.sleep(STEP_S)
-                    continue
-                break
-        self._topics.append(log)
-        await self._replicated([log], READY_S)
 
     async def owner(self, log: str) -> str:
         async with asyncio.timeout(READY_S):
@@ -295,6 +314,13 @@ class KafkaSystem(ServerSystem):
         admin, self._admin = self._admin, None
         if admin is not None:
             await admin.close()
+
+
+def refused_of(topic_errors: Sequence[Sequence[Any]]) -> tuple[list[str], str]:
+    """Topics that a request did not make, and why; one that is there was made by a request whose answer was lost."""
+    found = [(str(name), for_code(code)) for name, code, *_ in topic_errors]
+    refused = [(name, error) for name, error in found if error not in (NoError, TopicAlreadyExistsError)]
+    return [name for name, _ in refused], ", ".join(sorted({error.__name__ for _, error in refused}))
 
 
 def broker_config(

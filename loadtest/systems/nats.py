@@ -77,6 +77,7 @@ class NatsSystem(ServerSystem):
     name: ClassVar[str] = "nats"
     owner_role: ClassVar[str] = "server"
     storage_role: ClassVar[str] = "server"
+    start_s: ClassVar[float] = 2.0
 
     def __init__(self, variant: str) -> None:
         super().__init__(variant)

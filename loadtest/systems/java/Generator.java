@@ -25,7 +25,9 @@ public final class Generator {
     private static final long SLOT_NS = 1_000_000; // of the open loop
     private static final long TICK_MS = 50;
     private static final long OPEN_BYTES = 64 << 20; // under way at most in the open loop; then handing over waits
+    private static final long LATE_NS = 100_000_000; // for so long after the end of the open loop what was due is handed over
     private static final int OPENING_THREADS = 16;
+    private static final int TOUCHES = 64; // first records under way at once
     private static final int FOLLOWING_THREADS = 64;
     private static final int READING_THREADS = 4;
     private static final PrintStream OUT = System.out;
@@ -223,6 +225,27 @@ public final class Generator {
 
         Producing() throws Exception {
             together(appenders.length, log -> appenders[log] = peer.appender(job.logs.get(log), this));
+            touchAll();
+        }
+
+        /** One record in each log, so that all of them are open when the load begins. */
+        private void touchAll() throws Exception {
+            int atOnce = Math.min(permits, TOUCHES);
+            for (int log = 0; log < appenders.length; log++) {
+                room.acquire();
+                append(log, 1, System.nanoTime(), 0);
+                if (log % atOnce == atOnce - 1) {
+                    awaitAll();
+                }
+            }
+            awaitAll();
+        }
+
+        private void awaitAll() throws Exception {
+            if (!room.tryAcquire(permits, job.patienceNs, TimeUnit.NANOSECONDS)) {
+                throw new IllegalStateException("the first records of the logs were not acknowledged: " + tally.errors());
+            }
+            room.release(permits);
         }
 
         String run() throws Exception {
@@ -265,23 +288,24 @@ public final class Generator {
             double stepNs = 1e9 / job.rate;
             long handed = 0; // records that were due before
             for (long slot = 1; !stopping && sent < job.records; slot++) {
-                long now = System.nanoTime();
-                if (now >= endNs) {
-                    return;
-                }
-                while (!stopping && sent < job.records && startNs + (long) ((handed + together - 1) * stepNs) <= now) {
-                    long due = startNs + (long) (handed * stepNs);
-                    while (!room.tryAcquire(together, 20, TimeUnit.MILLISECONDS)) {
-                        if (stopping || System.nanoTime() >= endNs) {
-                            return;
-                        }
+                long now = Math.min(System.nanoTime(), endNs);
+                while (!stopping && sent < job.records && startNs + (long) ((handed + together - 1) * stepNs) < now) {
+                    while (!room.tryAcquire(together, 20, TimeUnit.MILLISECONDS) && !isLate(endNs)) {
+                        continue;
                     }
-                    append(together, due, (long) stepNs);
-                    handed += together;
-                    now = System.nanoTime();
-                    if (now >= endNs) {
+                    if (stopping) {
                         return;
                     }
+                    if (isLate(endNs)) { // what is not handed over by now has waited so long already
+                        tally.behind(handed, stepNs, endNs);
+                        return;
+                    }
+                    append(together, startNs + (long) (handed * stepNs), (long) stepNs);
+                    handed += together;
+                    now = Math.min(System.nanoTime(), endNs);
+                }
+                if (now >= endNs) {
+                    return;
                 }
                 long next = startNs + slot * SLOT_NS;
                 if (next > now) {
@@ -292,8 +316,15 @@ public final class Generator {
             }
         }
 
+        private boolean isLate(long endNs) {
+            return stopping || System.nanoTime() >= endNs + LATE_NS;
+        }
+
         private void append(int count, long dueNs, long stepNs) throws Exception {
-            int log = pick();
+            append(pick(), count, dueNs, stepNs);
+        }
+
+        private void append(int log, int count, long dueNs, long stepNs) throws Exception {
             long first = next[log];
             byte[] payload;
             if (count == 1) {
@@ -309,7 +340,7 @@ public final class Generator {
             next[log] += count;
             sent += count;
             pending.sentNs = System.nanoTime();
-            if (open) {
+            if (open && startNs != 0) {
                 delay.add(pending.sentNs - dueNs, count);
             }
             appenders[log].append(pending);

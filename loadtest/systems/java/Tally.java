@@ -32,6 +32,7 @@ final class Tally {
     private long measuredBytes;
     private long firstNs;
     private long lastNs;
+    private long behind;
     private long refusedDueNs = Long.MAX_VALUE; // of those refused since the last answer
 
     Tally(Job job) throws IOException {
@@ -54,7 +55,7 @@ final class Tally {
         long now = System.nanoTime();
         long from = Math.max(lastNs, Math.min(pending.dueNs, refusedDueNs)); // no refusal ends a gap
         refusedDueNs = Long.MAX_VALUE;
-        if (now - from >= GAP_NS) {
+        if (startNs != Long.MAX_VALUE && now - from >= GAP_NS) {
             gaps.add(new long[] {from, now});
         }
         lastNs = now;
@@ -62,12 +63,14 @@ final class Tally {
             firstNs = now;
         }
         count += pending.count;
-        int slot = (int) Math.max(0, (now - startNs) / SLOT_NS);
-        if (slot >= timeline.length) {
-            timeline = Arrays.copyOf(timeline, slot * 2);
+        if (now >= startNs) {
+            int slot = (int) ((now - startNs) / SLOT_NS);
+            if (slot >= timeline.length) {
+                timeline = Arrays.copyOf(timeline, slot * 2);
+            }
+            timeline[slot] += pending.count;
+            slots = Math.max(slots, slot + 1);
         }
-        timeline[slot] += pending.count;
-        slots = Math.max(slots, slot + 1);
         if (now >= measureNs && now < measureEndNs) {
             measured += pending.count;
         }
@@ -85,6 +88,18 @@ final class Tally {
         error(error);
         refusedDueNs = Math.min(refusedDueNs, pending.dueNs);
         histories[0].line(pending.log, "F " + pending.log + " " + job.producer + " " + pending.first + " " + pending.count + (unknown ? " 1" : " 0"));
+    }
+
+    /** Records that were due before the end, from this one on, were never handed over: they have waited until now at least. */
+    synchronized void behind(long from, double stepNs, long endNs) {
+        long now = System.nanoTime();
+        for (long i = from; startNs + (long) (i * stepNs) < endNs; i++) {
+            long due = startNs + (long) (i * stepNs);
+            behind++;
+            if (due >= measureNs && due < measureEndNs) {
+                response.add(now - due, 1);
+            }
+        }
     }
 
     /** Below these sequences all may have been handed over, per log. */
@@ -142,6 +157,10 @@ final class Tally {
         }
     }
 
+    synchronized String errors() {
+        return errors.toString();
+    }
+
     synchronized long count() {
         return count;
     }
@@ -161,6 +180,7 @@ final class Tally {
         field(text, "sent", sent);
         field(text, "acked", count);
         field(text, "failed", sent - count);
+        field(text, "behind", behind);
         raw(text, "errors", Job.JSON.writeValueAsString(errors));
         field(text, "measured", measured);
         raw(text, "measured_s", decimal(measuredS));

@@ -8,6 +8,8 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,7 @@ from loadtest.systems import java, nats, peers
 from loadtest.systems.base import FEATURES, CannotRunError, NotApplicable
 from loadtest.systems.bookkeeper import bookie_config, zookeeper_config
 from loadtest.systems.java import Jars, PartMissingError
-from loadtest.systems.kafka import _dense, broker_config
+from loadtest.systems.kafka import CREATE_TOPICS, KafkaSystem, _dense, broker_config, refused_of
 from loadtest.systems.nats import server_config
 from loadtest.systems.nats_clients import pack, sequence_of, unpack
 from loadtest.systems.nodes import PORTS, Ports, Server, ServerFailedError, ServerSystem, start_together, stop_together
@@ -268,6 +270,40 @@ def test_a_batch_is_one_message_and_comes_apart_again() -> None:
 def test_the_sequence_of_a_delivery_is_in_its_reply() -> None:
     assert sequence_of(b"$JS.ACK.log.consumer.1.42.7.1700000000.0") == 42
     assert sequence_of(b"$JS.ACK.domain.hash.log.consumer.1.42.7.1700000000.0.random") == 42
+
+
+def test_topics_that_a_request_did_not_make_are_named_with_the_reason() -> None:
+    none, there_already, too_few_brokers = 0, 36, 38
+    told = [("a", none, None), ("b", there_already, "exists"), ("c", too_few_brokers, "two of three")]
+    assert refused_of(told) == (["c"], "InvalidReplicationFactorError")
+    assert refused_of([("a", none)]) == ([], "")
+
+
+async def test_many_topics_are_asked_for_together_and_what_is_refused_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    class Admin:
+        async def create_topics(self, topics: list[Any], timeout_ms: int) -> Any:
+            names = [topic.name for topic in topics]
+            asked.append(names)
+            return SimpleNamespace(
+                topic_errors=[(name, 38 * (len(asked) == 1 and i < 2)) for i, name in enumerate(names)]
+            )
+
+        async def describe_topics(self, topics: list[str]) -> list[Any]:
+            partitions = [{"leader": 1, "isr": [1, 2, 3]}]
+            return [{"topic": topic, "error_code": 0, "partitions": partitions} for topic in topics]
+
+    async def ask() -> Admin:
+        return Admin()
+
+    system = peers.VARIANTS["kafka"].make("kafka")
+    assert isinstance(system, KafkaSystem)
+    monkeypatch.setattr(system, "_ask", ask)
+    logs = [f"log-{i}" for i in range(CREATE_TOPICS + 1)]
+    await system.create_all(logs)
+    assert asked == [logs[:CREATE_TOPICS], logs[:2], logs[CREATE_TOPICS:]]
+    assert system._topics == logs
 
 
 def test_records_of_kafka_are_cut_where_offsets_leave_a_gap() -> None:
