@@ -25,6 +25,11 @@ class Note:
     system: str = ""
     figure: str = ""
 
+    @property
+    def is_general(self) -> bool:
+        """Of everything: told once, and not beside each comparison."""
+        return not (self.workload or self.system or self.figure)
+
     def fits(self, workload: str, system: str, figure: str) -> bool:
         return all(
             not mine or mine == theirs
@@ -72,7 +77,7 @@ def duels(figures: Figures, notes: Sequence[Note] = ()) -> list[Duel]:
                         continue
                     up, down = (ours, other) if column.more_is_better else (other, ours)
                     better = up / down if down else float("inf")
-                    fitting = tuple(n.text for n in notes if n.fits(workload, peer, column.figure))
+                    fitting = tuple(n.text for n in notes if not n.is_general and n.fits(workload, peer, column.figure))
                     found.append(Duel(workload, label, peer, column, ours, other, better, fitting))
     return sorted(found, key=lambda duel: -duel.better)
 

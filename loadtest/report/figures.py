@@ -6,6 +6,7 @@ rounds count for nothing, and rounds that were kept in bad weather are marked.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from loadtest.histogram import Histogram, joined
 from loadtest.runfile import Run
 
 OURS = "dlog"
+_DIRECTORIES = re.compile(r"(?<![\w.:/~-])~?/(?:[\w.+@%-]+/)+")
+BREACHES = ("lost", "duplicated", "reordered", "misplaced", "early", "invented", "diverged")
 GENERATOR_BUSY = 0.8  # beyond this share of a CPU the generator may be what is measured
 
 
@@ -65,11 +68,11 @@ class Result:
     def take(self, told: Mapping[str, Any], faults: Sequence[str]) -> None:
         """One more round."""
         if "not_applicable" in told:
-            self.why = self.why or f"not applicable: {told['not_applicable']}"
+            self.why = self.why or f"not applicable: {plain(told['not_applicable'])}"
             return
         if "error" in told or not told.get("green"):
             self.is_failure = True
-            self.why = f"failed: {told['error']}" if "error" in told else not_green(told)
+            self.why = f"failed: {plain(told['error'])}" if "error" in told else not_green(told)
             return
         self.rounds += 1
         figures = {**told["figures"], "usage": told.get("usage", {})}
@@ -84,6 +87,8 @@ class Result:
             self._mark("bad weather")
         if any(one.get("busy", 0.0) > GENERATOR_BUSY for one in told.get("generators", ())):
             self._mark("generator busy")
+        if figures.get("behind"):
+            self._mark("fell behind what was due")
         if figures.get("failed"):
             self._mark("errors told to the client")
 
@@ -114,7 +119,7 @@ class Figures:
 
     def labels(self, workload: str) -> list[str]:
         """The cells of a workload, as it lists them."""
-        listed = [cell["label"] for cell in self.run.workloads[workload].get("cells", ())]
+        listed = [cell["label"] for cell in self.run.workloads.get(workload, {}).get("cells", ())]
         return listed + [label for w, label, _ in self.results if w == workload and label not in listed]
 
     def get(self, workload: str, label: str, system: str) -> Result | None:
@@ -150,12 +155,13 @@ def collect(run: Run) -> Figures:
 def not_green(told: Mapping[str, Any]) -> str:
     """What the judge found, in words."""
     verdict = told["verdict"]
-    found = ", ".join(
-        f"{verdict[name]} {name}"
-        for name in ("lost", "duplicated", "reordered", "misplaced", "early", "invented", "diverged")
-        if verdict.get(name)
-    )
+    found = ", ".join(f"{verdict[name]} {name}" for name in BREACHES if verdict.get(name))
     return f"NOT GREEN: {found}"
+
+
+def plain(text: str) -> str:
+    """Without the directories of the machine that it was written on, and on one line."""
+    return " ".join(_DIRECTORIES.sub("", text).split())
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, float]]:

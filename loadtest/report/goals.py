@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadtest.report.columns import number
-from loadtest.report.figures import OURS, Figures, Result
+from loadtest.report.figures import BREACHES, OURS, Figures, Result
 
 BOOKIES_AND_PROXIES = ("bookie", "write", "read")
+PROCESSES = 7  # three bookies, two write and two read proxies
 
 
 _Where = tuple[str, str, Mapping[str, Any]]  # workload, figure, and the cell by what its shape has
@@ -32,6 +33,7 @@ class Goal:
     cell: Mapping[str, Any] = field(default_factory=dict)
     unit: str = ""
     at_least: bool = False
+    never: str = ""  # why nothing measures it
     scale: float = 1.0
     peer: str = ""
     compute: Callable[[Figures], float | None] | None = None
@@ -68,6 +70,8 @@ def judged(figures: Figures) -> list[Judged]:
 
 
 def _judge(figures: Figures, goal: Goal) -> Judged:
+    if goal.never:
+        return Judged(goal, None, None, None, None, False, goal.never)
     ours, why = _figure(figures, goal, OURS)
     if ours is None:
         return Judged(goal, None, None, None, None, False, why)
@@ -88,7 +92,9 @@ def _judge(figures: Figures, goal: Goal) -> Judged:
 def _figure(figures: Figures, goal: Goal, system: str) -> tuple[float | None, str]:
     if goal.compute is not None and system == OURS:
         value = goal.compute(figures)
-        return (None if value is None else value * goal.scale), goal.workload
+        return (
+            None if value is None else value * goal.scale
+        ), f"{goal.workload or 'no workload'} of {OURS} was not run"
     result = figures.where(goal.workload, system, **goal.cell)
     if result is None:
         return None, f"{goal.workload} of {system} was not run"
@@ -106,6 +112,20 @@ def _share_of_one_log(figures: Figures) -> float | None:
         return None
     alone, together = one.value("records_per_s"), many.value("records_per_s")
     return together / alone * 100 if alone and together is not None else None
+
+
+def _wrong(figures: Figures) -> float | None:
+    """Records of ours that were lost, duplicated, reordered, or otherwise not as they were told, in any round."""
+    verdicts = [one["verdict"] for one in figures.run.results if one["system"] == OURS and "verdict" in one]
+    return float(sum(int(verdict.get(name) or 0) for verdict in verdicts for name in BREACHES)) if verdicts else None
+
+
+def _kills(figures: Figures) -> float | None:
+    """Processes of ours that were killed under load, by rounds that count."""
+    found = [figures.get(workload, label, OURS) for workload in ("W10", "W12") for label in figures.labels(workload)]
+    whole = [figures.get("W13", label, OURS) for label in figures.labels("W13")]
+    kills = sum(len(one.gaps_ms) for one in found if one) + PROCESSES * sum(one.rounds for one in whole if one)
+    return float(kills) if kills else None
 
 
 def _resting(figures: Figures) -> float | None:
@@ -169,6 +189,12 @@ GOALS: tuple[Goal, ...] = (
     _down("G9", "owner frozen: ack gap, greatest", ("W11", "gap_max_ms", {}), 3000, 700, "ms"),
     _down("G10", "planned hand-over: ack gap, greatest", ("W21", "gap_max_ms", {}), 100, 15, "ms"),
     _down("G11", "everything killed: first append after the start", ("W13", "first_append_s", {}), 5, 1, "s"),
+    Goal(
+        *("G12", "re-replication of a lost bookie", "", 100, 300),
+        unit="MB/s",
+        at_least=True,
+        never="there is no workload for it, since a lost bookie's copies are not made anew by themselves",
+    ),
     _up("G13", "one stream to 50 readers", ("W7", "delivered_mb_per_s", {"readers": 50}), 250, 500, "MB/s out"),
     _up("G14", "catch-up read of 1 KiB records", _W8, 150, 400, "MB/s"),
     _up("G14", "the same against BookKeeper", _W8, 5, 10, peer="bookkeeper"),
@@ -181,4 +207,6 @@ GOALS: tuple[Goal, ...] = (
     _up("G19", "asyncio client, one awaited append a record, 256 tasks", _W20, 60e3, 120e3, "records/s"),
     _up("G19", "the same against nats-py", _W20, 1.4, 2.5, peer="nats-default"),
     _down("G20", "CPU-seconds a GB in batches of 100 KiB, all processes", _CPU, 7, 4, "s/GB"),
+    Goal("G21", "records lost, repeated, reordered, misplaced, early or invented", "", 0, 0, compute=_wrong),
+    Goal("G21", "processes killed under load while that was counted", "", 1, 100, at_least=True, compute=_kills),
 )

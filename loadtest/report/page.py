@@ -10,7 +10,7 @@ from html import escape
 
 from loadtest.report import charts, columns, compare, goals, tables
 from loadtest.report.columns import number
-from loadtest.report.figures import OURS, Figures, Result
+from loadtest.report.figures import OURS, Figures, Result, plain
 from loadtest.report.svg import svg
 
 _STYLE = """
@@ -87,7 +87,8 @@ def _top(figures: Figures) -> str:
         f"{part.get('began')} · {machine.get('cpus')} CPUs, {machine.get('cpu')} · kernel {machine.get('kernel')} · "
         f"commit {part.get('commit')} · {part.get('rounds')} rounds, {part.get('scale')}"
     )
-    again = "".join(f"<p><code>{escape(str(one.get('command')))}</code></p>" for one in run.parts)
+    commands = dict.fromkeys(str(one.get("plan") or one.get("command")) for one in run.parts)
+    again = "".join(f"<p><code>{escape(plain(command))}</code></p>" for command in commands)
     return (
         f'<h1>dlog load test</h1><p class="soft">{escape(where)}</p><div class="tiles">{said}</div>'
         "<p>Every record says who wrote it and is checked on its way back: lost, duplicated, reordered, misplaced, "
@@ -124,13 +125,15 @@ def _duels(figures: Figures, notes: Sequence[compare.Note]) -> str:
     wins = [duel for duel in found if duel.is_win]
     losses = [duel for duel in reversed(found) if duel.is_loss]
     parts = []
-    for title, duels, word in (("Where we win", wins, "better"), ("Where we lose, and why", losses, "worse")):
-        items = "".join(f"<li>{escape(tables.duel_text(figures, duel, word))}</li>" for duel in duels[: tables.LONGEST])
-        more = (
-            f"<p class='soft'>and {len(duels) - tables.LONGEST} more, below</p>" if len(duels) > tables.LONGEST else ""
-        )
+    for title, duels, word, longest in (
+        ("Where we win", wins, "better", tables.LONGEST),
+        ("Where we lose, and why", losses, "worse", len(losses)),
+    ):
+        items = "".join(f"<li>{escape(tables.duel_text(figures, duel, word))}</li>" for duel in duels[:longest])
+        more = f"<p class='soft'>and {len(duels) - longest} more, below</p>" if len(duels) > longest else ""
         parts.append(f"<div><h3>{title}</h3><ul class='duels'>{items or '<li>Nowhere.</li>'}</ul>{more}</div>")
-    return f"<h2>Beside the peers</h2><div class='pair'>{''.join(parts)}</div>"
+    general = "".join(f"<p>{escape(note.text)}</p>" for note in notes if note.is_general)
+    return f"<h2>Beside the peers</h2>{general}<div class='pair'>{''.join(parts)}</div>"
 
 
 def _systems(figures: Figures) -> str:

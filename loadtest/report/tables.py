@@ -6,31 +6,122 @@ has no figure says why.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from loadtest.report import columns, compare, goals
 from loadtest.report.columns import number
-from loadtest.report.figures import Figures, Result
+from loadtest.report.figures import Figures, Result, plain
 
-LONGEST = 12  # entries of the lists of wins and losses
+LONGEST = 12  # entries of the list of wins; losses are all told
+ABOUT = (
+    "Made by `python -m loadtest report` from the JSON of one run and from nothing else. The same workloads ran on "
+    "this service and on what somebody would use instead, in turns on one machine, with all three replicas of a log "
+    "and the clients on it. Every record was checked on its way back: what is lost, repeated, reordered, misplaced, "
+    "early or invented leaves a row without figures. **Class F**: an acknowledgement means fdatasync on a quorum. "
+    "**Class P**: it means page caches, and a loss of power may take back what was acknowledged. Compare within a "
+    "class, or say both."
+)
+_LOAD = ("mode", "record_bytes", "batch_bytes", "window", "tasks", "rate", "producers", "warmup_s", "seconds")
+_OF_MODE = {"window": "window", "rate": "open", "tasks": "await"}
+_FAULTS = ("rate", "record_bytes", "faults", "calm_s", "frozen_s")
+_TOLD = {
+    "load": _LOAD,
+    "catch-up": (*_LOAD, "backlog_mb"),
+    "idle": ("idle_s",),
+    "fault": _FAULTS,
+    "hand-over": _FAULTS[:-1],
+    "roll": _FAULTS[:-1],
+    "kill-all": ("rate", "record_bytes", "backlog_mb"),
+}
 
 
 def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
     """A whole page."""
     parts = [
-        "# Load test",
-        *_about(figures),
+        "# Performance",
+        ABOUT,
+        *_verdict(figures),
         "## Goals",
         goal_table(figures),
         *_lists(figures, notes),
+        "## Run it again",
+        *_again(figures),
+        "## Machine",
+        *_machine(figures),
+        "## Systems",
+        *(_system(figures, name) for name in figures.systems),
+        "## Weather",
+        weather(figures),
         "## Figures",
-        "Median of the rounds; least and greatest in brackets. F: fdatasync on an ack quorum before the "
-        "acknowledgement. P: in page caches only.",
+        "Median of the rounds; least and greatest in brackets. ms, MB (10^6 bytes) and seconds as the head of a column "
+        "says; errors are what the client was told. Generators are processes of their own, and not in the costs.",
     ]
     for workload in figures.workloads:
         about = figures.run.workloads[workload]
-        parts += [f"### {workload} {about.get('name', '')}", str(about.get("asks", "")), *_workload(figures, workload)]
+        parts += [f"### {workload} {about.get('name', '')}", _asked(about), *_workload(figures, workload)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _verdict(figures: Figures) -> list[str]:
+    """What it comes to, in a few lines."""
+    judged = goals.judged(figures)
+    met, far = sum(one.met is True for one in judged), sum(one.is_moonshot for one in judged)
+    missed = sum(one.met is False for one in judged)
+    results = figures.run.results
+    sent, read = (sum(int(one["verdict"][name]) for one in results if "verdict" in one) for name in ("sent", "read"))
+    red = sum(one.get("green") is False for one in results)
+    failed = sum("error" in one for one in results)
+    return [
+        f"{met} of {met + missed} goals that were measured are reached, {far} of them by as much as the moonshot; "
+        f"{missed} are not. {sent:,} records were sent and {read:,} read back and checked; {red} cells of a round "
+        f"were not green, and {failed} could not be run."
+    ]
+
+
+def _again(figures: Figures) -> list[str]:
+    """The command of the whole where a plan made it, else of each part."""
+    parts = figures.run.parts
+    whole = list(dict.fromkeys(str(part["plan"]) for part in parts if part.get("plan")))
+    alone = [plain(str(part.get("command"))) for part in parts if not part.get("plan")]
+    commands = [*whole, *dict.fromkeys(alone), "python -m loadtest report RUN.json --markdown FILE"]
+    peers = sorted({name.partition("-")[0] for name in figures.peers})
+    installs = [f"python -m loadtest peers install {name}" for name in peers]
+    rows = [
+        (str(part.get("piece") or ""), plain(str(part.get("command"))), str(part.get("began")), str(part.get("rounds")))
+        for part in parts
+    ]
+    lines = "\n".join(f"    {command}" for command in [*installs, *commands])
+    return [lines, table(("piece", "alone", "began", "rounds"), rows) if whole else ""]
+
+
+def _machine(figures: Figures) -> list[str]:
+    said = []
+    for part in figures.run.parts:
+        machine = part.get("machine", {})
+        said.append(
+            f"- {machine.get('cpus')} CPUs ({machine.get('cpu')}), {(machine.get('memory_bytes') or 0) / 2**30:.0f} "
+            f"GiB, kernel {machine.get('kernel')}, Python {part.get('python')}, commit {part.get('commit')}, "
+            f"seed {part.get('seed')}"
+        )
+    return ["\n".join(dict.fromkeys(said))]
+
+
+def _asked(about: Mapping[str, Any]) -> str:
+    """What is asked, and the sizes of it that all cells share."""
+    asks = str(about.get("asks", ""))
+    said = f"{asks[:1].upper()}{asks[1:]}."
+    shapes = [cell.get("shape", {}) for cell in about.get("cells", ())]
+    script = shapes[0].get("script") if shapes else None
+    common = []
+    for name in _TOLD.get(str(script), ()):
+        if name in _OF_MODE and shapes[0].get("mode") != _OF_MODE[name]:
+            continue
+        values = {shape.get(name) for shape in shapes}
+        value = values.pop() if len(values) == 1 else None
+        if value:
+            common.append(f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}")
+    return f"{said} {', '.join(common)}." if common else said
 
 
 def goal_table(figures: Figures) -> str:
@@ -44,26 +135,14 @@ def goal_table(figures: Figures) -> str:
     return table(("", "goal", "ours", "peer's", "ratio", "base", "moonshot", "outcome"), rows)
 
 
-def _about(figures: Figures) -> list[str]:
-    run = figures.run
-    lines = []
-    for part in run.parts:
-        machine = part.get("machine", {})
-        lines.append(
-            f"- {part.get('began')}: {machine.get('cpus')} CPUs ({machine.get('cpu')}), "
-            f"{(machine.get('memory_bytes') or 0) / 2**30:.0f} GiB, kernel {machine.get('kernel')}, "
-            f"Python {part.get('python')}, commit {part.get('commit')}, {part.get('scale')}, "
-            f"{part.get('rounds')} rounds, seed {part.get('seed')}: `{part.get('command')}`"
-        )
-    said = [_system(figures, name) for name in figures.systems]
-    return ["\n".join(lines), "## Systems", "\n".join(said), "## Weather", weather(figures)]
-
-
 def _system(figures: Figures, name: str) -> str:
     about = figures.run.systems[name]
     versions = ", ".join(f"{key} {value}" for key, value in about.get("versions", {}).items())
     sentence = about.get("durability", {}).get("sentence", "")
-    return f"- **{name}** ({figures.letter(name)}: {sentence}): {about.get('says', '')}. {versions}"
+    options = ", ".join(f"{key} {value}" for key, value in about.get("configuration", {}).items())
+    return f"- **{name}**, class {figures.letter(name)}: {sentence}. {about.get('says', '')}. {versions}." + (
+        f" Started with: {plain(options)}." if options else ""
+    )
 
 
 def weather(figures: Figures) -> str:
@@ -118,25 +197,28 @@ def stat_text(result: Result, column: columns.Column) -> str:
 
 
 def _lists(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
+    general = "\n".join(f"- {note.text}" for note in notes if note.is_general)
+    said = ["## Before you compare", general] if general else []
     found = compare.duels(figures, notes)
     if not found:
-        return []
+        return said
     wins = [duel for duel in found if duel.is_win]
     losses = [duel for duel in reversed(found) if duel.is_loss]
     even = len(found) - len(wins) - len(losses)
     return [
+        *said,
         "## Where we win",
-        _duels(figures, wins, "better") or "Nowhere.",
+        _duels(figures, wins, "better", LONGEST) or "Nowhere.",
         "## Where we lose, and why",
-        _duels(figures, losses, "worse") or "Nowhere.",
+        _duels(figures, losses, "worse", len(losses)) or "Nowhere.",
         f"{len(wins)} comparisons won, {len(losses)} lost, {even} even (within {compare.EVEN:.0%}).",
     ]
 
 
-def _duels(figures: Figures, duels: Sequence[compare.Duel], word: str) -> str:
-    lines = [duel_text(figures, duel, word) for duel in duels[:LONGEST]]
-    if len(duels) > LONGEST:
-        lines.append(f"and {len(duels) - LONGEST} more, in the tables")
+def _duels(figures: Figures, duels: Sequence[compare.Duel], word: str, longest: int) -> str:
+    lines = [duel_text(figures, duel, word) for duel in duels[:longest]]
+    if len(duels) > longest:
+        lines.append(f"and {len(duels) - longest} more, in the tables")
     return "\n".join(f"- {line}" for line in lines)
 
 

@@ -114,8 +114,60 @@ def test_goals_say_ours_theirs_ratio_and_outcome(book: Book) -> None:
     assert found["G1", "nats-default", ""].met is None
 
 
-def test_every_goal_of_the_table_that_a_load_can_show_is_there() -> None:
-    assert {goal.id for goal in goals.GOALS} == {f"G{n}" for n in range(1, 21)} - {"G12"}
+def test_every_goal_of_the_table_is_there_and_what_nothing_measures_says_so(book: Book) -> None:
+    assert {goal.id for goal in goals.GOALS} == {f"G{n}" for n in range(1, 22)}
+    (never,) = (one for one in goals.judged(book.collected()) if one.goal.never)
+    assert never.goal.id == "G12" and never.outcome.startswith("not measured: there is no workload for it")
+
+
+def test_what_is_wrong_with_ours_counts_in_every_round(book: Book) -> None:
+    def outcome() -> str:
+        return next(one.outcome for one in goals.judged(book.collected()) if one.goal.id == "G21")
+
+    assert outcome() == "moonshot"
+    about = {"part": 0, "round": 9, "workload": "W3", "system": "dlog", "void": True, "cell": {}, "label": "100 B"}
+    book.run.results.append({**about, "green": False, "verdict": VERDICT | {"reordered": 1}, "errors": []})
+    assert outcome() == "MISSED"
+
+
+def test_kills_of_ours_are_counted(book: Book) -> None:
+    book.workload("W10", ("one shape", {}))
+    book.workload("W13", ("one shape", {}))
+    book.result("W10", "one shape", "dlog", {"gaps_ms": [10, 30], "gap_max_ms": 30})
+    book.result("W13", "one shape", "dlog", {"first_append_s": 2.0}, {"first_append_s": 3.0})
+    assert [one.ours for one in goals.judged(book.collected()) if one.goal.id == "G21"] == [0.0, 2.0 + 14.0]
+
+
+def test_the_page_says_how_to_run_it_again_and_names_no_place_of_the_machine(book: Book) -> None:
+    book.run.parts[0] |= {
+        "plan": "python -m loadtest --plan loadtest/plans/main.toml --out RUN.json",
+        "piece": "append-max",
+        "command": "python -m loadtest W3 --out /home/somebody/runs/x.json",
+    }
+    about = {"part": 0, "round": 0, "workload": "W4", "system": "bookkeeper", "void": False, "cell": {}}
+    error = "bookie-1 did not serve: log=/tmp/loadtest-x1/start-1/bookie-1.log said=/a/b/c"
+    book.run.results.append({**about, "label": "100 KiB batches", "error": error})
+    for said in (tables.markdown(book.collected()), page.html(book.collected())):
+        assert "python -m loadtest --plan loadtest/plans/main.toml --out RUN.json" in said
+        assert "log=bookie-1.log said=c" in said
+        assert "/home/" not in said and "/tmp/" not in said
+    said = tables.markdown(book.collected())
+    assert "    python -m loadtest peers install kafka\n" in said
+    assert "| append-max | python -m loadtest W3 --out x.json |" in said
+
+
+def test_a_note_about_everything_is_told_once(book: Book) -> None:
+    notes = [compare.Note("Disks differ."), compare.Note("It does not sync.", system="kafka-default")]
+    said = tables.markdown(book.collected(), notes)
+    assert said.count("Disks differ.") == 1 and "## Before you compare\n\n- Disks differ." in said
+    assert said.count("It does not sync.") == 1
+    assert page.html(book.collected(), notes).count("Disks differ.") == 1
+
+
+def test_what_fell_behind_is_marked(book: Book) -> None:
+    book.result("W3", "1 KiB", "bookkeeper", {"records_per_s": 1.0, "behind": 7})
+    found = book.collected().get("W3", "1 KiB", "bookkeeper")
+    assert found is not None and found.marks == ["fell behind what was due"]
 
 
 def test_where_we_win_and_where_we_lose(book: Book, tmp_path: Path) -> None:
@@ -239,7 +291,7 @@ def test_the_command_writes_all_forms(full: Book, tmp_path: Path, capsys: pytest
     wanted = ["--markdown", "m.md", "--html", "p.html", "--png", "pictures"]
     arguments = [word if word.startswith("--") else str(tmp_path / word) for word in wanted]
     assert entry(["report", str(run), *arguments]) == 0
-    assert (tmp_path / "m.md").read_text().startswith("# Load test")
+    assert (tmp_path / "m.md").read_text().startswith("# Performance")
     assert (tmp_path / "p.html").read_text().startswith("<!doctype html>")
     assert len(list((tmp_path / "pictures").iterdir())) == len(capsys.readouterr().out.splitlines())
     assert main([str(run)]) == 0
