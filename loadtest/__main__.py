@@ -1,6 +1,7 @@
 """`python -m loadtest`: workloads on systems, in rounds; or a report of a run; or the peers' installation.
 
 python -m loadtest W1,W3 --system dlog,kafka --quick --out RUN.json
+python -m loadtest --plan loadtest/plans/main.toml --out RUN.json
 python -m loadtest report RUN.json --html report.html
 python -m loadtest peers install kafka
 """
@@ -14,6 +15,7 @@ from loadtest import attached, command
 from loadtest.report import main as report
 
 USAGE = f"""usage: python -m loadtest WORKLOAD[,WORKLOAD...]|all [options]     run workloads (--help says more)
+       python -m loadtest --plan PLAN.toml --out RUN.json         many such commands into one file, resumed
        python -m loadtest report RUN.json [options]               tables, plots and a page of a run
        python -m loadtest peers install|start NAME                the systems that are compared with
        python -m loadtest {"|".join(attached.NAMES)}

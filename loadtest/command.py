@@ -5,15 +5,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dlog.errors import ConfigError, InvalidRequestError
-from loadtest import runfile, spec, systems, weather
+from loadtest import plans, runfile, spec, systems, weather
+from loadtest.plans import Piece
 from loadtest.runfile import Run, RunFileError
-from loadtest.runner import Plan, PlanError, Runner
+from loadtest.runner import Plan, PlanError, Runner, told_of
 from loadtest.systems.base import CannotRunError, Variant
 
 OUT = "loadtest.run.json"
@@ -21,27 +24,119 @@ OUT = "loadtest.run.json"
 
 def main(arguments: Sequence[str]) -> int:
     """Exit 0: every verdict is green; 1: one is not, or something failed; 2: misused."""
+    if any(word.partition("=")[0] == "--plan" for word in arguments):
+        return plan_main(arguments)
     given = _parser().parse_args(arguments)
     try:
         plan = plan_of(given, arguments)
         earlier = runfile.read(given.append) if given.append else None
         _check_writable(given.append or given.out)
+        _check_fits(plan, earlier)
     except (ValueError, ConfigError, InvalidRequestError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
     if given.estimate:
         print(estimate(plan))
         return 0
+    out = given.append or given.out
     try:
-        run = asyncio.run(_run(plan, given.append or given.out, earlier, given.quiet))
+        return _carried_out(plan, out, earlier, given.quiet)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return _ended(out)
+
+
+def plan_main(arguments: Sequence[str]) -> int:
+    """Each piece of a plan that the run's file does not have yet. Exit as of `main`, of all that is in the file."""
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest",
+        description="Run the pieces of a plan. What else is given goes to each piece, as --rounds 1 --seconds 2.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--plan", type=Path, required=True, metavar="PLAN.toml")
+    parser.add_argument("--out", type=Path, default=Path(OUT), metavar="RUN.json", help="made, or gone on with")
+    parser.add_argument("--estimate", action="store_true", help="say how long what is left will take, and do nothing")
+    parser.add_argument("--quiet", action="store_true", help="say nothing while it runs")
+    given, more = parser.parse_known_args(arguments)
+    try:
+        _check_writable(given.out)
+        run = _there(given.out) or Run()
+        todo = [
+            replace(_planned(piece, run), plan=plan_command(given.plan, more)) for piece in plans.read(given.plan, more)
+        ]
+        _check_together(todo)
+    except (ValueError, ConfigError, InvalidRequestError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 2
+    if given.estimate:
+        print(estimate_all(todo))
+        return 0
+    worst = 0
+    try:
+        for plan in todo:
+            if plan.is_done:
+                print(f"{plan.piece}: there already", file=sys.stderr)
+                continue
+            print(f"{plan.piece}: {plan.asked}", file=sys.stderr, flush=True)
+            code = _carried_out(plan, given.out, _there(given.out), given.quiet)
+            if code == 2:
+                return code
+            worst = max(worst, code)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return _ended(given.out)
+    return max(worst, 0 if runfile.read(given.out).is_green else 1)
+
+
+def plan_command(path: Path, more: Sequence[str]) -> str:
+    """How a plan is run again, on any machine."""
+    root = Path(__file__).resolve().parents[1]
+    whole = path.resolve()
+    told = whole.relative_to(root) if whole.is_relative_to(root) else Path(path.name)
+    return shlex.join(["python", "-m", "loadtest", "--plan", told.as_posix(), *more, "--out", "RUN.json"])
+
+
+def _planned(piece: Piece, run: Run) -> Plan:
+    """What is left of a piece. Raises ValueError, ConfigError, InvalidRequestError."""
+    given = _parser().parse_args(piece.arguments)
+    command = f"python -m loadtest {piece.asked}"
+    plan = replace(plan_of(given, piece.arguments), piece=piece.name, asked=piece.asked, command=command)
+    return replace(plan, done=plans.rounds_done(run, piece))
+
+
+def _check_together(pieces: Sequence[Plan]) -> None:
+    """That what all pieces measure can stand in one file. Raises RunFileError."""
+    whole = Run()
+    for plan in pieces:
+        _check_fits(plan, whole)
+        described = {name: {"options": plan.options_of(name)} for name in plan.systems}
+        whole.append(Run(systems=described, workloads={w.id: told_of(w) for w in plan.workloads}))
+
+
+def _check_fits(plan: Plan, earlier: Run | None) -> None:
+    """Before hours are spent. Raises RunFileError."""
+    if earlier is not None:
+        earlier.check_cells({workload.id: told_of(workload) for workload in plan.workloads})
+        earlier.check_systems({name: plan.options_of(name) for name in plan.systems})
+
+
+def _there(path: Path) -> Run | None:
+    """The run of this file if there is one. Raises RunFileError."""
+    return runfile.read(path) if path.exists() else None
+
+
+def _ended(out: Path) -> int:
+    print(f"loadtest: ended; the rounds that were done are in {out}", file=sys.stderr)
+    return 1
+
+
+def _carried_out(plan: Plan, out: Path, earlier: Run | None, quiet: bool) -> int:
+    """Run it and tell it."""
+    try:
+        run = asyncio.run(_run(plan, out, earlier, quiet))
     except (PlanError, RunFileError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         return 2
     except (CannotRunError, OSError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
-        return 1
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        print(f"loadtest: ended; the rounds that were done are in {given.append or given.out}", file=sys.stderr)
         return 1
     from loadtest.report import figures, tables
 
@@ -55,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m loadtest",
         description="Run workloads on systems, in rounds. Every record is checked; what is not green has no figure.",
-        epilog=f"workloads:\n{workloads}\n\nsystems:\n{named}\n\nAlso: report RUN.json, peers install|start NAME.",
+        epilog=f"workloads:\n{workloads}\n\nsystems:\n{named}\n\nAlso: --plan FILE, report FILE, peers install NAME.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -66,7 +161,13 @@ def _parser() -> argparse.ArgumentParser:
     scale.add_argument("--full", action="store_const", const="full", dest="scale", help="up to 60 s a load")
     parser.add_argument("--rounds", type=_at_least(1), default=5, metavar="N", help="default: 5")
     parser.add_argument("--seconds", metavar="S", help="of each load, in the place of what the scale says")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change every workload's shape")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change every workload's shape; VALUE,VALUE of a list of cells",
+    )
     parser.add_argument("--option", action="append", default=[], metavar="NAME.KEY=VALUE", help="change a system")
     parser.add_argument("--weather", action="append", default=[], metavar="KEY=VALUE", help="change a threshold")
     parser.add_argument("--voids", type=_at_least(0), default=3, metavar="N", help="rounds done again, a workload")
@@ -115,12 +216,19 @@ def plan_of(given: argparse.Namespace, arguments: Sequence[str]) -> Plan:
 
 def estimate(plan: Plan) -> str:
     """A line a workload, and the sum."""
-    times = len(plan.systems) * plan.rounds
-    lines = [
-        f"{w.id:4} {w.name:14} {len(w.cells):2} cells  {_minutes(w.duration_s() * times):>8}" for w in plan.workloads
-    ]
+    lines = [f"{w.id:4} {w.name:14} {len(w.cells):2} cells  {_minutes(plan.workload_s(w)):>8}" for w in plan.workloads]
     about = f"{plan.rounds} rounds of {', '.join(plan.systems)}, in good weather"
     return "\n".join([*lines, f"about {_minutes(plan.estimate_s())}: {about}"])
+
+
+def estimate_all(pieces: Sequence[Plan]) -> str:
+    """A line a piece, and the sum, of what is left."""
+    lines = [
+        f"{plan.piece:16} {_minutes(plan.estimate_s()):>8}  {', '.join(w.id for w in plan.workloads)}: "
+        f"{plan.rounds} rounds of {', '.join(plan.systems)}"
+        for plan in pieces
+    ]
+    return "\n".join([*lines, f"about {_minutes(sum(plan.estimate_s() for plan in pieces))} in good weather"])
 
 
 async def _run(plan: Plan, out: Path, earlier: Run | None, quiet: bool) -> Run:
@@ -185,4 +293,4 @@ def _at_least(least: int) -> type[int]:
 
 
 def _minutes(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

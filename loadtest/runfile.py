@@ -52,13 +52,40 @@ class Run:
         fresh.replace(path)
 
     def append(self, other: Run) -> None:
-        """Take in another run; its parts are numbered on."""
+        """Take in another run; its parts are numbered on. Raises RunFileError if the two do not fit."""
+        self.check_cells(other.workloads)
+        self.check_systems({name: about["options"] for name, about in other.systems.items() if "options" in about})
         shift = len(self.parts)
         self.parts += other.parts
-        self.systems |= other.systems
-        self.workloads |= other.workloads
+        for name, about in other.systems.items():
+            had = self.systems.get(name, {})
+            told = {key: value for key, value in about.items() if value or key not in had}
+            self.systems[name] = {**had, **told}  # one that never started has no versions, and hides none
+        for name, about in other.workloads.items():
+            before = self.workloads.get(name, {}).get("cells", [])
+            labels = {cell["label"] for cell in before}
+            cells = [*before, *(cell for cell in about.get("cells", ()) if cell["label"] not in labels)]
+            self.workloads[name] = {**about, "cells": cells}
         for mine, theirs in ((self.turns, other.turns), (self.results, other.results)):
             mine += [{**one, "part": one["part"] + shift} for one in theirs]
+
+    def check_systems(self, options: Mapping[str, Mapping[str, str]]) -> None:
+        """One name stands for one set of options. Raises RunFileError."""
+        for name, now in options.items():
+            before = self.systems.get(name, {}).get("options", now)
+            if before != now:
+                raise RunFileError(f"{name} has other options in the run: {before} and {now}")
+
+    def check_cells(self, workloads: Mapping[str, Mapping[str, Any]]) -> None:
+        """Figures of two shapes must not stand in one row. Raises RunFileError."""
+        for name, about in workloads.items():
+            had = {cell["label"]: cell["shape"] for cell in self.workloads.get(name, {}).get("cells", ())}
+            for cell in about.get("cells", ()):
+                before, now = had.get(cell["label"], cell["shape"]), cell["shape"]
+                differ = [key for key in sorted({*before, *now}) if before.get(key) != now.get(key)]
+                if differ:
+                    said = ", ".join(f"{key} {before.get(key)} and {now.get(key)}" for key in differ)
+                    raise RunFileError(f"the run has {name} {cell['label']} in another shape: {said}")
 
 
 _TURN = {"part": int, "round": int, "workload": str, "system": str, "void": bool}

@@ -34,6 +34,7 @@ SCRIPTS = {
     "roll": ordeals.roll,
     "kill-all": ordeals.kill_all,
 }
+LOOK_S = 1.5  # at the weather, before a turn
 _FAILURES = (CannotRunError, DLogError, OSError, TimeoutError, ValueError, AssertionError, LookupError)
 
 
@@ -51,10 +52,40 @@ class Plan:
     seed: int = 1
     scale: str = "quick"
     command: str = ""
+    plan: str = ""  # the command of a plan of several pieces
+    piece: str = ""  # its name there
+    asked: str = ""  # the command of that piece
+    done: Mapping[str, int] = field(default_factory=dict)  # rounds that there are already, by workload
+
+    def options_of(self, system: str) -> dict[str, str]:
+        """The variant's own, and what was said over them."""
+        return {**self.systems[system].preset, **self.options.get(system, {})}
 
     def estimate_s(self) -> float:
         """About how long it takes if the weather is good."""
-        return self.rounds * len(self.systems) * sum(workload.duration_s() for workload in self.workloads)
+        return sum(self.workload_s(workload) for workload in self.workloads)
+
+    def workload_s(self, workload: Workload) -> float:
+        """Of one workload, all rounds of it that are left."""
+        left = max(0, self.rounds - self.done.get(workload.id, 0))
+        return left * sum(turn_s(variant.make(name), workload) for name, variant in self.systems.items())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no round is left."""
+        return all(self.done.get(workload.id, 0) >= self.rounds for workload in self.workloads)
+
+
+def turn_s(system: System, workload: Workload) -> float:
+    """About how long a turn takes; cells that the system cannot run take no time."""
+    cells = [cell.shape for cell in workload.cells if lacking(system, cell.shape) is None]
+    return LOOK_S + system.start_s + sum(shape.duration_s() for shape in cells) if cells else 0.0
+
+
+def told_of(workload: Workload) -> dict[str, Any]:
+    """A workload as the run's JSON has it."""
+    cells = [{"label": cell.label, "key": dict(cell.key), "shape": asdict(cell.shape)} for cell in workload.cells]
+    return {"name": workload.name, "asks": workload.asks, "note": workload.note, "cells": cells}
 
 
 class PlanError(Exception):
@@ -82,19 +113,12 @@ class Runner:
         """All of it. What fails is told in the run, not raised; raises PlanError for what was asked wrongly."""
         plan = self._plan
         for workload in plan.workloads:
-            self._run.workloads[workload.id] = {
-                "name": workload.name,
-                "asks": workload.asks,
-                "note": workload.note,
-                "cells": [
-                    {"label": cell.label, "key": dict(cell.key), "shape": asdict(cell.shape)} for cell in workload.cells
-                ],
-            }
+            self._run.workloads[workload.id] = told_of(workload)
             await self._workload(workload)
         return self._run
 
     async def _workload(self, workload: Workload) -> None:
-        good, voids = 0, 0
+        good, voids = self._plan.done.get(workload.id, 0), 0
         while good < self._plan.rounds:
             turns, results = await self._round(workload, good + voids)
             is_void = any(turn["faults"] for turn in turns)
@@ -128,7 +152,7 @@ class Runner:
         """One system, all cells of one workload."""
         variant = self._plan.systems[name]
         system = variant.make(name)
-        options = {**variant.preset, **self._plan.options.get(name, {})}
+        options = self._plan.options_of(name)
         self._describe(name, variant, system, options)
         results = []
         cells = []
@@ -236,6 +260,9 @@ class Runner:
             "python": sys.version.split()[0],
             "commit": commit(),
             "command": plan.command,
+            "plan": plan.plan,
+            "piece": plan.piece,
+            "asked": plan.asked,
             "scale": plan.scale,
             "rounds": plan.rounds,
             "voids": plan.voids,

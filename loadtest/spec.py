@@ -26,8 +26,9 @@ SCALES: Mapping[str, Mapping[str, float]] = {
     "quick": {"seconds": 5.0, "warmup_s": 2.0},
     "full": {"seconds": 60.0, "warmup_s": 10.0},
 }
-START_S = 12.0  # a guess of what a start and a stop take, for --estimate
-CELL_S = 3.0  # the same of what is around a load: generators start, records are read back, the judge judges
+CELL_S = 3.0  # a guess of what is around a load: generators start, records are read back, the judge judges
+LOG_S = 0.005  # the same of what a log costs to make, open and read back
+JUDGE_S = 0.7  # the same of what a second of a load at its most takes to be read back and judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,8 +116,10 @@ class Shape:
         if self.script == "kill-all":
             return CELL_S + backlog + 20
         if self.script == "idle":
-            return CELL_S + self.idle_s + self.logs / 500
-        return CELL_S + backlog + (self.warmup_s + self.seconds) * (2 if self.script == "catch-up" else 1)
+            return CELL_S + self.idle_s + self.logs * LOG_S
+        load_s = (self.warmup_s + self.seconds) * (2 if self.script == "catch-up" else 1)
+        judging_s = JUDGE_S * load_s if self.mode == "window" else 0.2 * self.readers
+        return CELL_S + backlog + load_s + judging_s + self.logs * LOG_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +143,6 @@ class Workload:
     asks: str
     cells: tuple[Cell, ...]
     note: str = ""
-
-    def duration_s(self) -> float:
-        """Of one round of one system."""
-        return START_S + sum(cell.shape.duration_s() for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +171,7 @@ def ids() -> list[str]:
 def load(name: str, scale: Scale = "quick", changes: Mapping[str, str] | None = None) -> Workload:
     """A workload by id or name, or a TOML file by path. Raises ConfigError.
 
-    changes: KEY=VALUE over all; a key of the matrix takes its only value from here.
+    changes: KEY=VALUE over all; a key of the matrix takes its values from here, with commas between them.
     """
     path = known().get(name)
     if path is None:
@@ -201,7 +200,7 @@ def _workload(told: dict[str, Any], where: str, scale: Scale, changes: Mapping[s
     base = {**SCALES[scale], **told, **mine}
     for key, value in changes.items():
         if key in matrix:
-            matrix[key] = [value]
+            matrix[key] = [one.strip() for one in value.split(",")]
         else:
             base[key] = value
     about = build(_Head, head, where=where)

@@ -26,7 +26,7 @@ def test_every_workload_of_the_table_is_there_and_sound_at_both_scales() -> None
         for scale in ("quick", "full"):
             workload = spec.load(name, "quick" if scale == "quick" else "full")
             assert workload.id == name and workload.cells and workload.asks
-            assert workload.duration_s() > 0
+            assert all(cell.shape.duration_s() > 0 for cell in workload.cells)
             assert columns.of(name), name
             labels = [cell.label for cell in workload.cells]
             assert len(set(labels)) == len(labels)
@@ -102,3 +102,11 @@ def test_what_a_shape_needs_of_a_system() -> None:
     assert spec.load("W12").cells[0].shape.needs() == ["faults", "storage"]
     shape = spec.load("W4").cells[0].shape
     assert (shape.batch_records, shape.window_records) == (100, 1600)
+
+
+def test_a_list_of_cells_is_cut_to_those_that_are_named() -> None:
+    cells = spec.load("W2", "quick", {"rate": "1000,20000", "record_bytes": "100"}).cells
+    assert [(cell.shape.rate, cell.label) for cell in cells] == [
+        (1000, "100 B, 1,000/s"),
+        (20_000, "100 B, 20,000/s"),
+    ]
