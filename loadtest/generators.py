@@ -18,6 +18,7 @@ from loadtest.lines import LINE_BYTES_MAX
 from loadtest.systems.base import CannotRunError
 
 READY_S = 120.0
+READY_A_LOG_S = 0.1  # more: each log is opened by a first record before a producer is ready
 
 
 class Generator:
@@ -30,6 +31,7 @@ class Generator:
         self.read = 0
         self._process: asyncio.subprocess.Process | None = None
         self._stderr = Path()
+        self._ready_s = READY_S
         self._ready = asyncio.Event()
         self._news = asyncio.Event()
         self._result: dict[str, Any] | None = None
@@ -55,6 +57,7 @@ class Generator:
                 preexec_fn=die_with_parent(),
                 env={**os.environ, "MALLOC_TRIM_THRESHOLD_": "268435456", "MALLOC_MMAP_THRESHOLD_": "134217728"},
             )
+        self._ready_s = READY_S + READY_A_LOG_S * len(job.get("logs", ()))
         self._tell(job)
         self._listening = asyncio.get_running_loop().create_task(self._listen(), name=f"generator {self.name}")
         if wait:
@@ -62,7 +65,7 @@ class Generator:
 
     async def ready(self) -> None:
         """Raises CannotRunError."""
-        await self._until(self._ready.is_set, READY_S, "was not ready")
+        await self._until(self._ready.is_set, self._ready_s, "was not ready")
 
     def go(self, start_ns: int) -> None:
         self._tell({"do": "go", "start_ns": start_ns})
