@@ -23,7 +23,7 @@ class WriteOptions(ServingOptions):
     takes_at_once: int = option(16, sim=(1, 4))  # streams being taken, besides those that take longer than the next
     take_slow_s: float = option(2.0, sim=(0.1, 5.0))
     idle_s: float = option(600.0, sim=(0.5, 30.0))  # a stream that nobody used for so long is handed back
-    streams_max: int = option(2000, sim=(2, 50))  # beyond these, a stream is handed back once it is quiet for a second
+    streams_max: int = option(10_000, sim=(2, 50))  # beyond these, one is handed back once quiet for a second
     ping_every_s: float = option(0.15, sim=(0.01, 0.5))
     ping_timeout_s: float = option(0.3, sim=(0.05, 1.0))
     inherit_jitter_s: float = option(0.2, sim=(0.0, 1.0))  # before a dead proxy's streams are taken unasked
