@@ -1,15 +1,19 @@
-"""A test here that waits for what never comes fails after a minute instead of hanging."""
+"""The ensemble of a module. A test here that waits for what never comes fails after minutes instead of hanging."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from dlog.io.embedded_zookeeper import JavaNotFoundError, ZooKeeperJarsNotFoundError
+from tests.integration.conftest import missing_part
+from tests.integration.zookeeper.ensemble import ZooKeeperEnsemble
 
 LIMIT_S = 300.0
 
@@ -30,3 +34,15 @@ def _bounded(test: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[No
             await test(**fixtures)
 
     return bounded
+
+
+@pytest.fixture(scope="module")
+def one_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    """Three members, for all tests of a module."""
+    ensemble = ZooKeeperEnsemble(tmp_path_factory.mktemp("ensemble"))
+    try:
+        asyncio.run(ensemble.start())
+    except (JavaNotFoundError, ZooKeeperJarsNotFoundError) as error:
+        missing_part(str(error))
+    yield ensemble
+    ensemble.kill()

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import pytest
 
-from dlog.io.embedded_zookeeper import JavaNotFoundError, ZooKeeperJarsNotFoundError
 from dlog.io.metadata import SessionState
 from dlog.io.zookeeper import ANY_VERSION, ConnectionLossError, ZooKeeper
 from dlog.io.zookeeper_protocol import NotConnectedError, ZnodeError
-from tests.integration.conftest import missing_part
 from tests.integration.zookeeper.drivers import UNKNOWN, Driver, KazooDriver, OurDriver, Shown
 from tests.integration.zookeeper.ensemble import EnsembleMember, ZooKeeperEnsemble
 from tests.integration.zookeeper.test_session_faults import CONNECTED, SUSPENDED, first_in, states_of, until
@@ -25,17 +23,6 @@ pytestmark = pytest.mark.zookeeper
 
 WRITES = 40
 T = TypeVar("T")
-
-
-@pytest.fixture(scope="module")
-def one_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
-    ensemble = ZooKeeperEnsemble(tmp_path_factory.mktemp("ensemble"))
-    try:
-        asyncio.run(ensemble.start())
-    except (JavaNotFoundError, ZooKeeperJarsNotFoundError) as error:
-        missing_part(str(error))
-    yield ensemble
-    ensemble.kill()
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""What the session layer does when the network, the server or the session goes away; each on a real server.
+"""What the session layer does when the network, the server or the session goes away; each on a real server, and on a
+follower of a real ensemble of three.
 
 Every one of these hangs, duplicates a write or is found out late with aiozk's own session.
 """
@@ -10,7 +11,9 @@ import os
 import random
 import signal
 import time
+import uuid
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from kazoo.client import KazooClient
@@ -21,6 +24,7 @@ from dlog.io.metadata import SessionState
 from dlog.io.zookeeper import ANY_VERSION, ConnectionLossError, Create, Set, ZooKeeper
 from dlog.io.zookeeper_protocol import Connection, NotConnectedError, ZnodeError, decode_nothing
 from tests.integration.zookeeper import raw
+from tests.integration.zookeeper.ensemble import ZooKeeperEnsemble
 from tests.integration.zookeeper.raw import RawSession, SessionIds
 from tests.integration.zookeeper.toxic import Toxic
 from tests.simulation.service import zookeeper_wire as wire
@@ -28,6 +32,19 @@ from tests.simulation.service import zookeeper_wire as wire
 pytestmark = pytest.mark.zookeeper
 
 CONNECTED, SUSPENDED, LOST = SessionState.CONNECTED, SessionState.SUSPENDED, SessionState.LOST
+
+
+@pytest.fixture(params=["server", "ensemble"])
+async def zookeeper_hosts(
+    request: pytest.FixtureRequest, zookeeper: EmbeddedZooKeeper, one_ensemble: ZooKeeperEnsemble
+) -> str:
+    """As everywhere, a chroot of this test's own: on the one server, and on a follower of three, where sessions are the
+    leader's to end and every write goes through it."""
+    server = zookeeper if request.param == "server" else await one_ensemble.follower()
+    chroot = f"/{uuid.uuid4().hex}"
+    async with await ZooKeeper.connect(server.hosts) as client:
+        await client.create(chroot)
+    return server.hosts + chroot
 
 
 def states_of(zk: ZooKeeper) -> asyncio.Queue[SessionState]:
@@ -55,19 +72,31 @@ def first_in(hosts: list[str]) -> random.Random:
 
 
 async def end_session(hosts: str, zk: ZooKeeper) -> None:
-    """Close the session of `zk` behind its back, as its expiry would."""
+    """Close the session of `zk` behind its back, as its expiry would. `zk` may come between request and reply, and a
+    member of an ensemble may end the connection with the session: it is over when nobody can attach to it."""
     host, _, port = hosts.partition("/")[0].rpartition(":")
     loop = asyncio.get_running_loop()
-    connection = Connection(lambda kind, path: None)
-    await loop.create_connection(lambda: connection, host, int(port))
     from aiozk import protocol
 
-    given, _password, _timeout = await connection.shake_hands(
-        session_id=zk.session_id, password=zk._password, timeout_ms=4000, last_zxid=0
-    )
-    assert given == zk.session_id
-    await connection.ask(protocol.CloseRequest(), decode_nothing)
-    connection.drop("done")
+    session, password = zk.session_id, zk._password
+    while True:
+        connection = Connection(lambda kind, path: None)
+        await loop.create_connection(partial(_itself, connection), host, int(port))
+        try:
+            given, _password, _timeout = await connection.shake_hands(
+                session_id=session, password=password, timeout_ms=4000, last_zxid=0
+            )
+            if given == session:
+                await connection.ask(protocol.CloseRequest(), decode_nothing)
+        except ConnectionLossError:
+            continue
+        finally:
+            connection.drop("done")
+        return
+
+
+def _itself(connection: Connection) -> Connection:
+    return connection
 
 
 async def lose_reply(toxic: Toxic, call: Callable[[], object]) -> None:
@@ -248,7 +277,10 @@ async def test_an_expired_session_is_lost_and_another_begun(zookeeper_hosts: str
         woken: asyncio.Queue[str] = asyncio.Queue()
         zk.watch_data("/none", lambda: woken.put_nowait("data"))
         await zk.exists("/none")
+        port = toxic.port
+        toxic.refuse()  # or it takes its session back in the midst of the end
         await end_session(zookeeper_hosts, zk)
+        await toxic.listen(port)
         assert await until(states, CONNECTED) == [SUSPENDED, LOST, CONNECTED]
         assert zk.session_id not in (0, session)
         assert zk.generation == 2
