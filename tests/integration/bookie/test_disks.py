@@ -18,6 +18,7 @@ from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from tests.integration.bookie.conftest import new_cluster
 from tests.integration.bookie.process import BookieProcess
 from tests.integration.bookie.raw import RECOVERY, Raw, add_frame, packet
+from tests.parts import need
 
 pytestmark = pytest.mark.zookeeper
 Make = Callable[..., BookieProcess]
@@ -155,8 +156,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
     options = f"size=16m,uid={os.geteuid()}"
     mount = [*as_root, "mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
-    if shutil.which(mount[0]) is None or subprocess.run(mount, capture_output=True).returncode != 0:
-        pytest.skip("a small file system is missing: mounting a tmpfs needs root")
+    mounted = shutil.which(mount[0]) is not None and subprocess.run(mount, capture_output=True).returncode == 0
+    need(mounted, "a small filesystem of our own (a full disk)", "mounting a tmpfs needs root, or sudo without a word")
     yield path
     subprocess.run([*as_root, "umount", "-l", str(path)], check=True)
 
