@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation import record
+from loadtest import faults
+from tests.simulation import record, rooms
+from tests.simulation.mutant_table import CPU_S_MAX
+
+MUTANTS_MIN = 40
 
 
 @pytest.mark.parametrize("name", record.TABLES)
@@ -18,5 +22,15 @@ def test_what_was_recorded_broke_nothing_and_every_planted_defect_was_caught() -
     kept = record.load(record.RECORD)
     assert all(line["violations"] == 0 for line in kept["hunts"])
     assert all(run["exit"] == 0 and run["breaches"] == 0 for run in kept["chaos"])
-    assert all(told["green"] for told in kept["owners"].values())
-    assert all(row["invariant"] and row["cpu_s"] <= 60 for row in kept["mutants"]["rows"])
+    assert max(run["acknowledged"] for run in kept["chaos"]) >= 1_000_000
+    rows = kept["mutants"]["rows"]
+    assert all(row["invariant"] and row["cpu_s"] <= CPU_S_MAX for row in rows)
+    assert len(rows) >= MUTANTS_MIN and {row["room"] for row in rows} == set(rooms.NAMES)
+
+
+@pytest.mark.parametrize("name", faults.KINDS)
+def test_what_a_change_of_owner_costs_is_recorded_and_within_its_goals(name: str) -> None:
+    kind, told = faults.KINDS[name], record.load(record.RECORD)["owners"][name]
+    assert told["green"] and told["rounds"] >= kind.rounds
+    assert all(told["goals"][goal.figure]["at_most"] == goal.at_most for goal in kind.goals), "the page shows it"
+    assert all(told[goal.figure] <= goal.at_most for goal in kind.goals)
