@@ -55,16 +55,15 @@ def main(argv: list[str]) -> int:
     if args.seed is not None:
         room = rooms.load(args.room or rooms.NAMES[0])
         return replay(room, room.draw(args.seed, args.style or room.styles[0]), trace=args.trace, smaller=args.shrink)
-    if args.record is not None:
-        record.refuse_changes(args.record)
+    commit = record.refuse_changes(args.record) if args.record is not None else ""
     chosen = [rooms.load(name) for name in ([args.room] if args.room else rooms.NAMES)]
     if args.mutants:
-        return hunt_mutants(chosen, count_hits=args.hits, kept=args.record)
-    return hunt(chosen, args)
+        return hunt_mutants(chosen, count_hits=args.hits, kept=args.record, commit=commit)
+    return hunt(chosen, args, commit)
 
 
-def hunt(chosen: list[Room], args: argparse.Namespace) -> int:
-    """Run all seeds of all styles; 0 if nothing broke and every mark was reached."""
+def hunt(chosen: list[Room], args: argparse.Namespace, commit: str) -> int:
+    """Run all seeds of all styles; 0 if nothing broke and every mark was reached. commit: for the record."""
     seeds = args.seeds if args.seeds is not None else None if args.minutes else 300
     pairs = [(room.name, s) for room in chosen for s in room.styles if args.style in ("", s)]
     if not pairs:
@@ -94,7 +93,7 @@ def hunt(chosen: list[Room], args: argparse.Namespace) -> int:
     print(f"{total} seeds in {wall_s:.0f} s, {60 * total / max(wall_s, 1e-9):.0f} seeds a minute", flush=True)
     if args.record is not None:
         for room in chosen:
-            record.add_hunt(args.record, room, tallies[room.name], args.first)
+            record.add_hunt(args.record, commit, room, tallies[room.name], args.first)
     return 1 if failed else 0
 
 
@@ -125,7 +124,7 @@ def replay(room: Room, plan: Plan, *, trace: bool, smaller: bool) -> int:
     return 1 if outcome.violation else 0
 
 
-def hunt_mutants(chosen: list[Room], *, count_hits: bool, kept: Path | None) -> int:
+def hunt_mutants(chosen: list[Room], *, count_hits: bool, kept: Path | None, commit: str = "") -> int:
     """Print the table; 1 if a mutant was not caught, or not within the time."""
     rows = []
     for row in table(chosen, count_hits=count_hits):
@@ -135,7 +134,7 @@ def hunt_mutants(chosen: list[Room], *, count_hits: bool, kept: Path | None) -> 
     caught = sum(row.is_caught for row in rows)
     print(f"{caught} of {len(rows)} caught; the slowest took {slowest.cpu_s:.1f} CPU s: {slowest.name}")
     if kept is not None:
-        record.set_mutants(kept, rows)
+        record.set_mutants(kept, commit, rows)
     return 0 if caught == len(rows) and slowest.cpu_s <= CPU_S_MAX else 1
 
 

@@ -1,7 +1,7 @@
 """Hunting: seed after seed in every style of every room, on several cores, until one breaks an invariant.
 
-The law of this file: what a hunt says it did, it counted. A batch in which what it must reach has a count of zero fails
-as X
+The law of this file: what a hunt says it did, it counted. A batch in which what it must reach has a count of
+zero fails.
 """
 
 from __future__ import annotations

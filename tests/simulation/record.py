@@ -53,21 +53,23 @@ def git(*arguments: str) -> str:
     return done.stdout.strip()
 
 
-def refuse_changes(path: Path) -> None:
-    """Exit unless the tree is as it was committed, but for the record itself and the page made from it."""
+def refuse_changes(path: Path) -> str:
+    """Exit unless the tree is as it was committed, but for the record itself and the page made from it. Returns the
+    commit that what runs now is a run of, whatever is committed while it runs."""
     own = {str(p.resolve().relative_to(ROOT)) for p in (path, PAGE) if p.resolve().is_relative_to(ROOT)}
     changed = [line[3:] for line in git("status", "--porcelain").splitlines()]
     others = [name for name in changed if name not in own]
     if others:
         sys.exit(f"nothing is recorded of a tree with changes: {', '.join(others[:5])}")
+    return git("rev-parse", "HEAD")
 
 
-def add_hunt(path: Path, room: Room, tally: Tally, first: int) -> None:
+def add_hunt(path: Path, commit: str, room: Room, tally: Tally, first: int) -> None:
     """Add a hunt to the line of its commit and room. Exits if some of its seeds are in it already."""
     if not tally.seeds:
         return
     kept = load(path)
-    add_to(kept, git("rev-parse", "HEAD"), room, tally, first)
+    add_to(kept, commit, room, tally, first)
     save(path, kept)
 
 
@@ -95,13 +97,13 @@ def add_to(kept: dict[str, Any], commit: str, room: Room, tally: Tally, first: i
     line["cpu_s"] += round(tally.cpu_s)
 
 
-def set_mutants(path: Path, rows: list[Row]) -> None:
+def set_mutants(path: Path, commit: str, rows: list[Row]) -> None:
     """Put a whole table of mutants in the place of the one before (of the rooms it is about)."""
     kept = load(path)
     rooms = {row.room for row in rows}
     others = [row for row in kept["mutants"]["rows"] if row["room"] not in rooms]
     kept["mutants"] = {
-        "commit": git("rev-parse", "HEAD"),
+        "commit": commit,
         "python": python_version(),
         "rows": [*others, *(row.as_json() for row in rows)],
     }
