@@ -59,6 +59,11 @@ INVARIANTS = {
     "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),
     "T4": Invariant("fenced before the next segment is named", STREAM, "StreamChecks._started"),
     "T5": Invariant("once faults end, every stream takes writes", STREAM, "StreamWorld.run"),
+    "T6": Invariant(
+        "who follows an owner hears of what is acknowledged, and takes no word of one place for another",
+        STREAM,
+        "Follower.heard, Proxy._check_told, StreamWorld.run",
+    ),
     "R1": Invariant("what a cache tells is what the log holds", CACHE, "CacheChecks.sent, lac_said"),
     "R2": Invariant(
         "an end that is told is one, and what moved is told in time",
