@@ -97,7 +97,7 @@ DEFECTS = {
     23: Defect(
         "Kafka CVE-2026-35554", ("tests/integration/stores/contract.py::test_a_cancelled_append_keeps_its_place",)
     ),
-    24: Defect("Redpanda #6018", why="L10 and L1 of the ledger's room, with 'confirms before the ack quorum' planted"),
+    24: Defect("Redpanda #6018", (f"{SCENARIOS}::test_redpanda_6018_what_one_bookie_alone_has_is_not_confirmed",)),
     25: Defect(
         "Redpanda #29849, #27036", why="S8, S9 and S11 of the stream's room; control records take a slot and shift none"
     ),
@@ -108,7 +108,11 @@ DEFECTS = {
             f"{LEDGER_DIR}::test_any_flipped_bit_gives_the_right_bytes_or_an_error",
         ),
     ),
-    27: Defect("Bufstream 0.1.0", why="S2 of the stream's room: where a batch is said to lie is where it is read"),
+    27: Defect(
+        "Bufstream 0.1.0",
+        ("tests/integration/proxies/test_writing.py::test_a_repeated_batch_is_answered_with_its_first_place",),
+        "S2 of the stream's room: where a batch is said to lie is where it is read.",
+    ),
     28: Defect("AutoMQ #3336, #3339", why=NO_OBJECTS),
     29: Defect("AutoMQ #573", why=NO_OBJECTS),
     30: Defect("AutoMQ #3063, #2450", why=NO_OBJECTS),

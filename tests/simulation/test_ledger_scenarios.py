@@ -189,6 +189,18 @@ def test_bp46_a_writer_that_slept_and_bookies_that_restarted_since_the_fence() -
     assert run_plan(scenario, bookie(FENCE_NOT_DURABLE, mute=("L8",))).violation == "L7"
 
 
+def test_redpanda_6018_what_one_bookie_alone_has_is_not_confirmed() -> None:
+    """b1 has the entry and loses its power; the others get it long after a recovery has decided without it."""
+    scenario = plan(
+        hold("w", "b2", "AddEntry", 1, 3.0),
+        hold("w", "b3", "AddEntry", 1, 3.0),
+        Fault(kind=FaultKind.POWER, a="b1", at_s=0.015, for_s=6.0),
+    )
+    world = played(scenario)
+    assert world.recovered["r1"].last_entry == world.checks.lac == -1
+    assert run_plan(scenario, mutant("confirms before the ack quorum")).violation == "L10"
+
+
 def test_a_writer_that_sleeps_through_its_recovery_confirms_nothing() -> None:
     """A paused owner wakes up with a full window: not one of its entries is confirmed."""
     scenario = plan(Fault(kind=FaultKind.PAUSE, a="w", at_s=0.0005, for_s=3.0), entries=20, gap_s=0.0001)
