@@ -36,6 +36,7 @@ from dlog.model.ids import SegmentNumber, StreamName
 from dlog.model.segment import Segment
 from dlog.stores.contract import (
     MisconfiguredError,
+    SegmentCorruptError,
     SegmentNotFoundError,
     SegmentReader,
     SegmentRef,
@@ -146,6 +147,9 @@ class SegmentDesk:
         store = self._store(segment.store)
         reader: SegmentReader = await store.open_reader(self._ref(segment), sealed_at=question.last)
         try:
+            if question.first > reader.last_confirmed:
+                text = f"the list has entries that the store has not: segment={segment.number} first={question.first}"
+                raise SegmentCorruptError(f"{text} last={reader.last_confirmed}")
             payloads = await reader.read(question.first, question.last, READ_BYTES_MAX)
         finally:
             await reader.close()

@@ -12,7 +12,13 @@ from collections.abc import Mapping
 
 from dlog.model.ids import EntryId, StreamName
 from dlog.model.segment import Segment
-from dlog.stores.contract import MisconfiguredError, SegmentReader, SegmentRef, SegmentStore
+from dlog.stores.contract import (
+    MisconfiguredError,
+    SegmentReader,
+    SegmentRef,
+    SegmentStore,
+    StoreUnavailableError,
+)
 
 READERS_MAX = 8  # of one stream, open at once
 
@@ -48,6 +54,14 @@ class SegmentReaders:
             oldest, _ = next(iter(self._open.items()))
             self.drop(oldest)
         return reader
+
+    async def find_end(self, segment: Segment) -> EntryId:
+        """Where a completed segment ends, as its store has it. Raises what the store raises."""
+        reader = await self.open(segment)
+        if reader.end is None:
+            self.discard(segment_key(segment), reader)
+            raise StoreUnavailableError(f"the end is not decided yet: place={segment.place}")
+        return reader.end
 
     async def find_tail(self, segment: Segment) -> EntryId:
         """The tail of a segment as of now, as the store finds it without the owner. Raises what the store raises."""

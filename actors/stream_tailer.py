@@ -6,6 +6,7 @@ The law of this room:
   stream that its owner was asked about: one deleted and made again has the old one's numbers;
 - where the tail is, at a reader's open, an owner tells only together with metadata that was read after that open and
   names its epoch: one that was deposed may not know it yet. Only who is cut off from metadata goes by what it knows;
+- where a completed segment ends its store says, and the list, which may state it wrongly, is not asked;
 - errors and absences are told to those who asked and kept for nobody: what failed is asked again;
 - a question held back (its reader is slow) costs its few bytes and nothing else.
 
@@ -93,7 +94,8 @@ class StreamTailer:
         self._changed = asyncio.Event()  # metadata, or who waits for what; replaced each time it is set
         self._fresh: list[Callable[[DLogError | None], None]] = []  # called after the next read that begins from now on
         self._lacs: dict[str, int] = {}  # by segment key
-        self._ended: set[str] = set()
+        self._ends: dict[str, EntryId] = {}  # of segments that are known to have ended
+        self._seeking: set[str] = set()  # segments whose end the store is asked for
         self._watching: list[tuple[View, WatchLac]] = []
         self._flights: dict[str, list[Fetch]] = {}
         self._is_heard = False  # an owner said something
@@ -110,7 +112,7 @@ class StreamTailer:
 
     def lac(self, segment: Segment) -> int:
         """What is known to be confirmed of a segment."""
-        return segment.last_entry if segment.completed else self._lacs.get(segment_key(segment), -1)
+        return self._lacs.get(segment_key(segment), -1)
 
     async def run(self) -> None:
         """Live until stopped."""
@@ -143,6 +145,7 @@ class StreamTailer:
         self._segments, self._tail = {}, None
         self._fresh.clear()
         self._watching.clear()
+        self._seeking.clear()
         self._flights.clear()
         for view in tuple(self._views):
             view.on_lost()
@@ -166,7 +169,7 @@ class StreamTailer:
                 view.on_lost()
             case GetEntries():
                 self._get_entries(view, question)
-            case WatchLac(_, known) if known < NO_ENTRY:
+            case WatchLac(segment, known) if known < NO_ENTRY and not segment.completed:
                 self._run(self._find_tail(view, question), f"find the tail of {self.stream}")
             case WatchLac():
                 self._watch(view, question)
@@ -274,11 +277,10 @@ class StreamTailer:
                 self._cache.drop(key)
                 self._readers.drop(key)
                 self._lacs.pop(key, None)
-                self._ended.discard(key)
+                self._ends.pop(key, None)
                 continue
             if new.completed and not old.completed:
                 self._readers.drop(key)  # opened again as what it is now
-                self._lacs.pop(key, None)
             if new.min_entry > old.min_entry:
                 self._cache.drop(key, new.min_entry)
 
@@ -388,18 +390,45 @@ class StreamTailer:
         now = self._segments.get(asked.number)
         if now is None or segment_key(now) != key:
             return LacSeen(asked.number, asked.place, question.known, True)
+        end = self._ends.get(key)
         if now.completed:
-            return LacSeen(asked.number, asked.place, now.last_entry, True)
+            if end is None:
+                self._seek_end(now)
+                return None
+            return LacSeen(asked.number, asked.place, end, True)
         lac = self._lacs.get(key)
-        if lac is not None and (lac > question.known or key in self._ended):
-            return LacSeen(asked.number, asked.place, EntryId(max(lac, question.known)), key in self._ended)
+        if lac is not None and (lac > question.known or end is not None):
+            return LacSeen(asked.number, asked.place, EntryId(max(lac, question.known)), end is not None)
         return None
+
+    def _seek_end(self, segment: Segment) -> None:
+        """Have the store asked for the end of a completed segment, once."""
+        key = segment_key(segment)
+        if key not in self._seeking:
+            self._seeking.add(key)
+            self._run(self._find_end(segment), f"find the end of {self.stream} {key}")
+
+    async def _find_end(self, segment: Segment) -> None:
+        key = segment_key(segment)
+        try:
+            end = await self._readers.find_end(segment)
+        except DLogError as error:
+            watching, self._watching = self._watching, []
+            for view, question in watching:
+                if segment_key(question.segment) == key:
+                    view.say(SourceFailed(question, error))
+                else:
+                    self._watching.append((view, question))
+            return
+        finally:
+            self._seeking.discard(key)
+        self._learn(segment, end, True)
 
     def _learn(self, segment: Segment, lac: int, ended: bool) -> None:
         key = segment_key(segment)
         self._lacs[key] = max(lac, self._lacs.get(key, -1))
         if ended:
-            self._ended.add(key)
+            self._ends[key] = EntryId(lac)
         self._settle_watches()
 
     def _signal(self) -> None:
@@ -520,7 +549,7 @@ class StreamTailer:
                 pause_s = min(pause_s * 2, self._options.retry_max_s)
                 continue
             pause_s = self._options.retry_min_s
-            if ended and segment_key(segment) not in self._ended:
+            if ended and segment_key(segment) not in self._ends:
                 self._stale.set()  # recovered: the list will say so
             self._learn(segment, lac, ended)
             if ended:

@@ -52,7 +52,10 @@ class GetEntries:
 
 @dataclass(frozen=True, slots=True)
 class WatchLac:
-    """Tell me (LacSeen) once the LAC of this in-progress segment is above `known`, or it ended."""
+    """Tell me (LacSeen) once the LAC of this segment is above `known`, or it ended.
+
+    Of a completed one the end is told, as its store has it and whatever the list says.
+    """
 
     segment: Segment
     known: EntryId

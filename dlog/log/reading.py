@@ -1,9 +1,11 @@
 """Reading a stream: one machine per reader, from a position on, across segments, up to the tail and along with it.
 
 The law of this room: a reader sees a contiguous run of what is confirmed, and if it cannot it hears why. No entry above
-a segment's LAC is ever asked for; the LAC of an in-progress segment comes from the source, that of a completed one is
-its end. What ends a reader is a typed event: the stream's end, truncation, damage, deletion; never silence. Damage is
-said only of a segment that the list, read after the store said so, still has at that place.
+a segment's LAC is ever asked for, and the LAC comes from the source: of a completed segment that is its end as its
+store decided it, which the list may state wrongly (a Java writer that was fenced completes its segment at the last
+entry that it knew to be acknowledged). What ends a reader is a typed event: the stream's end, truncation, damage,
+deletion; never silence. Damage is said only of a segment that the list, read after the store said so, still has at that
+place.
 
 Facts it hears: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/read_messages.py),
 PeerLost(SOURCE), TimerFired. It sends questions to SOURCE and proxy.Entries and ReaderEvent to READER. `has_ended` says
@@ -198,8 +200,8 @@ class StreamReader:
             return
         self._number, self._entry, self._slot = dlsn.segment, max(0, dlsn.entry), max(0, dlsn.slot)
         segment = stream.segment(dlsn.segment)
-        if segment is not None and segment.completed and dlsn > segment.last_dlsn:
-            self._next_segment()
+        if segment is not None and segment.completed and dlsn.entry == segment.last_entry and dlsn > segment.last_dlsn:
+            self._entry, self._slot = self._entry + 1, 0
 
     def _follow_segment(self, stream: StreamMetadata) -> None:
         """Is the segment at hand still what it was? It may have begun, ended, been replaced or truncated."""
@@ -228,10 +230,10 @@ class StreamReader:
             self._asked = self._watched = None
             self._gone = 0
         elif known.completed:
-            return  # nothing but truncation changes a completed one
+            return  # nothing that we go by changes of a completed one but truncation
+        elif segment.completed:
+            self._watched = None  # its end is asked for anew
         self._segment = segment
-        if segment.completed:
-            self._lac, self._lac_is_final = segment.last_entry, True
 
     @property
     def _is_untouched(self) -> bool:
@@ -263,7 +265,7 @@ class StreamReader:
         if self._lac_is_final:
             return
         self._lac = max(self._lac, seen.lac)
-        self._is_void = seen.ended and self._lac == NO_ENTRY
+        self._is_void = seen.ended and self._lac == NO_ENTRY and not segment.completed
         self._lac_is_final = seen.ended and not self._is_void
 
     def _note_entries(self, got: EntriesGot) -> None:
@@ -293,6 +295,8 @@ class StreamReader:
             self._retry_later()
         elif isinstance(question, WatchLac) and question == self._watched:
             self._watched = None
+            if question.segment.completed and error.remedy is not Remedy.RETRY:
+                self._note_denial(error)
             self._retry_later()
         elif isinstance(question, GetStream):
             self._is_looking = False
@@ -344,9 +348,12 @@ class StreamReader:
             if segment is None:
                 if not self._at_missing_segment(self._stream):
                     return
-            elif self._lac == _LAC_UNKNOWN:
+            elif self._lac == _LAC_UNKNOWN or (segment.completed and not self._lac_is_final):
                 self._watch(segment)
                 return
+            elif not self._is_placed and self._is_beyond_its_end():
+                self._next_segment()
+                self._follow_segment(self._stream)
             elif not self._is_placed:
                 self._place(segment)
             elif self._lac_is_final and self._is_stop_in_doubt():
@@ -380,6 +387,11 @@ class StreamReader:
             self._started()
         self._tell_caught_up()
         return False
+
+    def _is_beyond_its_end(self) -> bool:
+        """Whether we were asked to begin at a place behind the last one of its segment, which had come to its end."""
+        assert self._read is not None
+        return self._read.start is Start.DLSN and self._is_read
 
     def _place(self, segment: Segment) -> None:
         """Decide where in its segment the reader begins, now that the LAC is known."""

@@ -225,7 +225,11 @@ class SegmentStore(Protocol):
         ...
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentReader:
-        """Open for reading without disturbing a writer. sealed_at: the end, where the segment list knows it."""
+        """Open for reading without disturbing a writer. sealed_at: the end, where the segment list says one.
+
+        Then `end` is known at once, and it is the store's where that has decided another: a Java writer that was fenced
+        completes its segment in the list by what it knows. Should the store not have decided yet, this recovers.
+        """
         ...
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:

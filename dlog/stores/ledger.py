@@ -160,8 +160,14 @@ class LedgerStore:
             return (await self._ledgers.recover(_ledger_of(ref))).last_entry
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> LedgerSegmentReader:
+        ledger = _ledger_of(ref)
         with _reading_errors():
-            return LedgerSegmentReader(await self._ledgers.open(_ledger_of(ref), last_entry=sealed_at))
+            reader = await self._ledgers.open(ledger)
+            if sealed_at is not None and reader.end is None:
+                await reader.close()
+                await self._ledgers.recover(ledger)  # completed in the list before it was closed: nobody may write
+                reader = await self._ledgers.open(ledger)
+            return LedgerSegmentReader(reader)
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         with _store_errors():

@@ -257,11 +257,13 @@ class MemoryReader:
 
     @property
     def last_confirmed(self) -> EntryId:
-        return self._state.find(self._place).lac if self._sealed_at is None else self._sealed_at
+        end = self.end
+        return self._state.find(self._place).lac if end is None else end
 
     @property
     def end(self) -> EntryId | None:
-        return self._state.find(self._place).end if self._sealed_at is None else self._sealed_at
+        end = self._state.find(self._place).end
+        return self._sealed_at if end is None else end
 
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
         segment = self._state.find(self._place)

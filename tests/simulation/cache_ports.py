@@ -129,8 +129,8 @@ class ReaderPort:
     def __init__(self, world: CacheWorld, place: Place, sealed_at: EntryId | None) -> None:
         self._world = world
         self._place = place
-        self._end = sealed_at
-        self._lac = place.lac_of_store if sealed_at is None else sealed_at
+        self._end = sealed_at if sealed_at is None or place.end is None else EntryId(place.end)
+        self._lac = place.lac_of_store if self._end is None else self._end
         self._is_open = True
 
     @property

@@ -233,6 +233,18 @@ class StoreContract:
         assert await read_all(reader, EntryId(3)) == run.history.submitted
         await reader.close()
 
+    async def test_the_end_that_is_told_gives_way_to_the_one_that_was_decided(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for _ in range(4):
+            run.append()
+        await run.writer.seal()
+        for told in (NO_ENTRY, 1, 7):
+            reader = await (await stores()).open_reader(run.ref, sealed_at=EntryId(told))
+            assert (reader.end, reader.last_confirmed) == (3, 3)
+            assert await read_all(reader, EntryId(3)) == run.history.submitted
+            await reader.close()
+
     # ---- the LAC ----------------------------------------------------------------------------------------------------
 
     async def test_wait_lac_returns_what_stands_after_its_time(self, stores: OpenStore) -> None:

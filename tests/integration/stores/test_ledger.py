@@ -21,7 +21,8 @@ from dlog.errors import (
     RecordTooLargeError,
     UnauthorizedError,
 )
-from dlog.model.ids import SegmentNumber
+from dlog.model.ids import EntryId, Epoch, SegmentNumber
+from dlog.model.quorum import Quorum
 from dlog.stores.contract import (
     EntryTooLargeError,
     MisconfiguredError,
@@ -56,6 +57,22 @@ class TestLedgerStore(StoreContract):
         store = await stores()
         with pytest.raises(SegmentNotFoundError):
             await store.open_reader(SegmentRef(STREAM, SegmentNumber(1), "a topic, perhaps"))
+
+    async def test_what_was_completed_in_the_list_before_it_was_closed_is_recovered_for_its_reader(
+        self, stores: OpenStore
+    ) -> None:
+        """Then every reader is told the same end, and nobody can be told of an entry above it."""
+        store = await stores()
+        writer = await store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum(ensemble=3, write=3, ack=2))
+        for i in range(4):
+            await writer.append(EntryId(i), (b"%d" % i,))
+        ref = SegmentRef(STREAM, SegmentNumber(1), writer.place)
+        reader = await (await stores()).open_reader(ref, sealed_at=EntryId(1))
+        assert (reader.end, reader.last_confirmed) == (3, 3)
+        assert await reader.read(EntryId(3), EntryId(3), 1) == [b"3"]
+        with pytest.raises(SegmentFencedError):
+            await writer.append(EntryId(4), (b"late",))
+        await reader.close()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ COHERENCE = (
     Mutant(
         name="entries are asked for as far as the reader's list says, whatever is confirmed",
         invariants=("R1", "S4", "assert"),
-        parts=planted(StreamTailer, ("_lac_seen", "now.last_entry, True", "EntryId(now.last_entry + 1), True")),
+        parts=planted(StreamTailer, ("_lac_seen", "asked.place, end, True", "asked.place, EntryId(end + 1), True")),
     ),
 )
 
@@ -106,8 +106,8 @@ STALENESS = (
             StreamTailer,
             (
                 "_lac_seen",
-                "EntryId(max(lac, question.known)), key in self._ended",
-                "EntryId(max(lac, question.known)), bool(self._ended)",
+                "EntryId(max(lac, question.known)), end is not None",
+                "EntryId(max(lac, question.known)), bool(self._ends)",
             ),
         ),
     ),
@@ -136,11 +136,11 @@ NEGATIVES = (
         invariants=("R3",),
         parts=planted(
             StreamTailer,
-            ("_fetch", "error = failure", "error = failure\n        self._ended.add('!' + key)"),
+            ("_fetch", "error = failure", "error = failure\n        self._ends['!' + key] = EntryId(-1)"),
             (
                 "_get_entries",
                 "    payloads = self",
-                "    if '!' + key in self._ended:\n"
+                "    if '!' + key in self._ends:\n"
                 "        view.say(SourceFailed(question, MetadataUnavailableError('remembered')))\n"
                 "        return\n"
                 "    payloads = self",

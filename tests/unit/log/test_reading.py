@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import EntryMissingError, MetadataUnavailableError, StreamNotFoundError
+from dlog.errors import DLogError, EntryMissingError, MetadataUnavailableError, StreamNotFoundError
 from dlog.log.changes import TruncateTo
 from dlog.log.messages import AppendEntry, SealStream
 from dlog.log.read_messages import (
@@ -46,8 +46,10 @@ class Desk:
         credit: int = 10**6,
         follow: bool = True,
         remembered: StreamMetadata | None = None,
+        losing: DLogError | None = None,
     ) -> None:
         self.stage = stage
+        self.losing = losing  # said when it is asked where a completed segment ends
         self.remembered = remembered  # told instead of what is, unless the question insists
         self.machine = StreamReader()
         self.entries: list[Entries] = []
@@ -91,6 +93,8 @@ class Desk:
                 sums = itertools.accumulate(map(len, payloads), initial=0)
                 enough = [p for p, before in zip(payloads, sums, strict=False) if before < max_bytes]
                 return [EntriesGot(segment.number, segment.place, first, tuple(enough))]
+            case WatchLac(segment) if segment.completed and self.losing is not None:
+                return [SourceFailed(question, self.losing)]
             case WatchLac(segment, known):
                 now = self.stage.value.segment(segment.number)
                 stored = len(self.stage.places[segment.place].payloads) - 1
@@ -456,3 +460,44 @@ def test_a_stream_without_segments_is_waited_for() -> None:
     first = stage.taken("p1").ask(batch(0)).dlsn
     desk.refresh()
     assert desk.seen == [first]
+
+
+def misstated(stage: Stage, entries: int) -> None:
+    """The list says that segment 1 ended so many entries earlier, or later, than its store decided."""
+    first, *others = stage.value.segments
+    wrong = replace(first, last_entry=EntryId(first.last_entry + entries), last_slot=1)
+    stage.value = replace(stage.value, segments=(wrong, *others))
+
+
+@pytest.mark.parametrize("entries", [-1, 1])
+def test_a_completed_segment_is_read_to_where_its_store_ends_it(entries: int) -> None:
+    stage, _, places = three_segments()
+    misstated(stage, entries)
+    assert Desk(stage, Start.START).seen == places
+
+
+def test_a_reader_goes_on_behind_the_end_that_the_list_says() -> None:
+    stage, _, places = three_segments()
+    last = max(place for place in places if place.segment == 1)
+    misstated(stage, -1)
+    desk = Desk(stage, Start.DLSN, tuple(last))
+    assert desk.seen == [place for place in places if place >= last]
+    assert desk.events[0].detail == {"dlsn": list(last)}
+
+
+def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> None:
+    stage, _, places = three_segments()
+    last = max(place for place in places if place.segment == 1)
+    for behind in (stage.value.segments[0].last_dlsn.next_slot(), of(1, last.entry + 1, 0), of(1, last.entry + 9, 3)):
+        desk = Desk(stage, Start.DLSN, tuple(behind))
+        assert desk.seen == [place for place in places if place > last]
+        assert desk.events[0].detail == {"dlsn": [2, 0, 0]}
+
+
+def test_a_completed_segment_whose_store_has_lost_it_is_damaged() -> None:
+    stage, _, _ = three_segments()
+    desk = Desk(stage, Start.START, losing=SegmentNotFoundError("no such place"))
+    for _ in range(3):
+        assert desk.kinds == []
+        desk.post(TimerFired(("retry",), 0.0))
+    assert desk.kinds == [ReaderEventKind.DAMAGED]
