@@ -21,6 +21,7 @@ from pathlib import Path
 from dlog.cli.telling import CommandError
 from dlog.io.clock import monotonic_s
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
+from dlog.io.settings import HELD
 
 READY_TIMEOUT_S = 120.0
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
@@ -159,27 +160,43 @@ class ProcessPart(Part):
         self._module = module
         self._flags = flags
         self._log = log
+        self._said_before = 0  # bytes of the log
         self._process: asyncio.subprocess.Process | None = None
+        self._is_held = False  # it was begun early, and waits
 
-    async def _start(self) -> None:
+    async def load(self) -> None:
+        """Begin the process early: it loads its code, and waits with the rest until the part is started."""
+        self._process = await self._spawn()
+        self._is_held = True
+
+    async def _spawn(self) -> asyncio.subprocess.Process:
         with self._log.open("ab") as log:
-            said_before = log.tell()
-            process = await asyncio.create_subprocess_exec(
+            self._said_before = log.tell()
+            return await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 self._module,
                 *self._flags,
-                stdin=asyncio.subprocess.DEVNULL,
+                stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env=_environment(),
+                env={**_environment(), HELD: "1"},
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
+
+    async def _start(self) -> None:
+        process = self._process
+        if process is None or not self._is_held:
+            process = await self._spawn()
+        self._is_held = False
         self._process, self.pid = process, process.pid
         if self._stopping.is_set():
             self._terminate()
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
+        said_before = self._said_before
+        process.stdin.write(b"\n")
+        process.stdin.close()
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 while line := await process.stdout.readline():

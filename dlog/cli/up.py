@@ -1,7 +1,8 @@
 """`dlog up`: a whole cluster on this machine. Ctrl-C ends it; the next `dlog up` on the directory finds the data.
 
 The law of this file: parts start in the order in which they need each other (ZooKeeper, the cluster's root, bookies,
-proxies) and end in the reverse order, proxies by handing over; one `dlog up` owns a directory, by a lock.
+proxies), though they load their code at once; they end in the reverse order, proxies by handing over. A directory has
+one `dlog up`, by a lock.
 """
 
 from __future__ import annotations
@@ -140,8 +141,10 @@ class _Cluster:
         return EXIT_OK if self._is_up else EXIT_FAILED
 
     async def _live(self, group: asyncio.TaskGroup) -> None:
+        early = [group.create_task(part.load(), name=f"load {part.name}") for part in (*self.bookies, *self.proxies)]
         await self._start(group, self.zookeeper)
         await self._init_cluster()
+        await asyncio.wait(early)
         await self._start(group, self.bookies)
         await self._start(group, self.proxies)
         self._is_up = True
@@ -186,7 +189,11 @@ class _Cluster:
                 part.kill()
 
     async def _init_cluster(self) -> None:
-        """In a process of its own: what it takes to speak to ZooKeeper must not stay in our memory."""
+        """In a process of its own: what it takes to speak to ZooKeeper must not stay in our memory. Once is enough for
+        a ZooKeeper of ours; the note of it lies where its data do, and goes with them."""
+        made = self._directory / "zookeeper" / "cluster-made"
+        if self.zookeeper and made.exists() and made.read_text() == self._plan.namespace:
+            return
         log = self._logs / "cluster-init.log"
         command = ("cluster", "init", "--zookeeper", self._plan.zookeeper_hosts, "--namespace", self._plan.namespace)
         with log.open("wb") as out:
@@ -208,19 +215,21 @@ class _Cluster:
                 "check that ZooKeeper runs and can be reached from here",
                 misused=False,
             )
+        if self.zookeeper:
+            made.write_text(self._plan.namespace)
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
-    def _bookie(self, number: int, port: int) -> Part:
+    def _bookie(self, number: int, port: int) -> ProcessPart:
         name = f"bookie-{number}"
         flags = [*self._flags(port), "--dir", str(self._directory / name)]
         return self._process("bookie", name, port, "actors.bookie", flags)
 
-    def _proxy(self, role: str, number: int, port: int) -> Part:
+    def _proxy(self, role: str, number: int, port: int) -> ProcessPart:
         name = f"{role}-{number}"
         return self._process(role, name, port, f"proxies.{role}", [*self._flags(port), "--id", name])
 
-    def _process(self, role: str, name: str, port: int, module: str, flags: list[str]) -> Part:
+    def _process(self, role: str, name: str, port: int, module: str, flags: list[str]) -> ProcessPart:
         log = self._logs / f"{name}.log"
         return ProcessPart(role, name, f"{self._plan.host}:{port}", module, flags, log, self._changed)
 

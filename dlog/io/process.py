@@ -22,6 +22,7 @@ from dlog.errors import ConfigError, DLogError, Remedy
 from dlog.events import Event, LoopStalled, ProcessStopping
 from dlog.io import logs, metrics
 from dlog.io.clock import monotonic_s
+from dlog.io.settings import HELD
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _KEEP_BYTES = 128 << 20  # freed memory up to this stays with the process instead of being faulted in again
@@ -48,6 +49,8 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         return 2
     keep_freed_memory()
     raise_file_limit()
+    if not _may_begin():
+        return 1
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_watched(main))
@@ -61,6 +64,12 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         if len(told) != len(errors):
             raise
         return _say(told[0])
+
+
+def _may_begin() -> bool:
+    """Wait for leave to begin, where a parent holds us: what a process loads, it loads while others are not ready yet.
+    False: the parent has ended."""
+    return not os.environ.pop(HELD, "") or bool(sys.stdin.buffer.read(1))
 
 
 async def _watched(main: Callable[[], Awaitable[int]]) -> int:

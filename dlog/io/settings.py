@@ -24,6 +24,8 @@ SECTIONS = frozenset({"bookie", "write", "read", "client", "up"})
 
 _SECRETS = ("password", "secret", "token")
 
+HELD = "DLOG_HELD"  # in the environment of a process that is started early: begin when stdin says so (process.py)
+
 
 def load(
     cls: type[T],

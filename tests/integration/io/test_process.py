@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
+from dlog.io.settings import HELD
 
 ROOT = Path(__file__).parents[3]
 PRELUDE = """
@@ -21,12 +24,14 @@ from dlog.io import logs, metrics, process
 """
 
 
-def start(body: str, *flags: str) -> subprocess.Popen[str]:
+def start(body: str, *flags: str, held: bool = False) -> subprocess.Popen[str]:
     main = "async def main():\n" + textwrap.indent(textwrap.dedent(body), "    ")
     script = f"{PRELUDE}\n{main}\nsys.exit(process.run(main))\n"
     return subprocess.Popen(
         [sys.executable, *flags, "-c", script],
         cwd=ROOT,
+        env={**os.environ, HELD: "1"} if held else None,
+        stdin=subprocess.PIPE if held else None,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -151,3 +156,11 @@ def test_logs_are_json_off_a_terminal_and_libraries_speak_the_same() -> None:
 def test_text_logs_are_for_people() -> None:
     code, _, err = finish("logs.setup('text')\nlogs.tell(BookieLost('b:1', 'reset'))\nreturn 0")
     assert code == 0 and "bookie.lost" in err and "peer=b:1" in err and "{" not in err
+
+
+@pytest.mark.parametrize(("said", "begins"), [("\n", True), ("", False)])
+def test_a_process_that_is_held_begins_when_it_is_told_to_and_not_when_its_parent_ends(said: str, begins: bool) -> None:
+    process = start("print('begun')\nreturn 0", held=True)
+    out, _ = process.communicate(said, timeout=180)
+    assert out == ("begun\n" if begins else "")
+    assert process.returncode == (0 if begins else 1)
