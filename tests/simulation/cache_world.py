@@ -8,7 +8,8 @@ Styles of plan:
 - "swarm": any faults; take-overs, rolls, truncation now and then;
 - "roll": segments of a few entries, owners that die, numbers that come again;
 - "trim": truncation and deletion all the time, a cache that is almost too small;
-- "tail": readers that only want to know what is there now, while owners are cut off.
+- "tail": readers that only want to know what is there now, while owners are cut off, or while the proxy is frozen
+  through a take-over and has lost its session when it wakes.
 
 After the faults the world heals; then every reader must reach the tail, and the cache must hold nothing that is gone.
 """
@@ -116,7 +117,25 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     faults = _draw_faults(rng, duration)
     config["unaware"] = rng.choice((0.0, 0.5, 1.0))  # of the owners that are deposed
     config["session_s"] = rng.choice((0.02, 0.2, 10.0))  # a process that is frozen for longer has lost its session
+    if style == "tail" and rng.random() < 0.2:
+        config |= {"unaware": 1.0, "session_s": 0.02}
+        faults = _draw_freezes(rng)
     return Plan(seed=seed, config=config, faults=faults)
+
+
+def _draw_freezes(rng: random.Random) -> tuple[Fault, ...]:
+    """A proxy that is frozen again and again as its owner is deposed, and has lost its session when it wakes."""
+    return tuple(
+        Fault(
+            kind=FaultKind.PAUSE,
+            at_s=rng.uniform(0, 0.02),
+            for_s=rng.uniform(0.03, 0.3),
+            a="r",
+            mark="take_over",
+            count=count,
+        )
+        for count in range(1, 6)
+    )
 
 
 def _draw_faults(rng: random.Random, duration: float) -> tuple[Fault, ...]:
