@@ -141,6 +141,8 @@ class Tally:
         self._history.refused(flow.log, self._producer, answer.first, answer.count, answer.unknown)
         end = answer.first + answer.count
         for chunk in flow.chunks:
+            if chunk.first >= end:
+                break
             within = min(end, chunk.first + chunk.count) - max(answer.first, chunk.first)
             if within > 0:
                 chunk.left -= within

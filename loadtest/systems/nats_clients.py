@@ -94,13 +94,21 @@ class _Pending:
             self.tell(Refused(index, count, error, True))
 
     def sweep(self, all_of_them: bool = False) -> None:
-        """Give up what has waited too long."""
+        """Give up what has waited too long. Told in rows: a server that comes back must not wait for us to tell."""
         now = time.monotonic()
+        why = "the connection went" if all_of_them else f"no answer within {self._ack_wait_s:g} s"
+        rows: list[list[int]] = []
         while self._waiting:
             index, (_, until) = next(iter(self._waiting.items()))
             if not all_of_them and until > now:
-                return
-            self.refuse(index, "the connection went" if all_of_them else f"no answer within {self._ack_wait_s:g} s")
+                break
+            count = self.take(index)
+            if rows and rows[-1][0] + rows[-1][1] == index:
+                rows[-1][1] += count
+            else:
+                rows.append([index, count])
+        for first, count in rows:
+            self.tell(Refused(first, count, why, True))
 
 
 # ---- ours -----------------------------------------------------------------------------------------------------------

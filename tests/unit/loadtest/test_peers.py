@@ -19,7 +19,7 @@ from loadtest.systems.bookkeeper import bookie_config, zookeeper_config
 from loadtest.systems.java import Jars, PartMissingError
 from loadtest.systems.kafka import CREATE_TOPICS, KafkaSystem, _dense, broker_config, refused_of
 from loadtest.systems.nats import server_config
-from loadtest.systems.nats_clients import pack, sequence_of, unpack
+from loadtest.systems.nats_clients import _Pending, pack, sequence_of, unpack
 from loadtest.systems.nodes import PORTS, Ports, Server, ServerFailedError, ServerSystem, start_together, stop_together
 
 
@@ -265,6 +265,19 @@ def test_a_batch_is_one_message_and_comes_apart_again() -> None:
     records = [b"a", b"bb" * 40, b""]
     assert unpack(7, pack(records)) == ((7, 0), records)
     assert unpack(7, b"single") == ((7,), [b"single"])
+
+
+def test_what_is_given_up_is_told_in_rows() -> None:
+    told: list[Any] = []
+    pending = _Pending(told.append, 60.0)
+    for count in (1, 1, 3, 1):
+        pending.add(count)
+    assert pending.take(1) == 1, "an answer came for the second"
+    pending.sweep()
+    assert told == [] and not pending.idle.is_set(), "nothing has waited for too long"
+    pending.sweep(all_of_them=True)
+    assert [(one.first, one.count, one.unknown) for one in told] == [(0, 1, True), (2, 4, True)]
+    assert pending.idle.is_set() and pending.take(2) == 0
 
 
 def test_the_sequence_of_a_delivery_is_in_its_reply() -> None:

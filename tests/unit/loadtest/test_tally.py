@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from loadtest.history import AckedRun, HistoryWriter, RefusedRun, notes
 from loadtest.systems.base import Acked, Refused
-from loadtest.tally import Flow, Tally
+from loadtest.tally import Chunk, Flow, Tally
 
 MS = 1_000_000
 
@@ -126,3 +127,24 @@ def test_many_records_of_one_chunk_are_counted_by_groups_and_never_too_well(tall
     assert tally.response.count == 160
     assert tally.response.percentile(0) >= 41_000  # the truth is 41 ms for the last, 200 ms for the first
     assert tally.response.percentile(100) == pytest.approx(200_000, rel=0.01)
+
+
+def test_a_refusal_looks_only_at_what_it_refuses(tally: Tally) -> None:
+    """Fifty thousand records are refused at once after a freeze: no search through all that is under way for each."""
+    looked = 0
+
+    class Counted(deque[Chunk]):
+        def __iter__(self) -> Iterator[Chunk]:
+            nonlocal looked
+            for chunk in super().__iter__():
+                looked += 1
+                yield chunk
+
+    flow = Flow(0)
+    flow.chunks = Counted()
+    for i in range(100):
+        tally.handed(flow, 10, 3000 * MS + i, 0.0, 3000 * MS + i)
+    for first in range(1000):
+        tally.told(flow, Refused(first, 1, "gone", True))
+    assert tally.failed == 1000 and not flow.chunks
+    assert looked <= 2 * 1000
