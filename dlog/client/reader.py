@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import AsyncGenerator
+from functools import cache
 
 from dlog.client.backoff import Backoff
 from dlog.client.connection import Connection
@@ -32,6 +33,8 @@ from dlog.errors import (
 from dlog.model.dlsn import DLSN, of
 from dlog.wire import proxy
 from dlog.wire.proxy import ReaderEventKind
+
+_BLOCK_BYTES = 16 << 20  # glibc learns from nothing above 32 MiB
 
 
 class Reader:
@@ -65,6 +68,7 @@ class Reader:
         TruncatedError, DamagedError as the server tells them, RequestTimeoutError when nobody has served this read
         for `read_deadline_s`. Cancelling between batches loses nothing: read again from the last DLSN.
         """
+        _keep_freed_memory()
         try:
             while not self._ended:
                 if self._connection is None and not self._heard:
@@ -230,3 +234,14 @@ class Reader:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.cancel(self._request)
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Teach glibc's malloc, once a process, that this one uses large blocks: freeing one raises its thresholds.
+
+    Else what a reader frees goes back to the system with each frame, and is faulted in again with the next: half a CPU
+    second for a GB. Up to twice the block stays with the process. A program that has set malloc's thresholds keeps
+    them, and the block is never touched; other C libraries do not care.
+    """
+    bytes(_BLOCK_BYTES)
