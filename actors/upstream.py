@@ -124,11 +124,10 @@ class Heard:
                     self(number, lac, ended)
 
     def _forget(self, number: int) -> None:
-        """The segment ended empty. Who looks at its place, if that is known, hears so; nothing is said of any other."""
-        segment = self._placed.pop(number, None)
+        """The segment ended empty and leaves the list, which tells who looks at its place. Where we took it to lie
+        another's may lie that is not empty: a Java writer gives the number away while the owner does not know it."""
+        self._placed.pop(number, None)
         self._words.pop(number, None)
-        if segment is not None:
-            self._listener.heard(segment, NO_ENTRY, True)
         if self._waiting.pop(number, None) is not None:
             self._overtaken[number] = self._overtaken.get(number, 0) + 1
             if self._placed and not self._waiting:

@@ -24,18 +24,25 @@ class Refresh:
 
 @dataclass(frozen=True, slots=True)
 class StartSegment:
-    """Put a segment in progress into the list. Its place is allocated no longer."""
+    """Put a segment in progress into the list. Its place is allocated no longer.
+
+    Changes nothing if the number was given to another place meanwhile (see `took_place`): somebody who does not ask for
+    the claim, a Java writer, was there before us.
+    """
 
     segment: Segment
     allocated: str  # what `allocated` held for it, "" if nothing
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
-        present = value.segment(self.segment.number)
-        if present is not None:
-            assert present.place == self.segment.place, "a number is given to one place at a time"
+        if value.segment(self.segment.number) is not None:
             return value
         allocated = "" if self.allocated and value.allocated == self.allocated else value.allocated
         return replace(value.with_segment(self.segment), allocated=allocated)
+
+    def took_place(self, value: StreamMetadata) -> bool:
+        """Whether the list has it."""
+        present = value.segment(self.segment.number)
+        return present is not None and present.place == self.segment.place
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,30 +57,38 @@ class SegmentEnd:
 
 @dataclass(frozen=True, slots=True)
 class CompleteSegment:
-    """Record the end of a segment; the stream's highest txid follows a real last txid, never a guess."""
+    """Record the end of a segment; the stream's highest txid follows a real last txid, never a guess.
+
+    The end is the store's, for good. A Java writer that was fenced may have completed its segment at another one, with
+    records counted that are in no ledger: that is put right.
+    """
 
     number: SegmentNumber
+    place: str
     end: SegmentEnd
     unix_ms: int
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         segment = value.segment(self.number)
-        if segment is None or segment.completed:
+        if segment is None or segment.place != self.place:
             return value
-        before = value.segment(self.number - 1)
-        known = before is not None and before.completed and before.start_sequence_id >= 0
-        start = before.start_sequence_id + before.record_count if known and before is not None else 0
-        completed = replace(
+        ended = replace(
             segment,
-            completed=True,
             last_txid=self.end.last_txid,
             last_entry=self.end.last_entry,
             last_slot=self.end.last_slot,
             record_count=self.end.records,
-            completed_unix_ms=self.unix_ms,
-            start_sequence_id=start,
         )
-        return replace(value.with_segment(completed), max_txid=Txid(max(value.max_txid, self.end.last_txid)))
+        if not segment.completed:
+            start = self._start_sequence_id(value)
+            ended = replace(ended, completed=True, completed_unix_ms=self.unix_ms, start_sequence_id=start)
+        return replace(value.with_segment(ended), max_txid=Txid(max(value.max_txid, self.end.last_txid)))
+
+    def _start_sequence_id(self, value: StreamMetadata) -> int:
+        before = value.segment(self.number - 1)
+        if before is None or not before.completed or before.start_sequence_id < 0:
+            return 0
+        return before.start_sequence_id + before.record_count
 
 
 @dataclass(frozen=True, slots=True)

@@ -308,13 +308,17 @@ class StreamOwner:
         """A change of ours has taken place."""
         t = self._tenure
         match change:
-            case StartSegment(segment):
+            case StartSegment(segment) if change.took_place(t.value):
                 self._taking.started(segment)
                 self._rolling.started(segment)
-            case CompleteSegment(number, end):
+            case StartSegment(segment, name):
+                self._truncating.doom_allocated(name, segment.number)
+                self._trouble()  # somebody else writes: recover what it began
+            case CompleteSegment(number, _, end):
                 t.out.append(Tell(SegmentCompleted(t.stream, number, end.last_entry, end.records)))
-            case DropEmptySegment(number, _, name):
-                self._truncating.doom_allocated(name, number)
+            case DropEmptySegment(number, place, name):
+                if t.value.has_dropped(number, place):  # a Java writer may have completed it, empty as it is
+                    self._truncating.doom_allocated(name, number)
             case MarkReleased():
                 self._end_released()
             case TruncateTo():
@@ -397,7 +401,7 @@ class StreamOwner:
         end = t.writing.end_of_current()
         t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
         if end.last_entry != NO_ENTRY:
-            t.register.want(CompleteSegment(SegmentNumber(number), end, t.unix_ms))
+            t.register.want(CompleteSegment(SegmentNumber(number), segment.place, end, t.unix_ms))
         if self._rolling.state is Roll.CLOSING:
             self._rolling.closed(end)
             return

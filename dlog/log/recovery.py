@@ -5,6 +5,10 @@ on the last but one while the last is being opened), only then is anything concl
 back: per ended segment its last entry (record count, last txid, last slot); and the producer table from the newest
 snapshot on.
 
+Where a segment ends its store says, also of one that the list calls completed: a Java writer that was fenced may have
+completed it, at the last entry that it knew to be acknowledged. Asked are the last completed one, which the next one
+follows, and those that entries of ours were on their way to when somebody else recovered and completed them.
+
 A segment with entries but without a note in its last few was written by another implementation: it holds no producers
 of ours, so the table is looked for one segment further back. If it is not found within reach, it begins empty, with all
 that was written so far below its horizon.
@@ -12,6 +16,7 @@ that was written so far below its horizon.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from dlog.errors import DamagedError, DLogError, Remedy
@@ -40,7 +45,7 @@ _LOOK_BACK = 6  # entries without a note that may follow one with a note: LAC, e
 
 @dataclass(slots=True)
 class _Ending:
-    """A segment being ended. last_entry is None until its store has said where it ends."""
+    """A segment being ended, or asked for its end. last_entry is None until its store has said where it ends."""
 
     segment: Segment
     last_entry: EntryId | None = None
@@ -51,15 +56,29 @@ class _Ending:
     def is_empty(self) -> bool:
         return self.last_entry == NO_ENTRY
 
+    @property
+    def is_as_listed(self) -> bool:
+        """Whether the list says the same; of a completed one that holds nothing there is nothing to say."""
+        return self.segment.completed and (self.is_empty or self.last_entry == self.segment.last_entry)
+
 
 class Recovery:
     """Of one take-over, or of one's own segment after its store failed.
 
-    `is_done`: `ends` has the end of each segment in progress, None for an empty one, and (if a table was handed in) the
-    table is as the log has it. `error`: it cannot be done.
+    under_way: store and place of the segments that hold entries of ours without an answer.
+
+    `is_done`: `ends` has the end of each segment in progress, and of the completed ones that were asked about, None for
+    an empty one, and (if a table was handed in) the table is as the log has it. `error`: it cannot be done.
     """
 
-    def __init__(self, value: StreamMetadata, epoch: Epoch, options: OwnerOptions, table: ProducerTable | None) -> None:
+    def __init__(
+        self,
+        value: StreamMetadata,
+        epoch: Epoch,
+        options: OwnerOptions,
+        table: ProducerTable | None,
+        under_way: Collection[tuple[str, str]] = (),
+    ) -> None:
         self.is_done = False
         self.error: DLogError | None = None
         self.unix_ms = 0  # the newest label found
@@ -67,7 +86,7 @@ class Recovery:
         self._options = options
         self._table = table
         self._retry_after_s = options.retry_after_s
-        self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value)}
+        self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value, under_way)}
         self._segments = value.segments
         self._max_segment = value.max_segment
         self._failed: list[StoreQuestion] = []
@@ -81,8 +100,18 @@ class Recovery:
     def ends(self) -> dict[int, SegmentEnd | None]:
         return {number: ending.end for number, ending in self._endings.items()}
 
+    @property
+    def recovered(self) -> int:
+        """How many segments were in progress."""
+        return sum(not e.segment.completed for e in self._endings.values())
+
+    @property
+    def misstated(self) -> list[SegmentNumber]:
+        """Segments that the list does not say the end of, or another one."""
+        return [e.segment.number for e in self._endings.values() if not e.is_as_listed]
+
     def places(self) -> dict[int, tuple[str, str]]:
-        """Store and place of the segments that were ended."""
+        """Store and place of the segments whose ends are known."""
         return {number: (e.segment.store, e.segment.place) for number, e in self._endings.items()}
 
     @property
@@ -93,7 +122,8 @@ class Recovery:
     def next_number(self) -> SegmentNumber:
         """The number of the segment that follows: numbers are dense, that of an empty segment is used again."""
         assert self.are_ends_known
-        kept = [s.number for s in self._segments if s.number not in self._endings or self.ends[s.number] is not None]
+        empty = {number for number, end in self.ends.items() if end is None}
+        kept = [s.number for s in self._segments if s.completed or s.number not in empty]
         if kept:
             return SegmentNumber(kept[-1] + 1)
         return self._segments[0].number if self._segments else SegmentNumber(max(1, self._max_segment))
@@ -121,8 +151,10 @@ class Recovery:
         failed, self._failed = self._failed, []
         return [Send(STORE, question) for question in failed]
 
-    def _to_recover(self, value: StreamMetadata) -> tuple[Segment, ...]:
-        return value.in_progress
+    def _to_recover(self, value: StreamMetadata, under_way: Collection[tuple[str, str]]) -> list[Segment]:
+        completed = [s for s in value.segments if s.completed and s.truncation is not Truncation.TRUNCATED]
+        last = completed[-1].place if completed else None
+        return [s for s in value.segments if not s.completed or s.place == last or (s.store, s.place) in under_way]
 
     # ---- ending segments --------------------------------------------------------------------------------------------
 
@@ -131,9 +163,13 @@ class Recovery:
         if ending is None or ending.last_entry is not None:
             return []
         ending.last_entry = last_entry
-        effects: list[Effect] = []
-        if last_entry != NO_ENTRY:
-            effects.append(Send(STORE, ReadEntries(ending.segment, last_entry, last_entry)))
+        segment, effects = ending.segment, list[Effect]()
+        if ending.is_empty:
+            pass
+        elif ending.is_as_listed:
+            ending.end = SegmentEnd(last_entry, segment.last_slot, segment.last_txid, segment.record_count)
+        else:
+            effects.append(Send(STORE, ReadEntries(segment, last_entry, last_entry)))
         return effects + self._learn()
 
     def _ended(self, ending: _Ending, contents: Contents) -> None:
@@ -159,10 +195,11 @@ class Recovery:
 
     def _as_ended(self, segment: Segment) -> Segment | None:
         """The segment with its end known; None if it holds nothing, or may be deleted by now."""
+        if segment.truncation is Truncation.TRUNCATED:
+            return None
         ending = self._endings.get(segment.number)
         if ending is None:
-            is_there = segment.last_entry != NO_ENTRY and segment.truncation is not Truncation.TRUNCATED
-            return segment if is_there else None
+            return segment if segment.last_entry != NO_ENTRY else None
         if ending.is_empty:
             return None
         assert ending.last_entry is not None

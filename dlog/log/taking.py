@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from dlog.errors import DLogError, NotEnoughBookiesError
+from dlog.errors import DLogError, LeaseLostError, NotEnoughBookiesError
 from dlog.events import LacMoved, StreamReady, StreamStalled
 from dlog.log.changes import CompleteSegment, DropEmptySegment, Refresh, StartSegment, allocated_name
 from dlog.log.messages import EntriesRead, SegmentRecovered, StoreFailed, WriteBatch
 from dlog.log.recovery import Recovery
 from dlog.log.tenure import Phase, Tenure
 from dlog.machine import Answer, SetTimer, Tell, Ticket
-from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, SegmentNumber
+from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM
 from dlog.model.segment import Segment
 
 MEND_TIMER = ("mend",)
@@ -51,7 +51,14 @@ class Taking:
         t = self._tenure
         t.phase = Phase.RECOVERING
         self._starting = None
-        self._recovery = Recovery(t.value, t.lease.epoch, t.options, None if self.table_known else t.table)
+        t.tell_dropped()
+        pending = t.writing.under_way
+        if pending is not None and t.value.has_lost(pending.segment):
+            t.lease.lose(LeaseLostError(f"truncated while records were on their way to it: segment={pending.segment}"))
+            return
+        table = None if self.table_known else t.table
+        places = () if pending is None else (pending.place,)
+        self._recovery = Recovery(t.value, t.lease.epoch, t.options, table, places)
         t.out += self._recovery.begin()
 
     def hear(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> None:
@@ -112,7 +119,7 @@ class Taking:
         self._recovery = self._starting = None
         t.phase = Phase.SERVING
         t.open(segment, segment.first_txid)
-        t.out.append(Tell(StreamReady(t.stream, t.lease.epoch, segment.number, len(recovery.ends))))
+        t.out.append(Tell(StreamReady(t.stream, t.lease.epoch, segment.number, recovery.recovered)))
         self._on_serving(segment)
 
     def stop(self) -> None:
@@ -158,12 +165,13 @@ class Taking:
 
     def _complete(self, recovery: Recovery) -> None:
         t = self._tenure
-        for number, (store, place) in recovery.places().items():
-            end = recovery.ends[number]
+        ends, places = recovery.ends, recovery.places()
+        for number in recovery.misstated:
+            end, (store, place) = ends[number], places[number]
             if end is not None:
-                t.register.want(CompleteSegment(SegmentNumber(number), end, t.unix_ms))
+                t.register.want(CompleteSegment(number, place, end, t.unix_ms))
                 continue
-            t.register.want(DropEmptySegment(SegmentNumber(number), place, allocated_name(store, place)))
+            t.register.want(DropEmptySegment(number, place, allocated_name(store, place)))
             # Before its number is told again: who follows us takes a number for a place.
             t.out.append(Tell(LacMoved(t.stream, number, NO_ENTRY, True)))
 

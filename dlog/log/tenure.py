@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 
-from dlog.events import SegmentStarted
+from dlog.events import LacMoved, SegmentStarted
 from dlog.lease.lease import Claimant, Lease, LeaseOptions
 from dlog.log.allocation import Allocation
 from dlog.log.dedupe import ProducerTable
@@ -19,7 +19,7 @@ from dlog.log.packing import OpenSegment
 from dlog.log.register import Register
 from dlog.log.writing import Writing
 from dlog.machine import Effect, Send, Tell
-from dlog.model.ids import SegmentNumber, Txid
+from dlog.model.ids import NO_ENTRY, SegmentNumber, Txid
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 
 
@@ -55,6 +55,7 @@ class Tenure:
         self._register: Register | None = None
         self._final_stores = final_stores
         self._seal_asked = False
+        self._opened: Segment | None = None  # the last that was
         self._clock = (0, 0.0)  # wall milliseconds, and the monotonic seconds at which they were seen
 
     # ---- metadata ---------------------------------------------------------------------------------------------------
@@ -101,9 +102,18 @@ class Tenure:
         """Append to this segment from now on."""
         final = segment.store in self._final_stores
         self._seal_asked = False
+        self._opened = segment
         self.out.append(Tell(SegmentStarted(self.stream, segment.number, segment.place)))
         opened = OpenSegment(segment.number, segment.place, segment.store, txid, final)
         self.writing.begin_segment(opened, self.out)
+
+    def tell_dropped(self) -> None:
+        """If somebody else found our segment empty and dropped it, say so before its number is told again: who follows
+        us takes a number for a place."""
+        opened = self._opened
+        if opened is not None and self.value.has_dropped(opened.number, opened.place):
+            self._opened = None
+            self.out.append(Tell(LacMoved(self.stream, opened.number, NO_ENTRY, True)))
 
     def ask_seal(self) -> None:
         """Seal the current segment once nothing is on its way to it; asked once."""

@@ -69,6 +69,11 @@ class Writing:
         """Nothing is appended that is not confirmed."""
         return not self._inflight
 
+    @property
+    def under_way(self) -> PendingEntry | None:
+        """The first entry that is appended and not confirmed; all of them are of one segment."""
+        return self._inflight[0] if self._inflight else None
+
     # ---- admission --------------------------------------------------------------------------------------------------
 
     def admit(self, ticket: Ticket, request: WriteBatch, refusal: DLogError | None, out: list[Effect]) -> bool:

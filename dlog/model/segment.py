@@ -110,6 +110,15 @@ class StreamMetadata:
     def is_sealed(self) -> bool:
         return self.max_txid == 2**63 - 1
 
+    def has_lost(self, number: int) -> bool:
+        """Whether a segment left the list with all that was before it."""
+        return bool(self.segments) and number < self.segments[0].number
+
+    def has_dropped(self, number: int, place: str) -> bool:
+        """Whether a segment that was in the list was taken out as empty; its number may have come again."""
+        listed = self.segment(number)
+        return listed.place != place if listed is not None else not self.has_lost(number)
+
     def with_segment(self, segment: Segment) -> StreamMetadata:
         """Add a segment, or put it in the place of the one with its number."""
         others = [s for s in self.segments if s.number != segment.number]

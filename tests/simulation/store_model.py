@@ -95,6 +95,7 @@ class StoreModel:
         self.on_append: Callable[[StoredSegment], None] | None = None  # an append was accepted
         self.on_end: Callable[[StoredSegment], None] | None = None  # an end was decided
         self.too_small = 0.0  # how often there are too few members for a segment
+        self.is_curt = False  # who is fenced hears of nothing more that was on its way, survived or not
         self._rng = rng
         self._seed = len(durable)
         self._visible_is_final = visible_is_final
@@ -184,9 +185,12 @@ class StoreModel:
         if self.on_append is not None:
             self.on_append(segment)
         entry = int(message.entry)
-        return self._persist(("append", segment.place, entry, payload), lambda: self._confirm(peer, segment, entry))
+        return self._persist(("append", segment.place, entry, payload), lambda: self._confirm(peer, segment, message))
 
-    def _confirm(self, peer: str, segment: StoredSegment, entry: int) -> list[Effect]:
+    def _confirm(self, peer: str, segment: StoredSegment, message: AppendEntry) -> list[Effect]:
+        entry = int(message.entry)
+        if segment.end is not None and self.is_curt:
+            return [Send(peer, StoreFailed(message, SegmentFencedError("fenced")))]
         if segment.end is not None and entry > segment.end:
             return []
         segment.confirmed = max(segment.confirmed, entry)

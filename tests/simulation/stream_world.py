@@ -5,6 +5,7 @@ Styles of plan:
 - "roll": tiny segments, faults bound to new segments, so that take-overs meet rolls;
 - "final": as swarm, on a store where what is visible is final;
 - "forget": a producer table too small for the producers there are;
+- "stranger": somebody else takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
 - "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
 
 After the faults the world heals; then every client must have its answers, every reader must have reached the tail, and
@@ -36,13 +37,14 @@ from tests.simulation.store_model import StoredSegment, StoreModel, StoreTranspo
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_follower import Follower
 from tests.simulation.stream_parts import Client, Proxy, Reader
+from tests.simulation.stream_stranger import STRANGER, Stranger
 from tests.simulation.worlds import Outcome, Room
 
 STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
-STORE_NODE, READ_NODE = "store", "r"
+STORE_NODE, READ_NODE, STRANGE_NODE = "store", "r", "j"
 MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
-STYLES = ("swarm", "roll", "final", "forget", "calm")
+STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm")
 MUST_REACH = (
     "ack",
     "duplicate",
@@ -67,6 +69,8 @@ MUST_REACH = (
     "truncated",
     "producer_unknown",
     "stalled",
+    "stranger",
+    "misstated",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -122,6 +126,8 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         )
     )
     config["too_small"] = 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.4))
+    if style == "stranger":
+        config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 4))))
     return Plan(seed=seed, config=config, faults=faults)
 
 
@@ -174,6 +180,8 @@ class StreamWorld:
         self.readers: dict[int, Reader] = {}
         self.follower = Follower(self)
         sim.node(READ_NODE, start=self._start_readers)
+        sim.node(STRANGE_NODE)
+        self._strangers = 0
 
     @property
     def value(self) -> StreamMetadata:
@@ -189,6 +197,7 @@ class StreamWorld:
         made = self.parts.get("store", StoreModel)
         self.store: StoreModel = made(rng, self.sim.disk("store").durable, visible_is_final=self.config["final"])
         self.store.too_small = self.config.get("too_small", 0.0)
+        self.store.is_curt = self.config["style"] == "stranger" and self.plan.seed % 2 == 0
         self.store.on_append = self._appended
         self.sim.place("store", "store", self.store, listens=True)
 
@@ -248,6 +257,8 @@ class StreamWorld:
             sim.call_in(at_s, self._release)
         for at_s in self.config["truncates"]:
             sim.call_in(at_s, self._truncate)
+        for at_s in self.config.get("strangers", ()):
+            sim.call_in(at_s, self._estrange)
         for at_s in self.config["touch"]:
             sim.call_in(at_s, self._touch)
         for _ in range(self.config["readers"]):
@@ -300,6 +311,13 @@ class StreamWorld:
         bytes_ = value.settings.segment_bytes + 1
         self.sim.metadata.create(KEY, replace(value, settings=replace(value.settings, segment_bytes=bytes_)))
 
+    def _estrange(self) -> None:
+        """Somebody else takes over."""
+        self._strangers += 1
+        address = f"{STRANGE_NODE}/stranger-{self._strangers}"
+        self.sim.place(STRANGE_NODE, address, Stranger(self, self._strangers))
+        self.sim.ask(address, "take over")
+
     def _seal(self) -> None:
         """Seal through whoever owns the stream, again and again until it is."""
         if self.value.is_sealed:
@@ -348,8 +366,8 @@ class StreamWorld:
     def _has_reached_tail(self, reader: Reader) -> bool:
         if reader.ended or not reader.follow:
             return bool(reader.ended)
-        acked = [b.result.dlsn for b in self.checks.batches if b.result is not None]
-        last = max(acked, default=of(0, 0, 0))
+        ours = (b for b in self.checks.batches if b.producer != STRANGER)  # nothing may follow a stranger's last one
+        last = max((b.result.dlsn for b in ours if b.result is not None), default=of(0, 0, 0))
         return reader.machine is not None and reader.machine.position > last
 
     def _unsettled(self) -> str:

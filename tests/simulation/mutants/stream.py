@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.upstream import Heard
 from dlog.lease.lease import Lease
-from dlog.log.changes import TruncateTo
+from dlog.log.changes import StartSegment, TruncateTo
 from dlog.log.dedupe import ProducerTable
 from dlog.log.reading import StreamReader
 from dlog.log.recovery import Recovery
@@ -90,20 +90,26 @@ LEASE = (
 
 TAKING = (
     Mutant(
+        name="a segment is written whose number somebody else has given away",
+        invariants=("S1", "S2", "S3", "T5", "S6"),
+        style="stranger",
+        parts=planted(StartSegment, ("took_place", "present is not None and", "True or present is not None and")),
+    ),
+    Mutant(
         name="served before recovery",
         invariants=("S6", "T4"),
-        parts=planted(Recovery, ("_to_recover", "return value.in_progress", "return ()")),
+        parts=planted(Recovery, ("_to_recover", "return [", "return [] and [")),
     ),
     Mutant(
         name="only the last of two segments is fenced",
         invariants=("S6", "T4"),
         style="roll",
-        parts=planted(Recovery, ("_to_recover", "return value.in_progress", "return value.in_progress[-1:]")),
+        parts=planted(Recovery, ("_to_recover", "in value.segments if not", "in value.segments[-1:] if not")),
     ),
     Mutant(
         name="nothing is fenced, by the order of the take-over",
         invariants=("T4",),
-        parts=planted(Recovery, ("_to_recover", "return value.in_progress", "return ()"), mute=("S6",)),
+        parts=planted(Recovery, ("_to_recover", "return [", "return [] and ["), mute=("S6",)),
     ),
     *(
         Mutant(
@@ -231,6 +237,12 @@ WRITING = (
         ),
     ),
     Mutant(
+        name="what survived in a segment that somebody else completed is written again",
+        invariants=("S2",),
+        style="stranger",
+        parts=planted(Recovery, ("_to_recover", " or s.place == last or (s.store, s.place) in under_way]", "]")),
+    ),
+    Mutant(
         name="what is turned away keeps its place in its producer's order",
         invariants=("S2", "T5"),
         seeds=1000,
@@ -288,6 +300,22 @@ READING = (
         parts=planted(StreamReader, *PAST_THE_LAC, mute=("S8",)),
     ),
     Mutant(
+        name="a completed segment ends where the list says",
+        invariants=("S4",),
+        style="stranger",
+        seeds=1000,
+        parts=planted(
+            StreamReader,
+            (
+                "_follow_segment",
+                "self._segment = segment\n",
+                "self._segment = segment\n"
+                "    if segment.completed:\n"
+                "        self._lac, self._lac_is_final = segment.last_entry, True\n",
+            ),
+        ),
+    ),
+    Mutant(
         name="an empty segment that ended counts as read",
         invariants=("S4",),
         parts=planted(StreamReader, ("_note_lac", "seen.ended and self._lac == NO_ENTRY", "False")),
@@ -334,6 +362,27 @@ FOLLOWING = (
         name="an owner that mends its empty segment does not tell who follows",
         invariants=("T6",),
         parts=planted(Taking, ("_complete", "t.out.append(Tell(", "end is None or t.out.append(Tell(")),
+    ),
+    Mutant(
+        name="an owner whose empty segment somebody else dropped does not tell who follows",
+        invariants=("T6",),
+        style="stranger",
+        seeds=1000,
+        parts=planted(Taking, ("begin", "t.tell_dropped()", "pass")),
+    ),
+    Mutant(
+        name="that a segment ended empty is told of the place where its number was found",
+        invariants=("T6",),
+        style="stranger",
+        seeds=1000,
+        parts=planted(
+            Heard,
+            (
+                "_forget",
+                "self._placed.pop(number, None)",
+                "number in self._placed and self._listener.heard(self._placed.pop(number), -1, True)",
+            ),
+        ),
     ),
     Mutant(
         name="that a segment ended empty is replaced by the next word of its number",

@@ -43,7 +43,7 @@ def test_after_a_segment_ended_empty_its_number_is_looked_up_anew() -> None:
     heard(1, 0, False)
     assert listener.asked == [1, 1]
     heard.place(1, lying("b"))
-    assert listener.told == [("a", -1, False), ("a", -1, True), ("b", 0, False)]
+    assert listener.told == [("a", -1, False), ("b", 0, False)]
 
 
 def test_that_a_segment_ended_empty_is_said_of_no_place_that_its_number_has_later() -> None:
@@ -51,6 +51,16 @@ def test_that_a_segment_ended_empty_is_said_of_no_place_that_its_number_has_late
     heard = Heard(listener, "w:1", "1")
     heard(1, -1, True)
     assert (listener.asked, listener.told) == ([], [])
+
+
+def test_that_a_segment_ended_empty_is_said_of_no_place_that_its_number_had_when_it_was_looked_up() -> None:
+    """The owner does not know that a Java writer has dropped its segment and writes where the number leads now."""
+    listener = Listener()
+    heard = Heard(listener, "w:1", "1")
+    heard(1, -1, False)
+    heard.place(1, lying("java's"))
+    heard(1, -1, True)
+    assert listener.told == [("java's", -1, False)]
 
 
 def test_a_look_that_was_under_way_when_the_segment_ended_empty_is_not_believed() -> None:

@@ -58,7 +58,8 @@ def stream(completed: int, in_progress: int = 1) -> StreamMetadata:
 END = SegmentEnd(EntryId(3), 1, Txid(77), 5)
 CHANGES: list[Change] = [
     StartSegment(segment(4, completed=False), "4a"),
-    CompleteSegment(SegmentNumber(3), END, 9000),
+    CompleteSegment(SegmentNumber(3), "3a", END, 9000),
+    CompleteSegment(SegmentNumber(2), "2a", END, 9000),
     DropEmptySegment(SegmentNumber(3), "3a", "3a"),
     Allocate("4a"),
     Deallocate("4a"),
@@ -83,15 +84,29 @@ def test_starting_a_segment_takes_its_place_out_of_allocated_and_no_other() -> N
 
 
 def test_completing_records_the_end_and_goes_on_counting() -> None:
-    after = CompleteSegment(SegmentNumber(3), END, 9000).apply(stream(2))
+    after = CompleteSegment(SegmentNumber(3), "3a", END, 9000).apply(stream(2))
     done = after.segments[2]
     assert (done.last_entry, done.last_slot, done.last_txid, done.record_count) == (3, 1, 77, 5)
     assert done.start_sequence_id == 14
     assert after.max_txid == 77
 
 
-def test_completing_a_completed_segment_changes_nothing() -> None:
-    assert CompleteSegment(SegmentNumber(2), END, 9000).apply(stream(2)) == stream(2)
+def test_completing_a_segment_that_another_completed_at_the_same_end_changes_nothing() -> None:
+    same = SegmentEnd(EntryId(4), 2, Txid(29), 7)
+    assert CompleteSegment(SegmentNumber(2), "2a", same, 9000).apply(stream(2)) == stream(2)
+
+
+def test_completing_a_segment_that_another_completed_elsewhere_puts_its_end_right_and_nothing_else() -> None:
+    before = stream(2)
+    after = CompleteSegment(SegmentNumber(2), "2a", END, 9000).apply(before)
+    right = replace(before.segments[1], last_txid=Txid(77), last_entry=EntryId(3), last_slot=1, record_count=5)
+    assert after.segments == (before.segments[0], right, before.segments[2])
+    assert after.max_txid == 77
+
+
+def test_completing_says_nothing_of_another_place_with_the_number() -> None:
+    assert CompleteSegment(SegmentNumber(2), "other", END, 9000).apply(stream(2)) == stream(2)
+    assert CompleteSegment(SegmentNumber(3), "other", END, 9000).apply(stream(2)) == stream(2)
 
 
 def test_an_empty_segment_leaves_no_trace_but_its_place_to_delete() -> None:

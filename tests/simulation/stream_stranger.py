@@ -1,0 +1,206 @@
+"""Another implementation of the format in the world of one stream: it takes over without a claim, as Java may.
+
+It recovers what is in progress, completes it in the list (an empty segment goes, and its number with it), begins a
+segment of its own and writes there until it is fenced. Then it does what DistributedLog's writer may do: complete its
+segment at the last entry that it knows to be acknowledged, with every record counted that it had handed out and their
+last txid, whatever a recovery decided; and, half of the time, begin the next one.
+
+Its records carry no note. What it heard to be acknowledged is checked like everybody's. Who owns the stream it never
+asks, and changes nothing about that: an owner of ours that lives finds out by the fence.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from dlog.log.changes import CompleteSegment, DropEmptySegment, SegmentEnd, StartSegment
+from dlog.log.contents import read_contents
+from dlog.log.messages import (
+    STORE,
+    AppendEntry,
+    BatchWritten,
+    CreateSegment,
+    EntriesRead,
+    EntryAppended,
+    ReadEntries,
+    RecoverSegment,
+    SegmentCreated,
+    SegmentRecovered,
+    StoreFailed,
+)
+from dlog.machine import (
+    Asked,
+    CompareAndSet,
+    Effect,
+    Fact,
+    MetadataSeen,
+    ReadMetadata,
+    Received,
+    Send,
+    SetTimer,
+    TimerFired,
+    Versioned,
+)
+from dlog.model.dlsn import of
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, Txid
+from dlog.model.segment import Segment, StreamMetadata
+from dlog.wire.entry import Record, encode_entry
+from tests.simulation.stream_checks import Written
+
+if TYPE_CHECKING:
+    from tests.simulation.stream_world import StreamWorld
+
+STRANGER = b"stranger........"  # stands for its records in the checks
+_WINDOW = 3  # entries without an answer
+
+
+class Stranger:
+    """One writer; ask it anything and it begins."""
+
+    def __init__(self, world: StreamWorld, number: int) -> None:
+        self.world = world
+        self.number = number
+        self._rng = random.Random(f"{world.plan.seed}/stranger/{number}")
+        self._left = self._rng.choice((0, 3, 10, 60))  # entries to write
+        self._asked = 0  # metadata questions; only the newest one's answer counts
+        self._then = "look"
+        self._value = StreamMetadata(name=world.stream)
+        self._ends: dict[int, SegmentEnd | None] = {}
+        self._own: Segment | None = None
+        self._written: list[Written] = []  # of the own segment, by entry
+        self._acked = int(NO_ENTRY)
+        self._txid = 0
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        match fact:
+            case Asked():
+                return self._read("look")
+            case MetadataSeen(token, Versioned(StreamMetadata() as value, version)) if token == self._asked:
+                return self._saw(value, version)
+            case Received(_, SegmentRecovered() | EntriesRead() as message):
+                return self._recovered(message)
+            case Received(_, SegmentCreated(number, place)) if self._then == "create":
+                return self._start(number, place)
+            case Received(_, EntryAppended(number, entry)) if self._own is not None and number == self._own.number:
+                return self._appended(entry)
+            case Received(_, StoreFailed(AppendEntry())) if self._then == "write":
+                return self._read("complete own")
+            case TimerFired() if self._then == "write":
+                return self._write()
+        return []  # a lost peer, a conflict or a doubt: it does no more
+
+    def _read(self, then: str) -> list[Effect]:
+        self._then = then
+        self._asked += 1
+        return [ReadMetadata(self._asked, self.world.key)]
+
+    def _set(self, then: str, value: StreamMetadata, version: object) -> list[Effect]:
+        self._then = then
+        self._asked += 1
+        return [CompareAndSet(self._asked, self.world.key, value, version)]
+
+    def _saw(self, value: StreamMetadata, version: object) -> list[Effect]:
+        self._value, self._version = value, version
+        match self._then:
+            case "look" if value.is_sealed:
+                return []
+            case "look":
+                self._then, self._ends = "recover", {}
+                asked: list[Effect] = [Send(STORE, RecoverSegment(s, Epoch(0))) for s in value.in_progress]
+                return asked or self._complete()
+            case "completed":
+                self._then = "create"
+                settings = value.settings
+                return [Send(STORE, CreateSegment(self._next_number(), Epoch(0), settings.store, settings.quorum))]
+            case "started":
+                self._then = "write"
+                self.world.sim.reach("stranger")
+                return self._write()
+            case "complete own":
+                return self._complete_own(value, version)
+            case "completed own" if self._rng.random() < 0.5:
+                return self._read("look")
+        return []
+
+    # ---- taking over ------------------------------------------------------------------------------------------------
+
+    def _recovered(self, message: SegmentRecovered | EntriesRead) -> list[Effect]:
+        segment = self._value.segment(message.number)
+        if self._then != "recover" or segment is None:
+            return []
+        if isinstance(message, SegmentRecovered) and message.last_entry != NO_ENTRY:
+            return [Send(STORE, ReadEntries(segment, message.last_entry, message.last_entry))]
+        if isinstance(message, SegmentRecovered):
+            self._ends[segment.number] = None
+        else:
+            told = read_contents(message.payloads[0])
+            self._txid = max(self._txid, told.last_txid)
+            self._ends[segment.number] = SegmentEnd(message.first, told.last_slot, Txid(told.last_txid), told.position)
+        return self._complete() if len(self._ends) == len(self._value.in_progress) else []
+
+    def _complete(self) -> list[Effect]:
+        value = self._value
+        self._txid = max(self._txid, value.max_txid)
+        for segment in value.in_progress:
+            end = self._ends[segment.number]
+            if end is None:
+                value = DropEmptySegment(segment.number, segment.place, "").apply(value)
+            else:
+                value = CompleteSegment(segment.number, segment.place, end, 1).apply(value)
+        if value.is_sealed:
+            return []
+        self._dropped = min((n for n, end in self._ends.items() if end is None), default=0)
+        return self._set("completed", value, self._version)
+
+    def _next_number(self) -> SegmentNumber:
+        if self._value.segments:
+            return SegmentNumber(self._value.segments[-1].number + 1)
+        return SegmentNumber(self._dropped or max(1, self._value.max_segment))
+
+    def _start(self, number: SegmentNumber, place: str) -> list[Effect]:
+        self._own = Segment(number=number, place=place, first_txid=Txid(self._txid))
+        self._written, self._acked = [], int(NO_ENTRY)
+        if self._value.segment(number) is not None:
+            return []
+        return self._set("started", StartSegment(self._own, "").apply(self._value), self._version)
+
+    # ---- writing, and being fenced ----------------------------------------------------------------------------------
+
+    def _write(self) -> list[Effect]:
+        assert self._own is not None
+        effects: list[Effect] = [SetTimer("write", self._rng.choice((0.0, 0.002, 0.05)))]
+        entry = len(self._written)
+        if self._left and entry - self._acked <= _WINDOW:
+            self._left -= 1
+            payload = f"stranger:{self.number}:{self._own.place}:{entry}".encode()
+            written = Written(STRANGER, entry, (payload,), self.world.sim.now, None)
+            self._written.append(written)
+            self.world.checks.batches.append(written)
+            parts = tuple(encode_entry([Record(0, entry + 1, self._txid, payload)]))
+            effects.append(Send(STORE, AppendEntry(self._own.number, EntryId(entry), parts)))
+        return effects if self._left or self._then == "write" else []
+
+    def _appended(self, entry: int) -> list[Effect]:
+        assert self._own is not None
+        for at in range(self._acked + 1, entry + 1):
+            # as one that is repeated: which owner acknowledged it is no question
+            self._written[at].result = BatchWritten(of(self._own.number, at, 0), 1, Txid(self._txid), True)
+            self._written[at].acked_at = self.world.sim.now
+        self._acked = max(self._acked, entry)
+        return []
+
+    def _complete_own(self, value: StreamMetadata, version: object) -> list[Effect]:
+        own = self._own
+        assert own is not None
+        listed = value.segment(own.number)
+        if listed is None or listed.place != own.place or listed.completed:
+            return self._read("look") if self._rng.random() < 0.5 else []
+        held = self.world.store.segments.get(own.place)
+        if held is None or held.end is None:
+            return []  # it was refused for another reason than that the segment is closed
+        if held.end != self._acked:
+            self.world.sim.reach("misstated")
+        end = SegmentEnd(EntryId(self._acked), 0, Txid(self._txid), len(self._written))
+        self.world.checks.misstated.add(own.place)
+        return self._set("completed own", CompleteSegment(own.number, own.place, end, 1).apply(value), version)
