@@ -67,6 +67,7 @@ class Monitor:
                 if epoch <= self._claimed.get(stream, 0):
                     self._broken("T3", f"{node.name} claims {stream} with epoch {epoch}, not the first to do so")
                 self._claimed[stream] = epoch
+                self.world.reached["take-over"] += epoch > 1
                 self._epochs[f"{node.process!r}", stream] = epoch
             case SegmentStarted(stream, segment, place):
                 epoch = self._epochs.get((f"{node.process!r}", stream), 0)

@@ -18,6 +18,7 @@ from dlog.io.journal_files import JournalFiles
 from dlog.io.zookeeper_ledgers import LedgerTree
 from dlog.io.zookeeper_members import Registrations
 from dlog.machine import OutcomeUnknown, Versioned
+from proxies.link import Link
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.worlds import Mutant
 
@@ -93,6 +94,15 @@ def _once(heard_state: Any) -> Any:
     return lambda self, state: None
 
 
+def _kept(close: Any) -> Any:
+    """A link that was given up is no longer used, and stays open."""
+
+    def wrong(self: Link) -> None:
+        self._end("closed by us")
+
+    return wrong
+
+
 def _mutant(name: str, invariants: tuple[str, ...], plant: Plant, *, style: str, seeds: int) -> Mutant:
     return Mutant(name=name, invariants=invariants, parts={"plant": plant}, style=style, seeds=seeds)
 
@@ -132,5 +142,6 @@ MUTANTS: tuple[Mutant, ...] = (
         style="power",
         seeds=20,
     ),
+    _mutant("a link that is given up stays open", ("V3",), _instead(Link, "close", _kept), style="hand-over", seeds=20),
     _mutant("registers once", ("V1",), _instead(Registrations, "_heard_state", _once), style="metadata", seeds=20),
 )

@@ -19,6 +19,13 @@ MUST_REACH = (
     "fault.cut",
     "fault.expire",
     "power.unsynced",
+    "take-over",
+    "append.cancelled",
+    "fault.meta_reply_lost",
+    "fault.fsync_error",
+    "fault.disk_full",
+    "fault.slow_disk",
+    "fault.rot",
 )
 
 
@@ -34,6 +41,6 @@ def room() -> Room:
             "acks": ("ack",),
             "recoveries": ("ledger.recovered",),
             "ensemble changes": ("ensemble.changed",),
-            "take-overs": ("stream.owned",),
+            "take-overs": ("take-over",),
         },
     )
