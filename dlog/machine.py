@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dlog.errors import DLogError
+from dlog.values import value
 
 Token = Hashable  # names a question; unique within one machine
 Ticket = int  # names a caller's request; unique within one driver
@@ -30,7 +31,7 @@ Key = Hashable  # names a piece of versioned metadata: LedgerKey, StreamKey, ...
 # ---- facts: what has happened, in the past tense -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Received:
     """A message arrived from a peer."""
 
@@ -69,7 +70,7 @@ class MetadataSeen:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Asked:
     """A caller asks the machine for something; it is answered by `Answer` with the same ticket."""
 
@@ -115,7 +116,7 @@ Outcome = Versioned | Conflict | Missing | OutcomeUnknown
 # ---- effects: what shall be done, in the imperative -----------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Send:
     """Send a wire message to a peer."""
 
@@ -131,7 +132,7 @@ class Persist:
     data: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SetTimer:
     """Wake me with TimerFired(key) no earlier than `after_s` seconds from now; replaces a timer of the same key."""
 
@@ -167,7 +168,7 @@ class CompareAndSet:
     version: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """Answer the caller of `ticket` with a result or an error (a DLogError is raised at the caller)."""
 
@@ -175,7 +176,7 @@ class Answer:
     result: Any | DLogError
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tell:
     """Something worth telling an operator, a metric or a test; an event of dlog/events.py."""
 

@@ -56,11 +56,12 @@ from dlog.machine import (
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.options import option
+from dlog.values import value
 from dlog.wire.bookie import AddEntry, Code, EntryAdded
 from dlog.wire.digest import Buffer, Digest
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Add:
     """Ask: add one entry of these payload parts. Answer: its EntryId, in order of asking, once confirmed."""
 

@@ -13,6 +13,7 @@ from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment
+from dlog.values import value
 
 Buffer = bytes | bytearray | memoryview
 
@@ -41,7 +42,7 @@ class StreamTaken:
     segment: SegmentNumber
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteBatch:
     """One producer's batch, a record set that stays closed. See dlog.wire.proxy.Write for the fields.
 
@@ -60,7 +61,7 @@ class WriteBatch:
     since: tuple[int, int] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BatchWritten:
     """Answer to WriteBatch: place of the batch's first record; durable."""
 
@@ -157,7 +158,7 @@ class EntriesRead:
     payloads: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendEntry:
     """Append to the open segment `number`; parts joined are the payload."""
 
@@ -166,7 +167,7 @@ class AppendEntry:
     parts: tuple[Buffer, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EntryAppended:
     """Confirmed, in order: everything up to `entry` of segment `number` is durable for good."""
 

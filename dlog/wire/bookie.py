@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from dlog.errors import ProtocolError
 from dlog.model.ids import EntryId, LedgerId
+from dlog.values import value
 from dlog.wire.bookie_v3 import is_auth_message, refusal, request_header
 from dlog.wire.framing import Buffer, FrameSplitter
 
@@ -34,7 +35,7 @@ class Code(enum.IntEnum):
     UNKNOWN_LEDGER_STATE = 107  # never sent to a v2 client, which dies of it: IO_ERROR instead
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AddEntry:
     """Store an entry packet (head, digest, payload). `parts` joined are the packet; a decoder gives one part."""
 
@@ -88,7 +89,7 @@ class Unsupported:
 Request = AddEntry | ReadEntry | BatchRead | Auth | Unsupported
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class EntryAdded:
     """Answer to AddEntry: stored and durable (OK), or why not."""
 

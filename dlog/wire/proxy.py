@@ -11,6 +11,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import Any
 
+from dlog.values import value
+
 Buffer = bytes | bytearray | memoryview
 
 PROTOCOL_VERSION = 1
@@ -83,7 +85,7 @@ class Hello:
     hops: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Write:
     """One batch: body is a DistributedLog record set (LogRecordSet: 16-byte head and body), never opened on the way.
 
@@ -234,7 +236,7 @@ class Welcome:
     limits: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Written:
     """Batches `first`..`last` (request ids) are durable, back to back in one entry from `dlsn` on.
 

@@ -1,0 +1,64 @@
+"""A value is a frozen dataclass with slots, however it is made."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import FrozenInstanceError, dataclass, fields, replace
+from inspect import signature
+
+import pytest
+
+from dlog.values import value
+
+
+@value
+class Told:
+    """One with a default."""
+
+    name: str
+    count: int
+    known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """The same, as the library makes it."""
+
+    name: str
+    count: int
+    known: bool = False
+
+
+@value
+class Nothing:
+    """One without fields."""
+
+
+def test_it_is_made_copied_compared_and_shown_like_a_dataclass() -> None:
+    told = Told("a", count=2)
+    assert (told.name, told.count, told.known) == ("a", 2, False)
+    assert told == Told("a", 2, False) != Told("a", 2, True)
+    assert hash(told) == hash(Told("a", 2)) and Nothing() == Nothing()
+    assert replace(told, known=True) == Told("a", 2, known=True)
+    assert repr(told) == "Told(name='a', count=2, known=False)"
+    assert [f.name for f in fields(told)] == ["name", "count", "known"]
+    assert pickle.loads(pickle.dumps(told)) == told
+    match told:
+        case Told(name, count):
+            assert (name, count) == ("a", 2)
+    parameters, usual = signature(Told.__init__).parameters, signature(Usual.__init__).parameters
+    assert [(p.name, p.default, p.annotation) for p in parameters.values()] == [
+        (p.name, p.default, p.annotation) for p in usual.values()
+    ]
+
+
+def test_it_cannot_be_changed_nor_made_of_something_else() -> None:
+    told = Told("a", 2)
+    with pytest.raises(FrozenInstanceError):
+        told.count = 3  # type: ignore[misc]
+    with pytest.raises((AttributeError, TypeError)):
+        told.other = 3  # type: ignore[attr-defined]
+    with pytest.raises(TypeError):
+        Told("a")  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        Told("a", 2, other=3)  # type: ignore[call-arg]
