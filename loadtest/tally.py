@@ -92,14 +92,13 @@ class Tally:
     def _acked(self, flow: Flow, first: int, count: int, position: Position | None) -> None:
         now = self._now_ns()
         end = first + count
-        oldest = now
+        oldest = flow.chunks[0].due_ns if flow.chunks else now  # also if it is not what is answered now
         for chunk in flow.chunks:
             if chunk.first >= end:
                 break
             begin, stop = max(first, chunk.first), min(end, chunk.first + chunk.count)
             if begin < stop:
                 chunk.left -= stop - begin
-                oldest = min(oldest, chunk.due_ns)
                 place = None if position is None else after(position, begin - first)
                 self._history.acked(flow.log, self._producer, begin, stop - begin, place, chunk.sent_ns)
                 self._latencies(chunk, begin - chunk.first, stop - begin, now)

@@ -148,3 +148,17 @@ def test_a_refusal_looks_only_at_what_it_refuses(tally: Tally) -> None:
         tally.told(flow, Refused(first, 1, "gone", True))
     assert tally.failed == 1000 and not flow.chunks
     assert looked <= 2 * 1000
+
+
+def test_a_gap_is_of_all_that_was_due_not_only_of_what_is_answered_after_it(tally: Tally, clock: Clock) -> None:
+    """A frozen leader: what it was given is never answered, and its successor answers what came later."""
+    flow = Flow(0)
+    for due_ms in (3000, 3010, 7400):
+        tally.handed(flow, 1, due_ms * MS, 0.0, due_ms * MS)
+        if due_ms == 3000:
+            clock.ns = 3005 * MS
+            tally.told(flow, Acked(0, 1, (0,)))
+    clock.ns = 7410 * MS
+    tally.told(flow, Acked(2, 1, (1,)))
+    tally.told(flow, Refused(1, 1, "no answer", True))
+    assert tally.gaps == [(3010 * MS, 7410 * MS)]
