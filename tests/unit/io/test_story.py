@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 
 from dlog.errors import UnavailableError
 from dlog.io import story as story_module
 from dlog.io.story import Story, outline
+from dlog.log.messages import BatchWritten
 from dlog.machine import Answer, Asked, MetadataSeen, Received, Send, Versioned
-from dlog.model.ids import EntryId, LedgerId
+from dlog.model.dlsn import of
+from dlog.model.ids import EntryId, LedgerId, Txid
 from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead
 
 
 @dataclass(frozen=True, slots=True)
 class Add:
     parts: tuple[bytes, ...]
+
+
+class Loose(NamedTuple):
+    anything: Any
 
 
 class Payload(bytearray):
@@ -40,6 +47,13 @@ def test_facts_and_effects_are_told_in_order() -> None:
 def test_what_can_hold_no_payload_is_kept_as_it_is() -> None:
     fact = Received("b", EntryAdded(LedgerId(7), EntryId(3), Code.OK))
     assert outline(fact) is fact
+
+
+def test_a_place_in_the_log_is_kept_as_it_is_and_a_tuple_of_anything_is_not() -> None:
+    written = Answer(1, BatchWritten(of(1, 2, 3), 4, Txid(5)))
+    assert outline(written) is written
+    told = outline(Answer(1, Loose(b"payload"))).values[1]
+    assert str(told) == "[<7 B>]"
 
 
 def test_no_payload_is_kept_alive_whatever_carries_it() -> None:
