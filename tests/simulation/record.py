@@ -50,15 +50,19 @@ def save(path: Path, value: dict[str, Any]) -> None:
 def git(*arguments: str) -> str:
     """What git says of this tree."""
     done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    return done.stdout.rstrip()  # what `status` says begins with a space
+
+
+def changed_names() -> list[str]:
+    """What differs from the commit, relative to the tree."""
+    return [line[3:] for line in git("status", "--porcelain").splitlines()]
 
 
 def refuse_changes(path: Path) -> str:
     """Exit unless the tree is as it was committed, but for the record itself and the page made from it. Returns the
     commit that what runs now is a run of, whatever is committed while it runs."""
     own = {str(p.resolve().relative_to(ROOT)) for p in (path, PAGE) if p.resolve().is_relative_to(ROOT)}
-    changed = [line[3:] for line in git("status", "--porcelain").splitlines()]
-    others = [name for name in changed if name not in own]
+    others = [name for name in changed_names() if name not in own]
     if others:
         sys.exit(f"nothing is recorded of a tree with changes: {', '.join(others[:5])}")
     return git("rev-parse", "HEAD")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import subprocess
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -140,3 +141,14 @@ def test_a_tree_with_changes_is_not_recorded(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(record, "git", lambda *_: " M tests/simulation/record.json\n M dlog/machine.py")
     with pytest.raises(SystemExit, match=r"dlog/machine\.py"):
         record.refuse_changes(record.RECORD)
+
+
+def test_the_first_changed_name_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "record.json").write_text("{}")
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *arguments], check=True)
+    (tmp_path / "record.json").write_text("{ }")
+    monkeypatch.setattr(record, "ROOT", tmp_path)
+    assert record.changed_names() == ["record.json"]
+    assert record.refuse_changes(tmp_path / "record.json") == record.git("rev-parse", "HEAD")
