@@ -112,12 +112,17 @@ public final class Generator {
                 switch (said.path("do").asText()) {
                     case "go" -> begin(said.get("start_ns").asLong());
                     case "until" -> until.set(counts(said.get("counts")));
-                    default -> stopping = true;
+                    default -> stop();
                 }
             }
         } catch (Exception error) {
             error.printStackTrace();
         }
+        stop();
+    }
+
+    /** Also before it was told to go. */
+    private void stop() {
         stopping = true;
         if (startNs == 0) {
             begin(System.nanoTime());

@@ -111,7 +111,8 @@ class Load:
         generator = Generator(name)
         try:
             await generator.start(command, {**whole, **more}, self.room / f"{name}.stderr")
-            generator.go(time.monotonic_ns())
+            if job.get("goes", True):
+                generator.go(time.monotonic_ns())
             yield generator
         finally:
             await generator.end()
@@ -132,6 +133,10 @@ async def test_bookkeeper_keeps_what_its_java_client_wrote_while_a_bookie_dies(t
         told.append(await load.produce(batch_records=10))
         flood = await load.produce(mode="open", rate=10_000_000, records=0, seconds=0.05)
         the_first = 1  # of each log, before the load
+        async with load.producing(goes=False) as resting:  # as W19 holds logs open
+            resting.stop()
+            told.append(await resting.result(2 * PATIENCE_S))
+        assert told[-1]["sent"] == the_first
         assert flood["behind"] > 0 and flood["sent"] - the_first + flood["behind"] == 500_000, flood
         await all_is_there(load, [*told, flood])
 
