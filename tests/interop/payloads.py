@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dlog.io.ledger_handles import LedgerReader
 from dlog.io.ledgers import Ledgers
 from dlog.model.ids import EntryId, LedgerId
+from dlog.model.quorum import Quorum
+from tests.interop.java_peer import JavaLedgers
 
 #: the largest length word a bookie takes is 5 MiB - 4; of it the add's head takes 24, the packet's 32, CRC32C 4
 ENTRY_BYTES_MAX = 5 * 1024 * 1024 - 4 - 24 - 32 - 4
@@ -70,3 +72,21 @@ async def wait_whole(ledgers: Ledgers, ledger: int, patience_s: float = 60.0) ->
 def refused(answers: Sequence[object]) -> set[int]:
     """Codes of the adds that the Java client did not get acknowledged."""
     return {answer["code"] for answer in answers if isinstance(answer, dict)}
+
+
+async def recover_together(ours: Ledgers, theirs: JavaLedgers) -> None:
+    """Ledgers with entries on their way, recovered by both at once: they agree, and keep all that was confirmed."""
+    written = numbered("ours", 0, 400)
+    for _ in range(4):
+        writer = await ours.create(Quorum())
+        adds = [writer.append((payload,)) for payload in written]
+        await adds[50]
+        async with asyncio.TaskGroup() as tasks:
+            mine = tasks.create_task(ours.recover(writer.ledger_id), name="our recovery")
+            javas = tasks.create_task(theirs.open(writer.ledger_id, recover=True), name="java's recovery")
+        await writer.abandon()
+        end = mine.result().last_entry
+        assert end == javas.result().lac >= 50
+        confirmed = sum(add.done() and not add.cancelled() and add.exception() is None for add in adds)
+        assert confirmed <= end + 1
+        assert await read_all(ours, writer.ledger_id) == written[: end + 1]

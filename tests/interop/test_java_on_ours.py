@@ -12,7 +12,16 @@ from dlog.model.ledger import DigestType, LedgerState
 from dlog.model.quorum import Quorum
 from tests.integration.cluster import BookieCluster
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaPeer
-from tests.interop.payloads import ENTRY_BYTES_MAX, follow, numbered, read_all, refused, sized, wait_whole
+from tests.interop.payloads import (
+    ENTRY_BYTES_MAX,
+    follow,
+    numbered,
+    read_all,
+    recover_together,
+    refused,
+    sized,
+    wait_whole,
+)
 
 pytestmark = pytest.mark.java
 
@@ -249,19 +258,8 @@ async def test_java_recovers_what_our_dead_writer_had_under_way(theirs: JavaLedg
 
 
 async def test_recoveries_of_both_at_once_agree_on_our_bookies(theirs: JavaLedgers, bookies: BookieCluster) -> None:
-    written = numbered("ours", 0, 400)
     async with bookies.ledgers() as ours:
-        for _ in range(4):
-            writer = await ours.create(Quorum())
-            adds = [writer.append((payload,)) for payload in written]
-            await adds[50]
-            async with asyncio.TaskGroup() as tasks:
-                mine = tasks.create_task(ours.recover(writer.ledger_id), name="our recovery")
-                javas = tasks.create_task(theirs.open(writer.ledger_id, recover=True), name="java's recovery")
-            await writer.abandon()
-            end = mine.result().last_entry
-            assert end == javas.result().lac >= 50
-            assert await read_all(ours, writer.ledger_id) == written[: end + 1]
+        await recover_together(ours, theirs)
 
 
 async def test_java_with_a_wrong_password_is_refused_and_fences_nothing(

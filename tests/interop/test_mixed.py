@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import dlog
 from dlog.model.ids import LedgerId
 from dlog.model.quorum import Quorum
 from dlog.wire.entry import decode_entry
-from tests.integration.proxies.load import Load
+from tests.integration.proxies.load import loaded
 from tests.integration.proxies.processes import ProxyCluster
 from tests.interop.conftest import started
 from tests.interop.java_bookies import JavaCluster
@@ -44,22 +43,6 @@ def mixed_proxies(mixed: JavaCluster, tmp_path: Path) -> Iterator[ProxyCluster]:
     yield from started(mixed, tmp_path / "proxies")
 
 
-@asynccontextmanager
-async def loaded(proxies: ProxyCluster, **settings: int) -> AsyncIterator[Load]:
-    """A stream under load; all that was acknowledged is looked for at the end, through the read proxies."""
-    async with dlog.connect(proxies.target) as client:
-        await client.create("orders", **settings)
-        load = Load(client, "orders")
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load.run(), name="load")
-            await load.acknowledged(200)
-            yield load
-            await load.acknowledged(200)
-            load.stop()
-        await load.check()
-        assert not load.unknown
-
-
 async def ensembles(cluster: JavaCluster, segments: list[dict[str, Any]]) -> list[set[str]]:
     """Of every fragment of every segment, in order."""
     async with cluster.ledgers() as ledgers:
@@ -78,7 +61,7 @@ def ours_of(cluster: JavaCluster) -> set[str]:
 async def test_a_stream_of_ours_on_java_bookies_loses_nothing_when_its_owner_is_killed(
     own_proxies: ProxyCluster,
 ) -> None:
-    async with loaded(own_proxies) as load:
+    async with loaded(own_proxies.target) as load:
         owner = own_proxies.writer_at((await load.client.owner("orders"))["location"])
         owner.kill()
         await load.acknowledged(200)
@@ -86,7 +69,7 @@ async def test_a_stream_of_ours_on_java_bookies_loses_nothing_when_its_owner_is_
 
 
 async def test_a_stream_of_ours_on_java_bookies_rolls_and_is_read_along(own_proxies: ProxyCluster) -> None:
-    async with loaded(own_proxies, segment_bytes=64 * 1024) as load:
+    async with loaded(own_proxies.target, segment_bytes=64 * 1024) as load:
         seen: list[bytes] = []
 
         async def tail() -> None:
@@ -105,7 +88,7 @@ async def test_a_stream_on_a_mixed_ensemble_loses_nothing_when_one_of_each_kind_
     mixed: JavaCluster, mixed_proxies: ProxyCluster
 ) -> None:
     all_java, all_ours = java_of(mixed), ours_of(mixed)
-    async with loaded(mixed_proxies, **BOTH_SETTINGS) as load:
+    async with loaded(mixed_proxies.target, **BOTH_SETTINGS) as load:
 
         async def last_ensemble() -> set[str]:
             return (await ensembles(mixed, (await load.client.stat("orders"))["segments"]))[-1]

@@ -12,7 +12,16 @@ from dlog.model.ledger import DigestType, LedgerState
 from dlog.model.quorum import Quorum
 from tests.interop.java_bookies import JavaCluster
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaPeer
-from tests.interop.payloads import ENTRY_BYTES_MAX, follow, numbered, read_all, refused, sized, wait_whole
+from tests.interop.payloads import (
+    ENTRY_BYTES_MAX,
+    follow,
+    numbered,
+    read_all,
+    recover_together,
+    refused,
+    sized,
+    wait_whole,
+)
 
 pytestmark = pytest.mark.java
 
@@ -187,21 +196,8 @@ async def test_our_writer_that_java_fenced_gets_nothing_acknowledged(
 
 
 async def test_recoveries_of_both_at_once_agree_on_java_bookies(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:
-    written = numbered("ours", 0, 400)
     async with java_bookies.ledgers() as ours:
-        for _ in range(4):
-            writer = await ours.create(Quorum())
-            adds = [writer.append((payload,)) for payload in written]
-            await adds[50]
-            async with asyncio.TaskGroup() as tasks:
-                mine = tasks.create_task(ours.recover(writer.ledger_id), name="our recovery")
-                javas = tasks.create_task(theirs.open(writer.ledger_id, recover=True), name="java's recovery")
-            await writer.abandon()
-            end = mine.result().last_entry
-            assert end == javas.result().lac >= 50
-            confirmed = sum(add.done() and not add.cancelled() and add.exception() is None for add in adds)
-            assert confirmed <= end + 1
-            assert await read_all(ours, writer.ledger_id) == written[: end + 1]
+        await recover_together(ours, theirs)
 
 
 async def test_neither_recovers_with_the_others_wrong_password(theirs: JavaLedgers, java_bookies: JavaCluster) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import dlog
@@ -92,3 +94,19 @@ class Load:
         self._news.set()
 
     _last_s: float = 0.0
+
+
+@asynccontextmanager
+async def loaded(target: str, **settings: int) -> AsyncIterator[Load]:
+    """A stream under load; all that was acknowledged is looked for at the end, through the read proxies."""
+    async with dlog.connect(target) as client:
+        await client.create("orders", **settings)
+        load = Load(client, "orders")
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(load.run(), name="load")
+            await load.acknowledged(200)
+            yield load
+            await load.acknowledged(200)
+            load.stop()
+        await load.check()
+        assert not load.unknown

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import urllib.request
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -14,27 +12,11 @@ import dlog
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.zookeeper_cluster import cluster_init
 from tests.integration.cluster import ServerProcess, start_bookies
-from tests.integration.proxies.load import Load
+from tests.integration.proxies.load import Load, loaded
 from tests.integration.proxies.processes import ProxyCluster
 from tests.ports import free_port
 
 pytestmark = pytest.mark.zookeeper
-
-
-@asynccontextmanager
-async def loaded(cluster: ProxyCluster, **settings: int) -> AsyncIterator[Load]:
-    """A stream under load; what was acknowledged is checked at the end."""
-    async with dlog.connect(cluster.target) as client:
-        await client.create("orders", **settings)
-        load = Load(client, "orders")
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(load.run(), name="load")
-            await load.acknowledged(200)
-            yield load
-            await load.acknowledged(200)
-            load.stop()
-        await load.check()
-        assert not load.unknown
 
 
 async def owner_of(cluster: ProxyCluster, load: Load) -> ServerProcess:
@@ -53,7 +35,7 @@ async def test_what_one_proxy_wrote_is_read_through_any_other(cluster: ProxyClus
 
 
 async def test_an_owner_killed_under_load_loses_and_repeats_nothing(cluster: ProxyCluster) -> None:
-    async with loaded(cluster) as load:
+    async with loaded(cluster.target) as load:
         owner = await owner_of(cluster, load)
         owner.kill()
         await load.acknowledged(200)
@@ -61,7 +43,7 @@ async def test_an_owner_killed_under_load_loses_and_repeats_nothing(cluster: Pro
 
 
 async def test_owners_killed_one_after_the_other_and_started_again(cluster: ProxyCluster) -> None:
-    async with loaded(cluster) as load:
+    async with loaded(cluster.target) as load:
         for _ in range(3):
             owner = await owner_of(cluster, load)
             owner.kill()
@@ -70,7 +52,7 @@ async def test_owners_killed_one_after_the_other_and_started_again(cluster: Prox
 
 
 async def test_an_owner_that_is_told_to_end_hands_over(cluster: ProxyCluster) -> None:
-    async with loaded(cluster) as load:
+    async with loaded(cluster.target) as load:
         owner = await owner_of(cluster, load)
         assert await asyncio.to_thread(owner.stop) == 0
         assert '"proxy.drained"' in owner.log()
@@ -79,7 +61,7 @@ async def test_an_owner_that_is_told_to_end_hands_over(cluster: ProxyCluster) ->
 
 
 async def test_a_frozen_owner_is_replaced_and_gets_nothing_acknowledged_when_it_wakes(cluster: ProxyCluster) -> None:
-    async with loaded(cluster) as load:
+    async with loaded(cluster.target) as load:
         owner = await owner_of(cluster, load)
         owner.freeze()
         await load.acknowledged(200)
@@ -91,7 +73,7 @@ async def test_a_frozen_owner_is_replaced_and_gets_nothing_acknowledged_when_it_
 async def test_a_reader_at_the_tail_sees_everything_through_rolls_and_a_takeover(cluster: ProxyCluster) -> None:
     seen: list[int] = []
 
-    async with loaded(cluster, segment_bytes=64 * 1024) as load:
+    async with loaded(cluster.target, segment_bytes=64 * 1024) as load:
 
         async def follow() -> None:
             async for record in load.client.read("orders", follow=True):
@@ -111,7 +93,7 @@ async def test_a_reader_at_the_tail_sees_everything_through_rolls_and_a_takeover
 
 
 async def test_a_bookie_killed_under_load_is_replaced_or_done_without(own_cluster: ProxyCluster) -> None:
-    async with loaded(own_cluster) as load:
+    async with loaded(own_cluster.target) as load:
         own_cluster.bookies.bookies[0].kill()
         await load.acknowledged(500)
         own_cluster.bookies.bookies[0].start()
@@ -123,7 +105,7 @@ async def test_writing_and_reading_go_on_without_zookeeper_and_takeovers_after_i
     await own_zookeeper.start()
     cluster = await asyncio.to_thread(start_proxies, own_zookeeper, tmp_path)
     try:
-        async with loaded(cluster) as load:
+        async with loaded(cluster.target) as load:
             assert len([record async for record in load.client.read("orders", limit=100)]) == 100
             own_zookeeper.kill()
             await load.acknowledged(2000)
