@@ -242,16 +242,14 @@ def record_set_count(payload: Buffer) -> int:
     All of the head is judged: by its own bounds, and against the bytes that are there. A set that passes fails later
     only if its records do not add up inside.
     """
-    return _set_head(payload)[0]
+    return record_set_head(payload)[0]
 
 
-def record_set_bytes(payload: Buffer) -> int:
-    """How many bytes a set will hold once it is opened, judged like its count. Raises DamagedError."""
-    return _set_head(payload)[1]
+def record_set_head(payload: Buffer) -> tuple[int, int]:
+    """How many records a set says it holds, and how many bytes it will hold once it is opened; judged like the count.
 
-
-def _set_head(payload: Buffer) -> tuple[int, int]:
-    """(count, decompressed bytes)."""
+    Raises DamagedError.
+    """
     if len(payload) < _SET.size:
         raise DamagedError(f"record set shorter than its head: bytes={len(payload)}")
     meta, count, size, packed_size = _SET.unpack_from(payload)

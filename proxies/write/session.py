@@ -25,7 +25,7 @@ from dlog.log.messages import BatchWritten, SealStream, TruncateBefore, WriteBat
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import Txid, stream_name
 from dlog.wire.digest import crc32c
-from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, record_set_bytes, record_set_count
+from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, record_set_head
 from dlog.wire.proxy import (
     Cancel,
     Create,
@@ -139,12 +139,12 @@ class WriteSession(Dispatch):
         cost = self._count_in(m)
         txid = None if m.txid is None else Txid(m.txid)
         since = None if m.since is None else m.since[:2]
-        m = _kept(m)
-        batch = WriteBatch(m.body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms(), since)
+        body = kept(m.body)
+        batch = WriteBatch(body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms(), since)
         sink = partial(self._written, m.request, m.stream, cost)
         doubted = None
         if forwarding is not None:
-            sink = partial(self._judged, forwarding, m, cost)
+            sink = partial(self._judged, forwarding, m if body is m.body else replace(m, body=body), cost)
             doubted = forwarding.routes.doubted(m.stream)
         try:
             self._house.holdings.submit(m.stream, batch, sink, doubted)
@@ -296,7 +296,7 @@ def _owned(owned: list[list[Any]]) -> dict[str, Any]:
 def _check(m: Write) -> None:
     """What is stored under a wrong sum or count would be damaged for every reader: it does not get in."""
     try:
-        count, size = record_set_count(m.body), record_set_bytes(m.body)
+        count, size = record_set_head(m.body)
     except DamagedError as error:
         raise InvalidRequestError(f"the batch is not a record set: {error.message}") from None
     if size + SET_OVERHEAD > RECORD_BYTES_MAX:
