@@ -98,6 +98,7 @@ class StreamTailer:
         self._seeking: set[str] = set()  # segments whose end the store is asked for
         self._watching: list[tuple[View, WatchLac]] = []
         self._flights: dict[str, list[Fetch]] = {}
+        self._unread: dict[str, tuple[int, int]] = {}  # by segment key: block read ahead last, while nobody is there
         self._is_heard = False  # an owner said something
         self._following: Heard | None = None  # whom we have asked to speak
         self._seekers = 0  # readers that wait for an owner's word
@@ -147,6 +148,7 @@ class StreamTailer:
         self._watching.clear()
         self._seeking.clear()
         self._flights.clear()
+        self._unread.clear()
         for view in tuple(self._views):
             view.on_lost()
 
@@ -277,6 +279,7 @@ class StreamTailer:
                 self._cache.drop(key)
                 self._readers.drop(key)
                 self._lacs.pop(key, None)
+                self._unread.pop(key, None)
                 self._ends.pop(key, None)
                 continue
             if new.completed and not old.completed:
@@ -570,7 +573,12 @@ class StreamTailer:
         payloads = self._cache.run(key, first, question.last, question.max_bytes)
         if payloads:
             view.say(EntriesGot(segment.number, segment.place, first, tuple(payloads)))
-            self._read_ahead(segment, key, first + len(payloads))
+            after = first + len(payloads)
+            self._read_ahead(segment, key, after)
+            unread = self._unread.get(key)
+            if unread is not None and unread[0] < after and first < unread[1]:
+                del self._unread[key]
+                self._read_ahead(segment, key, unread[1])
             return
         self._find_flight(segment, key, first, question.last).waiters.append((view, question))
 
@@ -606,13 +614,15 @@ class StreamTailer:
             self._land(key, flight)
         if error is None:
             self._keep(segment.number, key, flight.first, payloads)
+        after, goes_on = flight.first + len(payloads), False
         got: dict[tuple[int, int, int], EntriesGot] = {}
         for view, question in flight.waiters:
             if view.is_closed or view.keep(question):
                 continue
             if error is not None:
                 view.say(SourceFailed(question, error))
-            elif question.first < flight.first + len(payloads):
+            elif question.first < after:
+                goes_on = goes_on or question.last >= after
                 same = (question.first, question.last, question.max_bytes)
                 reply = got.get(same)
                 if reply is None:
@@ -622,6 +632,10 @@ class StreamTailer:
                 view.say(reply)
             else:
                 self._get_entries(view, question)
+        if goes_on:
+            self._read_ahead(segment, key, after)  # fetched while this block is on its way to who asked
+        elif error is None and not flight.waiters:
+            self._unread[key] = (flight.first, after)
 
     def _keep(self, number: int, key: str, first: int, payloads: list[bytes]) -> None:
         """Put into the cache what was fetched, but for what was truncated or deleted while it was on its way."""
