@@ -17,8 +17,10 @@ from dlog.events import Event, SegmentStarted, StreamOwned
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerMetadata
+from dlog.model.segment import Owner
 from dlog.wire.bookie import Code, EntryAdded
 from dlog.wire.ledger_metadata import decode
+from dlog.wire.stream_metadata import decode_owner
 from tests.simulation.kernel import Violation
 from tests.simulation.service.nodes import BookieNode, Node
 from tests.simulation.service.zookeeper_ensemble import Ensemble
@@ -37,7 +39,8 @@ class Monitor:
         self.ledgers: dict[LedgerId, LedgerMetadata] = {}
         self.deleted: set[LedgerId] = set()
         self._epochs: dict[tuple[str, str], int] = {}  # (process, stream) -> epoch it owns it with
-        self._claimed: dict[str, int] = {}  # stream -> highest epoch claimed
+        self._claims: dict[str, Owner] = {}  # path of a stream's owner -> as ZooKeeper has it
+        self._owned: set[tuple[str, int]] = set()  # (stream, epoch) that somebody said to own
         self._owners: dict[tuple[str, int], tuple[str, set[int]]] = {}  # (stream, segment) -> place, epochs
         self._paths = LedgerPaths("/ledgers")
 
@@ -64,9 +67,9 @@ class Monitor:
         """An event that a process of the cluster tells."""
         match event:
             case StreamOwned(stream, epoch):
-                if epoch <= self._claimed.get(stream, 0):
-                    self._broken("T3", f"{node.name} claims {stream} with epoch {epoch}, not the first to do so")
-                self._claimed[stream] = epoch
+                if (stream, epoch) in self._owned:  # who was frozen may hear late of a claim that is over
+                    self._broken("T3", f"{node.name} owns {stream} with epoch {epoch}, not the first to do so")
+                self._owned.add((stream, epoch))
                 self.world.reached["take-over"] += epoch > 1
                 self._epochs[f"{node.process!r}", stream] = epoch
             case SegmentStarted(stream, segment, place):
@@ -99,6 +102,9 @@ class Monitor:
         for change in changes:
             if not isinstance(change, NodeCreated | DataSet | NodeDeleted):
                 continue
+            if change.path.endswith("/owner"):
+                self._judge_claim(change.path, b"" if isinstance(change, NodeDeleted) else change.data or b"")
+                continue
             ledger = self._paths.ledger_of(change.path)
             if ledger is None:
                 continue
@@ -111,6 +117,12 @@ class Monitor:
             if before is not None:
                 self._judge_change(ledger, before, value)
             self.ledgers[ledger] = value
+
+    def _judge_claim(self, path: str, data: bytes) -> None:
+        owner, before = decode_owner(data), self._claims.get(path, Owner())
+        if data and owner.epoch != before.epoch + 1 and (owner.epoch, owner.claim) != (before.epoch, before.claim):
+            self._broken("T3", f"{path} was {before}, and is now {owner}")
+        self._claims[path] = owner
 
     def _judge_change(self, ledger: LedgerId, before: LedgerMetadata, value: LedgerMetadata) -> None:
         if before.is_closed and (

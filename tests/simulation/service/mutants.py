@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,7 +18,10 @@ from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
 from dlog.io.zookeeper_ledgers import LedgerTree
 from dlog.io.zookeeper_members import Registrations
+from dlog.lease.lease import Lease
 from dlog.machine import OutcomeUnknown, Versioned
+from dlog.model.ids import Epoch
+from dlog.model.segment import StreamMetadata
 from proxies.link import Link
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.worlds import Mutant
@@ -103,6 +107,17 @@ def _kept(close: Any) -> Any:
     return wrong
 
 
+def _same_epoch(write: Any) -> Any:
+    """A claim replaces another without raising the epoch."""
+
+    def wrong(self: Lease, value: StreamMetadata) -> Any:
+        (question, *rest) = write(self, value)
+        owner = replace(question.value.owner, epoch=max(value.owner.epoch, Epoch(1)))
+        return [replace(question, value=replace(question.value, owner=owner)), *rest]
+
+    return wrong
+
+
 def _mutant(name: str, invariants: tuple[str, ...], plant: Plant, *, style: str, seeds: int) -> Mutant:
     return Mutant(name=name, invariants=invariants, parts={"plant": plant}, style=style, seeds=seeds)
 
@@ -143,5 +158,8 @@ MUTANTS: tuple[Mutant, ...] = (
         seeds=20,
     ),
     _mutant("a link that is given up stays open", ("V3",), _instead(Link, "close", _kept), style="hand-over", seeds=20),
+    _mutant(
+        "claims at the epoch that was", ("T3",), _instead(Lease, "_write", _same_epoch), style="hand-over", seeds=10
+    ),
     _mutant("registers once", ("V1",), _instead(Registrations, "_heard_state", _once), style="metadata", seeds=20),
 )
