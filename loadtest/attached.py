@@ -1,7 +1,8 @@
-"""`python -m loadtest append|await|fan|failover|freeze|handover`: a quick look at a cluster that runs already.
+"""`python -m loadtest append|await|fan|failover|freeze|handover|away|heirs`: a quick look at one cluster.
 
-The law of this file: judge first, and only then say how fast it was. No rounds, no weather, no peers: what is published
-comes from the instrument, `python -m loadtest W1,W2,...`.
+The law of this file: judge first, and only then say how fast it was. The cluster is one that runs already, but for
+`heirs`. No weather, no peers: what is published comes from the instrument, `python -m loadtest W1,W2,...`, and what
+befalls the owners of streams from here.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from typing import Any
 import dlog
 from dlog.cli.discovery import find_running
 from dlog.errors import DLogError, InvalidRequestError
-from loadtest import faults
+from loadtest import faults, outages
+from loadtest.systems.base import CannotRunError
 from loadtest.workload import WORKLOADS, Run, Workload, load
 
-NAMES = (*(path.stem for path in sorted(WORKLOADS.glob("[a-z]*.toml"))), *faults.KINDS)
+NAMES = (*(path.stem for path in sorted(WORKLOADS.glob("[a-z]*.toml"))), *faults.KINDS, *outages.NAMES)
 
 
 def main(arguments: list[str]) -> int:
@@ -29,19 +31,24 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "workload",
         help="a name in loadtest/workloads, a TOML file, or what befalls the owner of a stream: failover (kill -9), "
-        "freeze (SIGSTOP, SIGCONT), handover; these need the `dlog up` of this directory (or --dir)",
+        "freeze (SIGSTOP, SIGCONT), handover; or away (ZooKeeper is frozen); these need the `dlog up` of this "
+        "directory (or --dir); or heirs: a proxy with many streams dies, in a cluster of its own",
     )
     parser.add_argument("--stream", help="the stream to use; default: a new one, deleted at the end")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change an option of the workload"
     )
     parser.add_argument("--rounds", "--kills", type=int, help="of failover, freeze, handover")
-    parser.add_argument("--dir", help="directory of the `dlog up` that failover, freeze and handover hurt")
+    parser.add_argument("--streams", type=int, default=outages.STREAMS, help="of heirs: how many the dead one owned")
+    parser.add_argument("--seconds", type=float, default=outages.AWAY_S, help="of away: how long")
+    parser.add_argument("--dir", help="directory of the `dlog up` that failover, freeze, handover and away hurt")
     parser.add_argument("--strict", action="store_true", help="exit 1 also when a goal is missed")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args(arguments)
     if given.workload in faults.KINDS:
         return hurt(given)
+    if given.workload in outages.NAMES:
+        return break_off(given)
     try:
         changes = dict(_pair(change) for change in given.set)
         workload = load(given.workload, changes)
@@ -77,6 +84,32 @@ def hurt(given: argparse.Namespace) -> int:
     if not result:
         return 1
     print(json.dumps(result) if given.json else faults.as_text(result))
+    met = result["green"] and all(goal["met"] for goal in result["goals"].values())
+    return 0 if met or (result["green"] and not given.strict) else 1
+
+
+def break_off(given: argparse.Namespace) -> int:
+    """Run heirs or away."""
+    running = find_running(given.dir) if given.workload == "away" else None
+    if given.streams < 1 or given.seconds <= 0:
+        print(f"loadtest: {given.workload}: --streams is at least 1, --seconds above 0", file=sys.stderr)
+        return 2
+    if given.workload == "away" and running is None:
+        print("loadtest: away: it needs a `dlog up` on this machine, found by --dir", file=sys.stderr)
+        return 2
+    tell = partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
+    if running is None:
+        going = outages.Heirs(given.streams, tell=tell).go()
+    else:
+        going = outages.Away(running, given.seconds, tell=tell).go(given.stream or f"loadtest-{uuid.uuid4().hex[:8]}")
+    result: dict[str, Any] = {}
+    try:
+        result = asyncio.run(going)
+    except* (DLogError, TimeoutError, CannotRunError) as errors:
+        print(f"loadtest: {first_of(errors)!r}", file=sys.stderr)
+    if not result:
+        return 1
+    print(json.dumps(result) if given.json else outages.as_text(result))
     met = result["green"] and all(goal["met"] for goal in result["goals"].values())
     return 0 if met or (result["green"] and not given.strict) else 1
 

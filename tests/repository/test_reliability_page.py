@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest import faults
+from loadtest import faults, outages
 from tests.simulation import record, rooms
 from tests.simulation.mutant_table import CPU_S_MAX
 
@@ -34,3 +34,12 @@ def test_what_a_change_of_owner_costs_is_recorded_and_within_its_goals(name: str
     assert told["green"] and told["rounds"] >= kind.rounds
     assert all(told["goals"][goal.figure]["at_most"] == goal.at_most for goal in kind.goals), "the page shows it"
     assert all(told[goal.figure] <= goal.at_most for goal in kind.goals)
+
+
+@pytest.mark.parametrize("name", outages.NAMES)
+def test_what_an_outage_costs_is_within_its_goals_where_it_is_recorded(name: str) -> None:
+    told = record.load(record.RECORD)["owners"].get(name)
+    if told is not None:
+        assert told["green"]
+        assert all(told["goals"][goal.figure]["at_most"] == goal.at_most for goal in outages.GOALS[name])
+        assert all(told[goal.figure] <= goal.at_most for goal in outages.GOALS[name])

@@ -139,7 +139,8 @@ def add_chaos(path: Path, report: dict[str, Any]) -> None:
 
 
 def set_owners(path: Path, report: dict[str, Any]) -> None:
-    """Put what `python -m loadtest failover`, `freeze` or `handover` told in the place of what it told before."""
+    """Put what `python -m loadtest failover`, `freeze`, `handover`, `heirs` or `away` told in the place of what it told
+    before."""
     kept = load(path)
     kept["owners"][report["fault"]] = {"commit": git("rev-parse", "HEAD"), **report}
     save(path, kept)
@@ -233,8 +234,10 @@ def _owners(kinds: dict[str, dict[str, Any]]) -> str:
     for name, told in sorted(kinds.items()):
         goals = ", ".join(f"{figure[:3]} <= {goal['at_most']:,.0f}" for figure, goal in sorted(told["goals"].items()))
         wrong = 0 if told["green"] else len(told["failed"]) or 1
-        figures = (str(told["rounds"]), f"{told['p50_ms']:,.0f}", f"{told['max_ms']:,.0f}")
-        rows.append((name, *figures, goals, str(wrong), f"`{told['commit'][:10]}`"))
+        half = f"{told['p50_ms']:,.0f}" if "p50_ms" in told else ""
+        figures = (str(told["rounds"]), half, f"{told['max_ms']:,.0f}")
+        what = f"{name}, {told['said']}" if "said" in told else name
+        rows.append((what, *figures, goals, str(wrong), f"`{told['commit'][:10]}`"))
     return _table(head, rows)
 
 

@@ -1,0 +1,53 @@
+"""A proxy with many streams dies, and ZooKeeper is away, by the commands that measure it: nothing lost, no error told.
+
+What it costs is printed and not judged: a busy machine is no proof. `python -m loadtest heirs` and `away` judge it.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from loadtest.outages import Away, Heirs, as_text
+from tests.integration.cli.up import up
+from tests.simulation.record import load, render, save, set_owners
+
+pytestmark = pytest.mark.zookeeper
+STREAMS = 12
+
+
+async def test_each_stream_of_a_dead_proxy_is_taken_once_and_acknowledges_again(tmp_path: Path) -> None:
+    report = await Heirs(STREAMS).go()
+    print(json.dumps(report))
+    assert report["green"], report["failed"]
+    assert report["streams"] == STREAMS
+    assert report["takes"] >= STREAMS
+    assert 1 <= report["takes_peak"] <= 16
+    assert report["zookeeper_requests"] > STREAMS
+    assert 0 < report["p50_ms"] <= report["p99_ms"] <= report["max_ms"]
+    assert "12 streams" in as_text(report)
+    kept = tmp_path / "record.json"
+    save(kept, load(kept))
+    set_owners(kept, report)
+    assert "heirs, 12 streams: p99" in render(load(kept))["owners"]
+
+
+async def test_acknowledgements_go_on_while_zookeeper_is_away(tmp_path: Path) -> None:
+    with up(tmp_path / "cluster") as cluster:
+        report = await Away(cluster.running, seconds=3.0, after_s=1.0).go("while-away")
+    print(json.dumps(report))
+    assert report["green"], report["failed"]
+    assert report["max_ms"] == max(report["away_ms"], report["after_ms"]) > 0
+    assert "ZooKeeper for 3 s" in as_text(report)
+
+
+@pytest.mark.parametrize("flags", [("away",), ("heirs", "--streams", "0")])
+def test_the_command_says_what_it_needs(flags: tuple[str, ...], tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "loadtest", *flags, "--dir", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 2
+    assert "dlog up" in done.stderr or "--streams" in done.stderr
