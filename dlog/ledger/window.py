@@ -92,8 +92,12 @@ class Window:
             self.lose(bookie, reason)
 
     def disconnect(self, bookie: BookieId, reason: str) -> None:
-        """Nothing outstanding there will be answered; a member of which nothing was outstanding is not lost."""
-        if self._unanswered.get(bookie, 0) > 0:
+        """Nothing outstanding there will be answered; a member of which nothing was outstanding is not lost.
+
+        The count alone does not tell: what was sent behind a loss, before the loss was heard of, is answered too, and
+        counted for what was sent again since.
+        """
+        if bookie in self._place and (self._unanswered[bookie] or self._owes(bookie)):
             self._unanswered[bookie] = 0
             self.lose(bookie, reason)
 
@@ -158,6 +162,10 @@ class Window:
         ]
         self._unanswered[bookie] += len(sends)
         return sends
+
+    def _owes(self, bookie: BookieId) -> bool:
+        bit, masks, size = self._place[bookie], self._write_masks, self.quorum.ensemble
+        return any(bit & masks[pending.entry % size] & ~pending.places for pending in self._pending)
 
     def _answered(self, bookie: BookieId) -> None:
         waiting = self._unanswered[bookie]

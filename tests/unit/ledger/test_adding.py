@@ -192,6 +192,21 @@ def test_a_lost_connection_on_which_nothing_was_outstanding_is_no_failure() -> N
     assert "store 1 on c lac=0 length=2" in story.add()
 
 
+def test_an_answer_to_what_was_sent_behind_a_loss_stands_for_nothing_that_was_sent_later() -> None:
+    """Entry 1 went out on the next connection before the loss was heard of; it was sent again, and answered twice."""
+    story = writer(placement=spare("a", "b", "c"))
+    story.add()
+    story.add()
+    story.lost("c")
+    story.fires("replace")
+    story.stored(0, "c")
+    story.stored(1, "c")
+    story.add()
+    story.stored(1, "c")
+    assert story.lost("c") == ["tell bookie.lost"], "entry 2 has no answer there"
+    assert "store 2 on c lac=-1 length=3" in story.fires("replace")
+
+
 def test_the_slowest_bookie_may_lag_so_far_and_no_further() -> None:
     story = writer(options=AddingOptions(lag_entries_max=3))
     for entry in range(3):
