@@ -27,7 +27,7 @@ from actors.fetch import Fetch, cut
 from actors.segment_readers import SegmentReaders, segment_key
 from actors.source_view import View
 from actors.upstream import Heard, Upstream
-from dlog.errors import DLogError, MetadataUnavailableError, OwnedElsewhereError
+from dlog.errors import DLogError, MetadataUnavailableError, MetadataWentBackError, OwnedElsewhereError
 from dlog.io.metadata import Metadata, SessionState
 from dlog.log.read_messages import (
     SOURCE,
@@ -40,7 +40,7 @@ from dlog.log.read_messages import (
     StreamSeen,
     WatchLac,
 )
-from dlog.machine import Fact, Missing, Received, Versioned
+from dlog.machine import Fact, Missing, OutcomeUnknown, Received, Versioned
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.options import KiB, MiB, option
@@ -89,6 +89,7 @@ class StreamTailer:
         self._segments: dict[int, Segment] = {}  # of the value, by number
         self._tail: Segment | None = None  # of the value: the one in progress
         self._is_known = False
+        self._defect: MetadataWentBackError | None = None  # metadata went back: nothing is served from it
         self._is_alone = False  # a reader's open waited in vain for metadata, and nothing could be read since
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()  # metadata, or who waits for what; replaced each time it is set
@@ -165,6 +166,8 @@ class StreamTailer:
     def answer(self, view: View, question: SourceQuestion) -> None:
         """Answer a question, now or when the answer is known."""
         match question:
+            case _ if self._defect is not None:
+                view.say(SourceFailed(question, self._defect))
             case GetStream(fresh):
                 self._get_stream(view, question, fresh)
             case _ if self._tasks is None:
@@ -209,6 +212,9 @@ class StreamTailer:
             if looked.done():
                 looked = self._look()
             await asyncio.wait((looked,), timeout=self._options.metadata_wait_s)
+            if self._defect is not None:
+                view.say(SourceFailed(question, self._defect))
+                return
             is_late = asyncio.get_running_loop().time() >= end_s and not view.is_sure
             if is_late and self._metadata.state is not SessionState.CONNECTED and self._tail is not None:
                 self._is_alone = True
@@ -233,15 +239,19 @@ class StreamTailer:
             self._stale.clear()
             waiting, self._fresh = self._fresh, []
             views = tuple(self._views)
-            outcome = await self._metadata.read(self._key)
             error: DLogError | None = None
+            try:
+                outcome = await self._metadata.read(self._key)
+            except MetadataWentBackError as defect:
+                outcome = OutcomeUnknown(defect.message, defect)
             if isinstance(outcome, Versioned | Missing):
                 self._is_alone = False
                 for view in views:
                     view.is_sure = True
                 self._saw(outcome.value if isinstance(outcome, Versioned) else None)
             else:
-                error = MetadataUnavailableError(f"metadata cannot be read now: stream={self.stream}")
+                self._refuse(outcome.defect if isinstance(outcome, OutcomeUnknown) else None)
+                error = self._defect or MetadataUnavailableError(f"metadata cannot be read now: stream={self.stream}")
             for then in waiting:
                 then(error)
             if error is None:
@@ -250,6 +260,14 @@ class StreamTailer:
             await self._pause(pause_s)
             pause_s = min(pause_s * 2, self._options.retry_max_s)
             self._stale.set()
+
+    def _refuse(self, defect: MetadataWentBackError | None) -> None:
+        """If metadata is not to be relied on any more, whoever waits is told, and so is whoever asks."""
+        self._defect = defect
+        if defect is not None:
+            watching, self._watching = self._watching, []
+            for view, question in watching:
+                view.say(SourceFailed(question, defect))
 
     def _saw(self, value: StreamMetadata | None) -> None:
         before = self._value

@@ -258,6 +258,12 @@ class EntryMissingError(DamagedError):
     code = 537
 
 
+class MetadataWentBackError(DamagedError):
+    """A stream's metadata is older than what this process has seen of it: nothing is served from it."""
+
+    code = 540
+
+
 class EntryUnreadableError(UnavailableError):
     """No replica could answer for an entry, and none could say it is absent."""
 

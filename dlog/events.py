@@ -125,6 +125,19 @@ class LeaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MetadataWentBack(Event):
+    """A stream's metadata is older than what this process has seen of it; told once, and nothing is served from it."""
+
+    name: ClassVar[str] = "metadata.went_back"
+    level: ClassVar[str] = "error"
+    stream: str
+    epoch: int
+    epoch_seen: int
+    version: int
+    version_seen: int
+
+
+@dataclass(frozen=True, slots=True)
 class StreamReleased(Event):
     name: ClassVar[str] = "stream.released"
     stream: str

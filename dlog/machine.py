@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dlog.errors import DLogError
+from dlog.errors import DLogError, MetadataWentBackError
 from dlog.values import value
 
 Token = Hashable  # names a question; unique within one machine
@@ -105,9 +105,13 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
-    """Connection or session lost: a read has no result; a write may or may not have taken place. Read again."""
+    """Connection or session lost: a read has no result; a write may or may not have taken place. Read again.
+
+    defect: what asking again cannot mend, if that is why.
+    """
 
     reason: str = ""
+    defect: MetadataWentBackError | None = None
 
 
 Outcome = Versioned | Conflict | Missing | OutcomeUnknown

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dlog.errors import ClosedError, DLogError, OverCapacityError, UnavailableError
+from dlog.errors import ClosedError, DLogError, MetadataWentBackError, OverCapacityError, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Metadata
 from dlog.io.story import Story
@@ -309,7 +309,8 @@ class Driver:
             else:
                 outcome = await metadata.compare_and_set(effect.key, effect.value, effect.version)
         except DLogError as error:
-            outcome = OutcomeUnknown(str(error))
+            defect = error if isinstance(error, MetadataWentBackError) else None
+            outcome = OutcomeUnknown(str(error), defect)
         self.post(MetadataSeen(effect.token, outcome))
 
     def _perform_persist(self, effect: Persist) -> None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError
 from dlog.io import stream_metadata
 from dlog.io.metadata import SessionState, Unsubscribe
+from dlog.io.stream_marks import StreamMarks
 from dlog.io.stream_metadata import StreamVersion
 from dlog.io.zookeeper import Check, Create, Delete, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths, lock_member, parents_of
@@ -83,14 +84,17 @@ class StreamTree:
         self._paths = paths
         self._rng = rng
         self._mirrors: OrderedDict[StreamName, _Mirror] = OrderedDict()
+        self._marks = StreamMarks()
         self._held: dict[StreamName, _Held] = {}
         self._new_session = asyncio.Event()
         self._unsubscribe = zk.on_state(self._heard_state)
 
     async def read(self, stream: StreamName) -> Versioned | Missing | OutcomeUnknown:
-        """Raises DamagedError or UnsupportedVersionError for metadata we cannot read."""
+        """Raises DamagedError or UnsupportedVersionError for metadata we cannot read, MetadataWentBackError for what is
+        older than this process has seen."""
         mirror = self._mirror(stream)
         async with mirror.reading:
+            before = self._marks.before(stream)
             try:
                 for _ in range(READ_TRIES):
                     found = await self._read_once(stream, mirror)
@@ -106,6 +110,8 @@ class StreamTree:
                 raise
         if isinstance(found, Missing):
             self._forget(stream)
+        else:
+            self._marks.check(stream, before, found.version)
         return found
 
     async def compare_and_set(self, stream: StreamName, value: StreamMetadata, version: object) -> Outcome:
@@ -297,7 +303,9 @@ class StreamTree:
                 return await self._refused(stream, failed)
             if value.owner.released:
                 self._held.pop(stream, None)
-            return Versioned(value, stream_metadata.version_after(root, version, value, ops, results[: len(ops)]))
+            changed = stream_metadata.version_after(root, version, value, ops, results[: len(ops)])
+            self._marks.saw(stream, changed)
+            return Versioned(value, changed)
         return OutcomeUnknown(f"lock members come and go faster than they can be replaced: stream={stream}")
 
     async def _give_life(self, stream: StreamName, version: StreamVersion) -> Outcome:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from dlog.errors import DLogError, OwnedElsewhereError, StreamNotFoundError
+from dlog.errors import DLogError, MetadataWentBackError, OwnedElsewhereError, StreamNotFoundError
 from dlog.machine import (
     CancelTimer,
     CompareAndSet,
@@ -127,6 +127,9 @@ class Lease:
                 return [CancelTimer(self._token())]
             case Conflict():
                 return self._read()  # somebody changed the stream: it may have been us, with the reply lost
+            case OutcomeUnknown(defect=MetadataWentBackError() as defect):
+                self._lose(defect)
+                return [CancelTimer(self._token())]
             case OutcomeUnknown():
                 cancel = CancelTimer(self._token())
                 self._question += 1

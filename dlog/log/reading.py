@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dlog.errors import DamagedError, DLogError, Remedy, StreamNotFoundError
+from dlog.errors import DamagedError, DLogError, MetadataWentBackError, Remedy, StreamNotFoundError
 from dlog.log.contents import Contents, read_contents
 from dlog.log.read_messages import (
     READER,
@@ -288,6 +288,8 @@ class StreamReader:
     def _note_failed(self, question: SourceQuestion, error: DLogError) -> None:
         if isinstance(error, StreamNotFoundError):
             self._note_stream(None, True)
+        elif isinstance(error, MetadataWentBackError):
+            self._end_damaged(error)
         elif isinstance(question, GetEntries) and question == self._asked:
             self._asked = None
             if error.remedy is not Remedy.RETRY:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.errors import StreamNotFoundError
+from dlog.errors import MetadataWentBackError, StreamNotFoundError
 from dlog.lease.lease import Lease
 from dlog.log.changes import Change, Refresh
 from dlog.log.options import OwnerOptions
@@ -108,11 +108,13 @@ class Register:
                     self._stale = False
             case Missing():
                 self._lease.lose(StreamNotFoundError(f"the stream was deleted: stream={self._lease.key.stream}"))
+            case OutcomeUnknown(defect=MetadataWentBackError() as defect):
+                self._lease.lose(defect)
             case Conflict() | OutcomeUnknown():
                 self._stale = True
 
     def _after_unknown(self, outcome: Outcome) -> list[Effect]:
-        if not isinstance(outcome, OutcomeUnknown):
+        if not isinstance(outcome, OutcomeUnknown) or not self._is_held():
             return []
         self._waiting = True
         self._number += 1

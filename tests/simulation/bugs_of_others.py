@@ -20,6 +20,8 @@ class Defect(NamedTuple):
 SCENARIOS = "tests/simulation/test_ledger_scenarios.py"
 TAKEOVER = "tests/unit/log/test_takeover.py"
 BOOKIE = "tests/unit/bookie/test_bookie.py"
+READING = "tests/unit/log/test_reading.py"
+WENT_BACK = "tests/simulation/service/test_went_back.py"
 JOURNAL = "tests/unit/bookie/test_journal.py"
 LEDGER_DIR = "tests/unit/bookie/test_ledger_dir.py"
 NO_REPAIR = "not yet: bookies do not re-replicate"
@@ -99,7 +101,12 @@ DEFECTS = {
     ),
     24: Defect("Redpanda #6018", (f"{SCENARIOS}::test_redpanda_6018_what_one_bookie_alone_has_is_not_confirmed",)),
     25: Defect(
-        "Redpanda #29849, #27036", why="S8, S9 and S11 of the stream's room; control records take a slot and shift none"
+        "Redpanda #29849, #27036",
+        (
+            f"{READING}::test_redpanda_29849_a_place_is_that_of_its_record_behind_control_records_and_truncations",
+            f"{READING}::test_redpanda_27036_a_reader_does_not_go_back_when_the_log_is_truncated",
+        ),
+        "S8, S9 and S11 of the stream's room; control records take a slot and shift none.",
     ),
     26: Defect(
         "NATS 2.12.1",
@@ -125,7 +132,11 @@ DEFECTS = {
     ),
     32: Defect(
         "ZOOKEEPER-2832, 4646",
-        why="not yet: metadata that regressed as a whole is noticed only where a version is used",
+        (
+            f"{WENT_BACK}::test_zookeeper_2832_metadata_that_went_back_is_refused_by_who_has_seen_more",
+            f"{WENT_BACK}::test_zookeeper_2832_who_believes_metadata_that_went_back_gives_an_epoch_twice",
+        ),
+        "By each process, as far as it has seen: one that is started after the loss cannot know.",
     ),
     33: Defect(
         "bpo-42130",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dlog.errors import OwnedElsewhereError, StreamNotFoundError
+from dlog.errors import MetadataWentBackError, OwnedElsewhereError, StreamNotFoundError
 from dlog.lease.lease import Claimant, Lease, LeaseOptions, LeaseState
 from dlog.machine import (
     CompareAndSet,
@@ -121,3 +121,13 @@ def test_a_newer_claim_ends_ours() -> None:
     assert one.observe(claim.value)
     assert not one.observe(replace(THEIRS, owner=replace(THEIRS.owner, epoch=Epoch(2))))
     assert one.state is LeaseState.LOST
+
+
+def test_metadata_that_went_back_is_not_asked_for_again() -> None:
+    one = lease()
+    asked = read(one.claim(None))
+    gone_back = MetadataWentBackError("metadata went back")
+    effects = one.handle(MetadataSeen(asked.token, OutcomeUnknown("", gone_back)))
+    assert one.state is LeaseState.LOST
+    assert one.error is gone_back
+    assert not [effect for effect in effects if isinstance(effect, SetTimer | ReadMetadata | CompareAndSet)]

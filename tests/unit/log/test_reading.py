@@ -8,7 +8,13 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import DLogError, EntryMissingError, MetadataUnavailableError, StreamNotFoundError
+from dlog.errors import (
+    DLogError,
+    EntryMissingError,
+    MetadataUnavailableError,
+    MetadataWentBackError,
+    StreamNotFoundError,
+)
 from dlog.log.changes import TruncateTo
 from dlog.log.messages import AppendEntry, SealStream
 from dlog.log.read_messages import (
@@ -249,6 +255,36 @@ def test_a_position_before_the_truncation_point_is_refused_with_the_first_that_i
     assert Desk(stage, Start.DLSN, tuple(places[4])).seen == places[4:]
 
 
+def test_redpanda_29849_a_place_is_that_of_its_record_behind_control_records_and_truncations() -> None:
+    stage = Stage(segment_bytes=500)
+    owner = stage.taken("p1")
+    places: list[DLSN] = []
+    for i in range(6):
+        written = owner.ask(batch(3 * i, 3, size=30, txid=10 * (i + 1)))
+        places += [written.dlsn, written.dlsn.next_slot(), written.dlsn.next_slot(2)]
+        owner.fire("control")
+    for first in (4, 5, 11, 15):  # within an entry, and across the ends of segments
+        stage.value = TruncateTo(places[first]).apply(stage.value)
+        assert Desk(stage, Start.START).seen == places[first:]
+        for at in range(first, len(places)):
+            assert Desk(stage, Start.DLSN, tuple(places[at])).seen == places[at:]
+    assert Desk(stage, Start.TXID, 60).seen == places[15:]
+
+
+def test_redpanda_27036_a_reader_does_not_go_back_when_the_log_is_truncated() -> None:
+    stage, owner, places = three_segments()
+    desk = Desk(stage, Start.START)
+    before = stage.value
+    stage.value = TruncateTo(places[8]).apply(stage.value)
+    for shown in (stage.value, before, stage.value):  # an older list is heard late
+        desk.post(Received(SOURCE, StreamSeen(shown, fresh=False)))
+    written = owner.ask(batch(12, 1, size=60, txid=70, now=1070))
+    desk.refresh()
+    desk.confirmed(written.dlsn)
+    assert desk.seen == [*places, written.dlsn]
+    assert not desk.machine.has_ended
+
+
 def test_a_position_before_everything_of_a_whole_stream_is_its_beginning() -> None:
     stage, _, places = three_segments()
     assert Desk(stage, Start.DLSN, (1, 0, -1)).seen == places
@@ -412,6 +448,17 @@ def test_a_list_remembered_while_metadata_was_away_is_not_believed_to_name_the_l
     assert GetStream(fresh=True) in desk.questions
     assert desk.seen == places
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
+
+
+def test_metadata_that_went_back_ends_the_reader_whatever_it_asked() -> None:
+    stage, _, _ = three_segments()
+    for kind in (GetStream, GetEntries, WatchLac):
+        desk = Desk(stage, Start.START, credit=1)
+        question = next(q for q in desk.questions if isinstance(q, kind))
+        desk.post(Received(SOURCE, SourceFailed(question, MetadataWentBackError("metadata went back"))))
+        assert desk.kinds[-1] is ReaderEventKind.DAMAGED
+        assert desk.events[-1].detail["message"] == "metadata went back"
+        assert desk.machine.has_ended
 
 
 def test_a_deleted_stream_is_said() -> None:
