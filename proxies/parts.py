@@ -14,6 +14,7 @@ from dlog.events import Event
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import Metadata
+from dlog.io.zookeeper_members import MemberOptions
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.stores.contract import SegmentStore
 from dlog.stores.ledger import LedgerStore
@@ -35,6 +36,7 @@ class Tuning:
     session_timeout_s: float = 10.0
     bookies: BookieClientOptions = field(default_factory=BookieClientOptions)
     ledgers: LedgersOptions = field(default_factory=LedgersOptions)
+    members: MemberOptions = field(default_factory=MemberOptions)
 
 
 TUNING = Tuning()
@@ -47,7 +49,11 @@ async def opened(
     """All parts, open while the scope lasts. Raises MetadataUnavailableError, ConfigError."""
     async with (
         await ZooKeeperMetadata.connect(
-            options.zookeeper, options.namespace, session_timeout_s=tuning.session_timeout_s, rng=rng
+            options.zookeeper,
+            options.namespace,
+            session_timeout_s=tuning.session_timeout_s,
+            members=tuning.members,
+            rng=rng,
         ) as metadata,
         BookieClient(resolver(metadata), rng=rng, options=tuning.bookies, on_event=tell) as bookies,
         Ledgers(metadata, bookies, rng=rng, options=tuning.ledgers, on_event=tell) as ledgers,

@@ -3,13 +3,14 @@
 The law of this room: a registration is an ephemeral znode that exists whenever we have a session, under whatever
 session that is. A znode of the same name from an earlier life of ours is removed; one of somebody else is waited for.
 What is known of others is read again after every hint, whole: it may be old, as `known` is anyhow. Who asks (`read`)
-sees what stands now.
+sees what stands now. A watch is a hint: where none comes, it is looked again all the same, seldom.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -24,10 +25,24 @@ from dlog.io.zookeeper_protocol import (
     NoNodeError,
 )
 from dlog.model.ids import BookieId, ProxyId, bookie_id
-from dlog.options import check_address
+from dlog.options import at_least_one, check_address, option
 from dlog.wire.bookie_info import address_of
 
 RETRY_S = 0.5
+GONE_S = 2.0  # between two looks whether somebody else's znode of our name is gone, should no watch tell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberOptions:
+    """How old what is known of others may be when no watch tells of a change."""
+
+    again_s: float = option(10.0, sim=(2.0, 20.0))  # from one reading to the next, or up to a half less
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "again_s")
+
+
+MEMBERS = MemberOptions()
 
 
 @dataclass(slots=True)
@@ -126,7 +141,10 @@ class Registrations:
         unsubscribe = self._zk.watch_data(path, gone.set)
         try:
             if await self._zk.exists(path) is not None:
-                await gone.wait()
+                async with asyncio.timeout(GONE_S):
+                    await gone.wait()
+        except TimeoutError:
+            return False  # it is looked at again
         finally:
             unsubscribe()
         return False
@@ -139,10 +157,14 @@ class Registrations:
 class MemberList:
     """Bookies and proxies that are registered now."""
 
-    def __init__(self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths) -> None:
+    def __init__(
+        self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths, options: MemberOptions, rng: random.Random
+    ) -> None:
         self._zk = zk
         self._ledgers = ledgers
         self._streams = streams
+        self._options = options
+        self._rng = rng
         self._known = Members({}, {}, {}, {})
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._stale = asyncio.Event()
@@ -169,9 +191,9 @@ class MemberList:
             return await self._read(fresh=fresh)
 
     async def run(self) -> None:
-        """Keep `known` current; for ever."""
+        """Keep `known` current; for ever. A change that no watch tells of is known after `again_s`."""
         while True:
-            await self._stale.wait()
+            await self._hint()
             self._stale.clear()
             try:
                 await self.read(fresh=False)
@@ -182,6 +204,14 @@ class MemberList:
     def close(self) -> None:
         for unsubscribe in self._unsubscribes:
             unsubscribe()
+
+    async def _hint(self) -> None:
+        """Return when something may have changed: a watch says so, or none has for long."""
+        try:
+            async with asyncio.timeout(self._options.again_s * self._rng.uniform(0.5, 1.0)):
+                await self._stale.wait()
+        except TimeoutError:
+            return
 
     async def _read(self, *, fresh: bool) -> Members:
         writable = await self._read_below(self._ledgers.available, fresh=fresh)

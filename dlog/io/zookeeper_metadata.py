@@ -16,7 +16,7 @@ from dlog.io.zookeeper import ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
 from dlog.io.zookeeper_ledgers import LedgerTree
-from dlog.io.zookeeper_members import MemberList, Registrations, encode_proxy
+from dlog.io.zookeeper_members import MEMBERS, MemberList, MemberOptions, Registrations, encode_proxy
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
 from dlog.io.zookeeper_streams import StreamTree
 from dlog.machine import Key, Missing, Outcome, Versioned
@@ -29,14 +29,16 @@ from dlog.wire.bookie_info import encode_address
 class ZooKeeperMetadata:
     """One process's view of one cluster and one namespace. Make it by `connect`; see dlog/io/metadata.py."""
 
-    def __init__(self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths, rng: random.Random) -> None:
+    def __init__(
+        self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths, members: MemberOptions, rng: random.Random
+    ) -> None:
         self.zookeeper = zk
         self._paths = ledgers
         self._stream_paths = streams
         self._ledgers = LedgerTree(zk, ledgers, rng)
         self._streams = StreamTree(zk, streams, rng)
         self._registrations = Registrations(zk)
-        self._members = MemberList(zk, ledgers, streams)
+        self._members = MemberList(zk, ledgers, streams, members, rng)
         self._life: asyncio.Task[None] | None = None
 
     @classmethod
@@ -48,6 +50,7 @@ class ZooKeeperMetadata:
         ledgers_root: str = "/ledgers",
         session_timeout_s: float = 10.0,
         connect_timeout_s: float = 10.0,
+        members: MemberOptions = MEMBERS,
         rng: random.Random | None = None,
     ) -> ZooKeeperMetadata:
         """hosts: `h1:2181,h2:2181[/chroot]`. namespace: znode path, such as `/dlog`. The cluster need not exist yet.
@@ -61,7 +64,7 @@ class ZooKeeperMetadata:
         )
         try:
             await check_layout(zk, ledgers)
-            self = cls(zk, ledgers, streams, rng)
+            self = cls(zk, ledgers, streams, members, rng)
             await self._members.read()
         except BaseException:
             await zk.close()

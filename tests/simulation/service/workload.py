@@ -251,8 +251,9 @@ async def truncating(work: Work, client: Client, notes: StreamNotes, rng: random
 
 
 async def create(client: Client, name: str, settings: dict[str, Any]) -> None:
-    """Have the stream, whoever made it; tried again while a proxy has not seen enough bookies yet."""
-    for _ in range(20):
+    """Have the stream, whoever made it; tried again while a proxy has not seen enough bookies yet, which takes the time
+    between two looks where no watch tells."""
+    for _ in range(125):
         try:
             await client.create(name, **settings)
         except StreamExistsError:

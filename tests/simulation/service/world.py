@@ -23,6 +23,7 @@ from dlog.events import Event
 from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.ledgers import LedgersOptions
 from dlog.io.zookeeper_cluster import cluster_init
+from dlog.io.zookeeper_members import MemberOptions
 from dlog.ledger.adding import AddingOptions
 from dlog.ledger.recovery import RecoveryOptions
 from dlog.options import KiB, draw
@@ -32,7 +33,7 @@ from proxies.write.options import WriteOptions
 from tests.history import History
 from tests.simulation.kernel import Violation
 from tests.simulation.plan import Plan
-from tests.simulation.service import checks, entropy, faults, monitor, workload
+from tests.simulation.service import checks, entropy, faults, hints, monitor, workload
 from tests.simulation.service.loop import MS, Process, S, SimulatedLoop
 from tests.simulation.service.network import Network
 from tests.simulation.service.nodes import (
@@ -117,6 +118,7 @@ class World:
             session_timeout_s=session_s,
             bookies=options(BookieClientOptions),
             ledgers=LedgersOptions(adding=options(AddingOptions), recovery=options(RecoveryOptions)),
+            members=draw(MemberOptions, random.Random(f"{self.plan.seed}/members")),
         )
         self._client_options = options(ClientOptions, read_deadline_s=config["read_deadline_s"])
         self.zookeeper = self._add(ZooKeeperNode, "zookeeper", tick_s=session_s / 4, rng=self.rng)
@@ -320,7 +322,7 @@ def run(plan: Plan, parts_: Mapping[str, Any] = {}, trace: bool = False) -> Outc
         loop, reached = world.loop, world.reached
         if lines is not None:
             loop.on_line = lines.append
-        with entropy.of(loop), world.monitor.watching(), _planted(world):
+        with entropy.of(loop), world.monitor.watching(), hints.lost(plan), _planted(world):
             try:
                 world.run()
             except Violation as error:

@@ -1,0 +1,66 @@
+"""M3: a watch is a hint. Without a single event of ZooKeeper everything is found, late; and results are the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from dlog.io.metadata import BookieInfo
+from dlog.io.zookeeper_cluster import cluster_init
+from dlog.io.zookeeper_members import MEMBERS
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.model.ids import BookieId, StreamName
+from dlog.model.segment import StreamKey
+from tests.simulation.plan import Plan
+from tests.simulation.service import hints
+from tests.simulation.service.test_zookeeper import PORT, Rig, until
+
+HOSTS = f"zk-0:{PORT}"
+DEAF = Plan(seed=1, config={"events_lost": 1.0})
+KEY = StreamKey(StreamName("orders"))
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    rig = Rig()
+    with hints.lost(DEAF):
+        yield rig
+    assert not rig.loop.dispose()
+
+
+async def connect() -> ZooKeeperMetadata:
+    return await ZooKeeperMetadata.connect(HOSTS, "/dlog", session_timeout_s=4.0)
+
+
+def test_members_come_and_go_though_no_event_tells_of_them(rig: Rig) -> None:
+    bookie = BookieInfo(BookieId("b1:3181"), "b1", 3181)
+
+    async def story() -> None:
+        await cluster_init(HOSTS, "/dlog")
+        async with await connect() as one, await connect() as two:
+            for act, there in ((one.register_bookie(bookie), True), (one.unregister_bookie(bookie.bookie), False)):
+                await act
+                begun_s = rig.loop.time()
+                await until(lambda there=there: bool(two.known_members().writable) is there)  # type: ignore[misc]
+                assert rig.loop.time() - begun_s <= MEMBERS.again_s + 1
+
+    rig.tell(story)
+
+
+def test_a_name_that_another_used_is_ours_when_it_is_gone_though_no_event_says_so(rig: Rig) -> None:
+    mine, theirs = (BookieInfo(BookieId("b1:3181"), host, 3181) for host in ("here", "there"))
+
+    async def story() -> None:
+        await cluster_init(HOSTS, "/dlog")
+        async with await connect() as one:
+            two = await connect()
+            await two.register_bookie(theirs)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(one.register_bookie(mine))
+                await asyncio.sleep(1.0)
+                await two.close()
+            assert (await one.members()).writable == {mine.bookie: mine}
+
+    rig.tell(story)
