@@ -2,8 +2,11 @@
 
 The law of this room: a value handed out is one that stood at one instant: what was read is thrown away if the owner's
 or the segment list's znode changed meanwhile. Segments once read are kept, and a persistent watch on the stream says
-which of them to read again; after anything that may have hidden an event the whole list is. Reads are fresh
-(zookeeper.py): a reader believes what the owner tells by what metadata says of the place.
+which of them to read again; after anything that may have hidden an event the whole list is. That watch is a hint too:
+what it told of must add up to what came and went by the count of the list's znode, and to the changes of an owner by
+the version of its own, which each of them moves. A segment that Java changed in its place, untold, shows in a conflict,
+or after a minute. Reads are fresh (zookeeper.py): a reader believes what the owner tells by what metadata says of the
+place.
 
 Each life of a stream has a znode of its own, `R/life-<nonce>`, that every change checks: versions alone begin anew when
 a stream is deleted and made again. A stream that Java made is given one before we change it for the first time, and is
@@ -42,6 +45,7 @@ from dlog.wire.stream_metadata import (
 )
 
 CACHED_STREAMS_MAX = 4096
+MIRROR_S = 60.0  # after which a list is read anew by the next reading, whatever its watch told
 READ_TRIES = 200  # of a stream that changes while it is read
 LOCK_TRIES = 10
 DELETE_TRIES = 20
@@ -58,6 +62,9 @@ class _Mirror:
     nodes: dict[str, tuple[Segment | None, int]] = field(default_factory=dict)  # None: not a segment's znode
     touched: set[str] = field(default_factory=set)
     complete: bool = False  # nodes and touched together name every child there is
+    listed_s: float = 0.0  # when the whole list was read
+    moves: int = 0  # children that came or went, ever, as far as they are known here
+    owner: int = -1  # version of the owner's znode, as far as changes of it are known here
     epoch: int = 0  # counts invalidations
     segments: tuple[Segment, ...] = ()
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -198,15 +205,18 @@ class StreamTree:
             self._mirrors.move_to_end(stream)
             return mirror
         mirror = self._mirrors[stream] = _Mirror()
-        prefix = f"{self._paths.root(stream)}/ledgers/"
+        root = self._paths.root(stream)
+        prefix, owner = f"{root}/ledgers/", f"{root}/owner"
 
         def changed(path: str | None) -> None:
             if path is None:
                 mirror.invalidate()
+            elif path == owner:
+                mirror.owner += 1
             elif path.startswith(prefix):
                 mirror.touched.add(path.removeprefix(prefix))
 
-        mirror.unsubscribe = self._zk.watch_tree(self._paths.root(stream), changed)
+        mirror.unsubscribe = self._zk.watch_tree(root, changed)
         while len(self._mirrors) > CACHED_STREAMS_MAX:
             self._mirrors.popitem(last=False)[1].unsubscribe()
         return mirror
@@ -220,25 +230,33 @@ class StreamTree:
         """None: it changed under our hands."""
         root = self._paths.root(stream)
         epoch = mirror.epoch
-        listed = not mirror.complete
+        now_s = asyncio.get_running_loop().time()
+        listed = not mirror.complete or now_s - mirror.listed_s > MIRROR_S
         if listed:
             try:
-                names, _ = await self._zk.children(f"{root}/ledgers", fresh=True)
+                names, stat = await self._zk.children(f"{root}/ledgers", fresh=True)
             except NoNodeError:
                 return Missing()
+            mirror.moves = stat.cversion
             mirror.nodes.clear()
             mirror.touched = set(names)
+            mirror.listed_s = now_s
         names, mirror.touched = sorted(mirror.touched), set()
         heads = [f"{root}/{name}" for name in _HEADS]
         below = (f"{root}/ledgers/{name}" for name in names)
+        before = set(names) if listed else mirror.nodes.keys() & set(names)
         found = await self._zk.get_many([*heads, *below, *heads[:2]], fresh=not listed)
         first, segments, last = found[: len(heads)], found[len(heads) : -2], found[-2:]
+        owner = first[1][1].version if first[1] is not None else -1
+        if listed:
+            mirror.owner = owner
         for name, item in zip(names, segments, strict=True):
             if item is None:
                 mirror.nodes.pop(name, None)
             else:
                 known = parse_segment_name(name) is not None
                 mirror.nodes[name] = (decode_segment(name, item[0]) if known else None, item[1].version)
+        mirror.moves += len(before ^ (mirror.nodes.keys() & set(names)))
         if first[0] is None:
             return Missing()
         if epoch != mirror.epoch:
@@ -248,7 +266,8 @@ class StreamTree:
         )
         if mirror.touched or [_stat(item) for item in first[:2]] != [_stat(item) for item in last]:
             return None
-        if len(mirror.nodes) != first[0][1].children:
+        told = len(mirror.nodes), mirror.moves, mirror.owner
+        if told != (first[0][1].children, first[0][1].cversion, owner):
             mirror.complete = False
             return None
         if names or len(mirror.segments) != len(mirror.nodes):
@@ -300,6 +319,8 @@ class StreamTree:
             except MultiFailedError as failed:
                 if failed.index >= len(ops):
                     continue  # a lock member came or went meanwhile
+                if ops[failed.index].path.startswith(f"{root}/ledgers/"):
+                    self._mirror(stream).invalidate()  # of this segment's change no watch may have told
                 return await self._refused(stream, failed)
             if value.owner.released:
                 self._held.pop(stream, None)

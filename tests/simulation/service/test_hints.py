@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 
 import pytest
@@ -11,8 +12,9 @@ from dlog.io.metadata import BookieInfo
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_members import MEMBERS
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.model.ids import BookieId, StreamName
-from dlog.model.segment import StreamKey
+from dlog.machine import Versioned
+from dlog.model.ids import BookieId, EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from tests.simulation.plan import Plan
 from tests.simulation.service import hints
 from tests.simulation.service.test_zookeeper import PORT, Rig, until
@@ -62,5 +64,30 @@ def test_a_name_that_another_used_is_ours_when_it_is_gone_though_no_event_says_s
                 await asyncio.sleep(1.0)
                 await two.close()
             assert (await one.members()).writable == {mine.bookie: mine}
+
+    rig.tell(story)
+
+
+def test_a_list_of_segments_is_read_as_it_stands_though_no_event_tells_of_its_changes(rig: Rig) -> None:
+    first, second = (Segment(number=SegmentNumber(n), place=f"{n}", store="memory", first_txid=Txid(n)) for n in (1, 2))
+
+    async def seen(metadata: ZooKeeperMetadata) -> Versioned:
+        outcome = await metadata.read(KEY)
+        assert isinstance(outcome, Versioned)
+        return outcome
+
+    async def story() -> None:
+        await cluster_init(HOSTS, "/dlog")
+        async with await connect() as one, await connect() as two:
+            value = StreamMetadata(name=KEY.stream, segments=(first,), max_segment=SegmentNumber(1), owner=Owner())
+            assert isinstance(await one.compare_and_set(KEY, value, None), Versioned)
+            for _ in range(3):  # the second finds the list kept, the third as well
+                assert (await seen(two)).value.segments == (first,)
+            done = dataclasses.replace(first, completed=True, last_entry=EntryId(0), last_txid=Txid(1), record_count=1)
+            for segments in ((done,), (done, second), (second,)):
+                before = await seen(one)
+                changed = dataclasses.replace(before.value, segments=segments, max_segment=segments[-1].number)
+                assert isinstance(await one.compare_and_set(KEY, changed, before.version), Versioned)
+                assert (await seen(two)).value.segments == segments
 
     rig.tell(story)
