@@ -44,6 +44,10 @@ class Registry(Generic[R]):
     def __len__(self) -> int:
         return len(self._tenants)
 
+    def names(self) -> list[str]:
+        """Of those who live, or did a moment ago."""
+        return list(self._tenants)
+
     def living(self, name: str) -> R | None:
         """The resident of that name if one lives and is not retiring; does not count as use."""
         tenant = self._tenants.get(name)

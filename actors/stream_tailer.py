@@ -7,6 +7,7 @@ The law of this room:
 - where the tail is, at a reader's open, an owner tells only together with metadata that was read after that open and
   names its epoch: one that was deposed may not know it yet. Only who is cut off from metadata goes by what it knows;
 - where a completed segment ends its store says, and the list, which may state it wrongly, is not asked;
+- a watch is a hint: of a stream whose readers hear nothing new metadata is looked at again all the same (`doubt`);
 - errors and absences are told to those who asked and kept for nobody: what failed is asked again;
 - a question held back (its reader is slow) costs its few bytes and nothing else.
 
@@ -90,6 +91,7 @@ class StreamTailer:
         self._tail: Segment | None = None  # of the value: the one in progress
         self._is_known = False
         self._defect: MetadataWentBackError | None = None  # metadata went back: nothing is served from it
+        self._has_news = False  # since the last doubt
         self._is_alone = False  # a reader's open waited in vain for metadata, and nothing could be read since
         self._stale = asyncio.Event()
         self._changed = asyncio.Event()  # metadata, or who waits for what; replaced each time it is set
@@ -139,6 +141,13 @@ class StreamTailer:
 
     def stop(self) -> None:
         self._stopping.set()
+
+    def doubt(self) -> None:
+        """Some time has passed since the last call. If somebody reads, and nothing new was heard since, metadata is
+        looked at, for a change that no watch told of: another owner, another segment, the end of one."""
+        if self._views and self._tasks is not None and not self._has_news:
+            self._stale.set()
+        self._has_news = False
 
     def _begin_anew(self) -> None:
         """This life is over: what it was asked is not answered any more, and the next one knows nothing."""
@@ -273,7 +282,7 @@ class StreamTailer:
         before = self._value
         if self._is_known and value == before and (value is None or before is None or value.life == before.life):
             return
-        self._value, self._is_known = value, True
+        self._value, self._is_known, self._has_news = value, True, True
         self._segments = {s.number: s for s in (value.segments if value is not None else ())}
         in_progress = value.in_progress if value is not None else ()
         self._tail = in_progress[-1] if in_progress else None
@@ -446,6 +455,7 @@ class StreamTailer:
         self._learn(segment, end, True)
 
     def _learn(self, segment: Segment, lac: int, ended: bool) -> None:
+        self._has_news = True
         key = segment_key(segment)
         self._lacs[key] = max(lac, self._lacs.get(key, -1))
         if ended:

@@ -31,6 +31,7 @@ from proxies.forwarding import Carriage
 from proxies.health import Health
 from proxies.meters import Meters
 from proxies.preference import Preference
+from proxies.read.doubts import doubt_in_turn
 from proxies.read.options import ReadOptions
 from proxies.read.reader import StreamReader
 from proxies.read.relay import Relay
@@ -104,6 +105,10 @@ class ReadProxy:
                     supervisor, self._build_tailer, idle_s=options.idle_s, count_max=options.streams_max
                 )
                 self.tasks.start(self._tailers.run(), name="retire idle tailers")
+                doubting = doubt_in_turn(
+                    self._tailers, every_s=options.doubt_every_s, per_s_max=options.doubts_per_s_max, rng=self._rng
+                )
+                self.tasks.start(doubting, name="look at metadata again")
                 await self.listener.serve()
                 await self.health.listen(options.host, options.health_port)
                 await self._metadata.register_proxy(

@@ -2,7 +2,8 @@
 
 quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, rolls and recoveries happen; scope: a
 small cluster, few records, the k-th message of a link. The rest are small clusters that meet faults of one family, many
-and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections.
+and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections. In one of
+eight, of every style, half of ZooKeeper's events or all of them reach nobody, from the first to the last.
 """
 
 from __future__ import annotations
@@ -99,6 +100,7 @@ def draw(seed: int, style: str) -> Plan:
             "retention_s": 0.0,
         },
     }
+    config["events_lost"] = random.Random(f"{seed}/{style}/events").choice((0.0,) * 14 + (0.5, 1.0))
     faults = () if style == "quiet" else _faults(rng, config, style)
     return Plan(seed=seed, config=config, faults=tuple(faults))
 

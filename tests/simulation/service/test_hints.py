@@ -16,7 +16,7 @@ from dlog.machine import Versioned
 from dlog.model.ids import BookieId, EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from tests.simulation.plan import Plan
-from tests.simulation.service import hints
+from tests.simulation.service import drawing, hints, world
 from tests.simulation.service.test_zookeeper import PORT, Rig, until
 
 HOSTS = f"zk-0:{PORT}"
@@ -91,3 +91,14 @@ def test_a_list_of_segments_is_read_as_it_stands_though_no_event_tells_of_its_ch
                 assert (await seen(two)).value.segments == segments
 
     rig.tell(story)
+
+
+@pytest.mark.parametrize("share", (0.5, 1.0))
+@pytest.mark.parametrize("style", drawing.STYLES)
+def test_the_service_keeps_its_promises_whatever_events_are_lost(style: str, share: float) -> None:
+    for seed in range(2):
+        plan = drawing.draw(seed, style)
+        plan = dataclasses.replace(plan, config={**plan.config, "events_lost": share})
+        outcome = world.run(plan)
+        assert not outcome.violation, f"{style} {seed}: {outcome.text}"
+        assert outcome.reached["delivered"]
