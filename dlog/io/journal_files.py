@@ -200,7 +200,7 @@ class JournalFiles:
 
     def _spare(self) -> str:
         """Path of a file of full size."""
-        for name in list(self._spares):
+        for name in self._spares[::-1]:  # the one used last: the system still has it in memory
             path = f"{self._directory}/{name}"
             file = self._disk.open(path)
             try:

@@ -8,6 +8,7 @@ One thread flushes and merges; any thread may look up.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -71,10 +72,13 @@ class _Run:
 class LedgerDir:
     """See the module. `load` first."""
 
-    def __init__(self, disk: Disk, directory: str, entry_log_bytes: int) -> None:
+    def __init__(self, disk: Disk, directory: str, entry_log_bytes: int, page_cache_bytes: int) -> None:
         self._disk = disk
         self._directory = directory
         self._entry_log_bytes = entry_log_bytes
+        self._page_cache_bytes = page_cache_bytes
+        self._cached: deque[tuple[int, int, int]] = deque()  # log, offset, length of what was written, oldest first
+        self._cached_bytes = 0
         self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
         self._logs: dict[int, File] = {}
         self.manifest = Manifest()
@@ -186,12 +190,15 @@ class LedgerDir:
         opened.rows = []
         manifest = Manifest(mark=mark, next_file=next_file + 1, runs=(*old.runs, run), logs=logs, limbo=limbo)
         self._install(manifest, (*self._runs, opened))
+        if entries:
+            self._bound_cache(old.logs, logs[-1])
 
     def _write_entries(self, log: LogFile, entries: Half, builder: RunBuilder, chunks: list[bytes]) -> LogFile:
         """Append all entries in order, then the table of contents; durable when it returns."""
         file = self._log(log.log) if log.length else self._create(_log_name(log.log))
         self._logs[log.log] = file
         writer = _Appender(file, log.length)
+        file.reserve(sum(_entries_bytes(held) for held in entries.values()), log.length)
         if log.length == 0:
             writer.add(log_header(log.log))
         contents: list[tuple[int, int, int]] = []
@@ -202,6 +209,17 @@ class LedgerDir:
         writer.write()
         file.datasync()
         return LogFile(log.log, writer.offset, section)
+
+    def _bound_cache(self, before: tuple[LogFile, ...], written: LogFile) -> None:
+        """Let the system forget all but the newest: who writes on and on would otherwise take all memory there is, page
+        by new page, and new pages are what a write costs most."""
+        begin = before[-1].length if before and before[-1].log == written.log else 0
+        self._cached.append((written.log, begin, written.length - begin))
+        self._cached_bytes += written.length - begin
+        while self._cached_bytes > self._page_cache_bytes:
+            log, offset, length = self._cached.popleft()
+            self._cached_bytes -= length
+            self._log(log).release_cache(length, offset)
 
     def _write_run(self, number: int, buffers: Iterable[bytes]) -> RunFile:
         """The last of the buffers ends with the trailer. Durable when it returns."""
@@ -301,6 +319,10 @@ class _Appender:
     def write(self) -> None:
         self._file.pwritev(self._buffers, self.offset - self._gathered)
         self._buffers, self._gathered = [], 0
+
+
+def _entries_bytes(entries: dict[int, Stored]) -> int:
+    return sum([HEAD_BYTES + len(stored.packet) for stored in entries.values()])
 
 
 def _append_ledger(

@@ -428,6 +428,12 @@ class SimulatedFile:
         self._step()
         self._disk.write(self.inode, offset, b"".join(buffers))
 
+    def reserve(self, length: int, offset: int) -> None:
+        """Nothing that could be seen; that there is no room the write behind it finds."""
+
+    def release_cache(self, length: int, offset: int) -> None:
+        """Nothing that could be seen."""
+
     def pread(self, length: int, offset: int) -> bytes:
         if self._mount is not None:
             self._mount.look()

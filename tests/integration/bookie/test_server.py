@@ -42,6 +42,12 @@ class FailingFile:
     def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
         self._file.pwritev(buffers, offset)
 
+    def reserve(self, length: int, offset: int) -> None:
+        self._file.reserve(length, offset)
+
+    def release_cache(self, length: int, offset: int) -> None:
+        self._file.release_cache(length, offset)
+
     def pread(self, length: int, offset: int) -> bytes:
         return self._file.pread(length, offset)
 
