@@ -17,7 +17,7 @@ from tests.simulation.hunting import Broken, Chunk, Tally
 from tests.simulation.mutant_table import hunt
 from tests.simulation.mutants.ledger import MUTANTS
 from tests.simulation.plan import EVERY_KIND, FaultKind, Plan, draw_faults
-from tests.simulation.worlds import Room
+from tests.simulation.worlds import Mutant, Room
 
 LEDGER = rooms.load("ledger")
 
@@ -63,6 +63,47 @@ def test_a_batch_that_reached_nothing_fails(capsys: pytest.CaptureFixture[str]) 
     assert Tally(seeds=Counter(scope=3), reached=Counter(ack=1)).missed(LEDGER) == [], "some styles: only the first"
     everywhere = Tally(seeds=Counter(LEDGER.styles), reached=Counter(ack=1))
     assert "recovered" in everywhere.missed(LEDGER)
+
+
+@pytest.mark.parametrize("name", ("ledger", "stream", "cache"))
+def test_every_mark_that_faults_are_bound_to_is_reached_by_few_seeds(name: str) -> None:
+    """A mark that nobody reaches is a burst that never strikes. `make check` runs so many seeds of each style."""
+    room = rooms.load(name)
+    left = {fault.mark for seed in range(60) for style in room.styles for fault in room.draw(seed, style).faults} - {""}
+    assert left
+    for seed in range(60):
+        for style in room.styles:
+            if left:
+                left -= set(room.run(room.draw(seed, style)).reached)
+    assert not left
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, *mutants: Mutant) -> None:
+    """The ledger's room has these defects only."""
+    monkeypatch.setattr(rooms, "load", lambda _: replace(LEDGER, mutants=mutants))
+
+
+def test_a_hunt_for_planted_defects_tells_each_and_keeps_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    kept = tmp_path / "record.json"
+    monkeypatch.setattr(record, "refuse_changes", lambda _: "0123456789abcdef")
+    planted(monkeypatch, *MUTANTS[:2])
+    assert command.main(["ledger", "--mutants", "--record", str(kept)]) == 0
+    out = capsys.readouterr().out
+    assert all(mutant.name in out for mutant in MUTANTS[:2]) and "2 of 2 caught" in out
+    table = record.load(kept)["mutants"]
+    assert [row["name"] for row in table["rows"]] == [mutant.name for mutant in MUTANTS[:2]]
+    assert table["commit"] == "0123456789abcdef" and all(row["invariant"] for row in table["rows"])
+
+
+def test_a_hunt_for_a_defect_that_nothing_catches_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted(monkeypatch, MUTANTS[0], replace(MUTANTS[1], parts={}, seeds=2))
+    assert command.main(["ledger", "--mutants"]) == 1
+    out = capsys.readouterr().out
+    assert "1 of 2 caught" in out and f"NEVER CAUGHT in 2 seeds: {MUTANTS[1].name}" in out
 
 
 def test_what_breaks_is_shrunk_and_stored_where_it_is_run_again(tmp_path: Path) -> None:
