@@ -27,7 +27,7 @@ help:
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "dlog needs Python 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { echo "dlog needs Python 3.11, 3.12 or 3.13: make PYTHON=python3.12 ..." >&2; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed; on Debian: apt-get install python3-venv" >&2; exit 2; }
 	@echo "setting up $(VENV) from requirements.lock"
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock
