@@ -131,9 +131,9 @@ class LedgerAdder:
         self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposal: (old, new)
         self._mend_due = False  # something changed that makes a replacement worth trying
         self._again = False  # this try is a retry: the quarantined may be chosen, the fallen readmitted
-        self._quarantine: set[BookieId] = set()
-        self._told_lost: set[BookieId] = set()
-        self._timers: set[str] = set()
+        self._quarantine: frozenset[BookieId] = _NONE
+        self._told_lost: frozenset[BookieId] = _NONE
+        self._timers: tuple[str, ...] = ()
         self._effects: list[Effect] = []
 
     @property
@@ -224,7 +224,7 @@ class LedgerAdder:
     def _note_timer(self, key: object) -> None:
         if key not in self._timers:
             return  # cancelled too late
-        self._timers.remove(str(key))
+        self._timers = tuple(k for k in self._timers if k != key)
         match key:
             case "replace":
                 self._mend_due = self._again = True
@@ -293,8 +293,8 @@ class LedgerAdder:
         if last.ensemble != old:
             replaced = tuple((a, b) for a, b in zip(old, last.ensemble, strict=True) if a != b)
             self.ensemble_changes += 1
-            self._quarantine.update(a for a, _ in replaced)
-            self._told_lost.difference_update(old)
+            self._quarantine |= {a for a, _ in replaced}
+            self._told_lost -= set(old)
             self._effects += self._window.adopt(last.ensemble)
             self._effects.append(Tell(EnsembleChanged(self.ledger, last.first_entry, replaced)))
         self._mend_due = True
@@ -330,7 +330,7 @@ class LedgerAdder:
         window = self._window
         news = [bookie for bookie in window.failed if bookie not in self._told_lost]
         for bookie in news:
-            self._told_lost.add(bookie)
+            self._told_lost |= {bookie}
             self._effects.append(Tell(BookieLost(bookie, window.failed[bookie])))
         if self._mend_due or news:
             again, self._mend_due, self._again = self._again, False, False
@@ -363,7 +363,7 @@ class LedgerAdder:
         """Nobody can take the place of the failed members; those that are writable again may try once more."""
         for bookie in list(self._window.failed):
             if self._placement.is_writable(bookie):
-                self._told_lost.discard(bookie)
+                self._told_lost -= {bookie}
                 self._effects += self._window.readmit(bookie)
 
     def _next_value(self, *, settle: bool) -> LedgerMetadata:
@@ -392,12 +392,12 @@ class LedgerAdder:
     def _set_timer(self, key: str, after_s: float) -> None:
         """Start a timer unless it runs."""
         if key not in self._timers:
-            self._timers.add(key)
+            self._timers += (key,)
             self._effects.append(SetTimer(key, after_s))
 
     def _drop_timer(self, key: str) -> None:
         if key in self._timers:
-            self._timers.remove(key)
+            self._timers = tuple(k for k in self._timers if k != key)
             self._effects.append(CancelTimer(key))
 
     # ---- the end -----------------------------------------------------------------------------------------------------
@@ -415,7 +415,7 @@ class LedgerAdder:
         self._closers.clear()
         for key in sorted(self._timers):
             self._effects.append(CancelTimer(key))
-        self._timers.clear()
+        self._timers = ()
 
     def _close_answer(self) -> Closed | DLogError:
         if self._metadata.is_closed:
@@ -431,3 +431,4 @@ class LedgerAdder:
 
 
 METADATA_PEER = "metadata"
+_NONE: frozenset[BookieId] = frozenset()  # one for all ledgers: an empty one has 216 B

@@ -8,8 +8,6 @@ when confirming must wait, is the business of adding.py and recovery.py.
 
 from __future__ import annotations
 
-from collections import deque
-
 from dlog.machine import Send
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.quorum import Quorum
@@ -45,8 +43,7 @@ class Window:
         self.pushed_length = length
         self.failed: dict[BookieId, str] = {}
         self._lag_max = lag_max
-        self._pending: deque[Pending] = deque()
-        self._by_entry: dict[int, Pending] = {}
+        self._pending: dict[int, Pending] = {}  # by entry, in order
         self._unanswered: dict[BookieId, int] = {}
         self._aim()
 
@@ -59,8 +56,7 @@ class Window:
         assert entry == self.pushed + 1, "entries are pushed densely"
         pending = Pending(entry, length, message, ticket)
         self.pushed, self.pushed_length = entry, length
-        self._pending.append(pending)
-        self._by_entry[entry] = pending
+        self._pending[entry] = pending
         limit = len(self._pending) + self._lag_max
         unanswered = self._unanswered
         sends: list[Send] = []
@@ -81,7 +77,7 @@ class Window:
         if place is None:
             return
         self._answered(bookie)
-        pending = self._by_entry.get(entry)
+        pending = self._pending.get(entry)
         if pending is not None:
             pending.places |= place & self._write_masks[entry % self.quorum.ensemble]
 
@@ -119,19 +115,18 @@ class Window:
         """Take entries from the head while it has its ack quorum."""
         waiting, needed = self._pending, self.quorum.ack
         confirmed: list[Pending] = []
-        while waiting and (head := waiting[0]).places.bit_count() >= needed:
-            assert head.entry == self.lac + 1, "confirmed in order, without gaps"
-            waiting.popleft()
-            del self._by_entry[head.entry]
+        while (head := waiting.get(self.lac + 1)) is not None and head.places.bit_count() >= needed:
+            del waiting[head.entry]
             self.lac, self.length = head.entry, head.length
             confirmed.append(head)
+        assert not waiting or head is not None, "confirmed in order, without gaps"
         return confirmed
 
     def can_progress(self) -> bool:
         """Whether the head can still reach its ack quorum without any change of the ensemble."""
         if not self.failed or not self._pending:
             return True
-        head = self._pending[0]
+        head = self._pending[self.lac + 1]
         places = head.places | (self._write_masks[head.entry % self.quorum.ensemble] & ~self._mask_of(self.failed))
         return places.bit_count() >= self.quorum.ack
 
@@ -142,22 +137,21 @@ class Window:
         self.ensemble = ensemble
         self._aim()
         keep = ~sum(1 << i for i in changed)
-        for pending in self._pending:
+        for pending in self._pending.values():
             pending.places &= keep
         return [send for place in changed for send in self._send_again(place)]
 
     def abandon(self) -> list[Pending]:
         """Give up all pending entries, in order."""
-        abandoned = list(self._pending)
+        abandoned = list(self._pending.values())
         self._pending.clear()
-        self._by_entry.clear()
         return abandoned
 
     def _send_again(self, place: int) -> list[Send]:
         bookie, bit, size = self.ensemble[place], 1 << place, self.quorum.ensemble
         sends = [
             Send(bookie, pending.message)
-            for pending in self._pending
+            for pending in self._pending.values()
             if bit & self._write_masks[pending.entry % size] & ~pending.places
         ]
         self._unanswered[bookie] += len(sends)
@@ -165,7 +159,7 @@ class Window:
 
     def _owes(self, bookie: BookieId) -> bool:
         bit, masks, size = self._place[bookie], self._write_masks, self.quorum.ensemble
-        return any(bit & masks[pending.entry % size] & ~pending.places for pending in self._pending)
+        return any(bit & masks[pending.entry % size] & ~pending.places for pending in self._pending.values())
 
     def _answered(self, bookie: BookieId) -> None:
         waiting = self._unanswered[bookie]

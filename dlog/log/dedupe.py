@@ -15,8 +15,6 @@ below the horizon. See docs/decisions/0011.
 
 from __future__ import annotations
 
-from collections import deque
-
 from dlog.errors import DLogError, InvalidRequestError, ProducerUnknownError, SequenceGapError
 from dlog.log.messages import BatchWritten, WriteBatch
 from dlog.log.note import NotedBatch, NotedPlace, NotedProducer, Snapshot
@@ -53,14 +51,14 @@ class Producer:
 
     __slots__ = ("floor", "id", "last", "logged", "next", "pending", "places")
 
-    def __init__(self, id: bytes, floor: int, places_max: int) -> None:
+    def __init__(self, id: bytes, floor: int) -> None:
         self.id = id
         self.floor = floor
         self.next = floor
         self.logged = floor
         self.last = NOTHING_FORGOTTEN
-        self.places: deque[NotedPlace] = deque(maxlen=places_max)
-        self.pending: deque[Batch] = deque()
+        self.places: list[NotedPlace] = []  # of the last confirmed batches, oldest first
+        self.pending: list[Batch] = []
 
 
 class ProducerTable:
@@ -163,11 +161,10 @@ class ProducerTable:
     def confirm(self, batch: Batch) -> None:
         """The batch is durable where it was cut."""
         producer, request = batch.producer, batch.request
-        first = producer.pending.popleft()
+        first = producer.pending.pop(0)
         assert first is batch, "batches of one producer are confirmed in order"
-        producer.places.append(
-            NotedPlace(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
-        )
+        place = NotedPlace(request.sequence, request.count, batch.segment, batch.entry, batch.slot, batch.txid)
+        self._keep_place(producer, place)
         producer.last = (batch.segment, batch.entry)
 
     # ---- in and out of the log --------------------------------------------------------------------------------------
@@ -190,19 +187,26 @@ class ProducerTable:
         for noted in snapshot.producers:
             producer = self._add(noted.producer, noted.floor)
             producer.next = producer.logged = noted.next
-            producer.places.extend(noted.places)
+            producer.places = list(noted.places[-self._places_max :])
             producer.last = noted.places[-1][2:4] if noted.places else at
 
     def replay(self, noted: NotedBatch, segment: int, entry: int, txid: int) -> None:
         """Learn a batch found in the log."""
         producer = self._producers.pop(noted.producer, None)
         if producer is None or producer.next != noted.sequence:
-            producer = Producer(noted.producer, noted.sequence, self._places_max)
+            producer = Producer(noted.producer, noted.sequence)
             self._make_room()
         producer.next = producer.logged = noted.sequence + noted.records
-        producer.places.append(NotedPlace(noted.sequence, noted.records, segment, entry, noted.slot, txid))
+        place = NotedPlace(noted.sequence, noted.records, segment, entry, noted.slot, txid)
+        self._keep_place(producer, place)
         producer.last = (segment, entry)
         self._producers[noted.producer] = producer
+
+    def _keep_place(self, producer: Producer, place: NotedPlace) -> None:
+        places = producer.places
+        places.append(place)
+        if len(places) > self._places_max:
+            del places[0]
 
     def _places_in_log(self, producer: Producer) -> tuple[NotedPlace, ...]:
         places = list(producer.places)
@@ -218,7 +222,7 @@ class ProducerTable:
 
     def _add(self, id: bytes, floor: int) -> Producer:
         self._make_room()
-        producer = self._producers[id] = Producer(id, floor, self._places_max)
+        producer = self._producers[id] = Producer(id, floor)
         return producer
 
     def _make_room(self) -> None:

@@ -7,7 +7,6 @@ away.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
 from dlog.errors import DLogError, Remedy
@@ -35,7 +34,7 @@ class Disposal:
 
     def __init__(self, options: OwnerOptions) -> None:
         self._options = options
-        self._queue: deque[Doomed] = deque()
+        self._queue: list[Doomed] = []
         self._asked: dict[str, Doomed] = {}  # by place
         self._later: list[Doomed] = []  # until the timer fires
 
@@ -48,7 +47,7 @@ class Disposal:
     def effects(self) -> list[Effect]:
         effects: list[Effect] = []
         while self._queue and len(self._asked) < self._options.deletes_max:
-            doomed = self._queue.popleft()
+            doomed = self._queue.pop(0)
             self._asked[doomed.place] = doomed
             effects.append(Send(STORE, DeleteSegment(doomed.store, doomed.place, SegmentNumber(doomed.number))))
         return effects

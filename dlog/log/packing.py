@@ -7,7 +7,6 @@ entry: a batch of n takes n, the control record one.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -91,7 +90,7 @@ class Packer:
     def saw_time(self, unix_ms: int) -> None:
         self.unix_ms = max(self.unix_ms, unix_ms)
 
-    def cut(self, waiting: deque[Batch], segment: OpenSegment) -> tuple[PendingEntry, tuple[Buffer, ...]]:
+    def cut(self, waiting: list[Batch], segment: OpenSegment) -> tuple[PendingEntry, tuple[Buffer, ...]]:
         """Take batches from the head of `waiting` into the segment's next entry; returns the entry and its parts."""
         entry = segment.next_entry
         snapshot = self._snapshot_if_due(segment)
@@ -101,19 +100,18 @@ class Packer:
         records: list[Record] = []
         table, number = self.table, segment.number
         slot, position, size = 0, segment.records + 1, 0
-        while waiting:
-            batch = waiting[0]
+        for batch in waiting:
             request = batch.request
             size += len(request.body) + RECORD_OVERHEAD + _NOTED_BYTES
             if size > room and (batches or not self._fits(size, snapshot)):
                 break
-            waiting.popleft()
             table.cut(batch, number, entry, slot)
             batches.append(batch)
             noted.append((request.producer, request.sequence, request.count, request.crc, slot))
             records.append(Record(RECORD_SET, position, batch.txid, request.body))
             slot += request.count
             position += request.count
+        del waiting[: len(batches)]
         if batches:
             segment.txid = batches[-1].txid
             segment.records = position - 1

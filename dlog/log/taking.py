@@ -7,7 +7,6 @@ way when a writer died is answered by what the recovery found, and the rest is a
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 
 from dlog.errors import DLogError, LeaseLostError, NotEnoughBookiesError
@@ -30,7 +29,7 @@ class Taking:
         self, tenure: Tenure, on_serving: Callable[[Segment], None], refusal: Callable[[], DLogError | None]
     ) -> None:
         self.table_known = False
-        self.early: deque[tuple[Ticket, WriteBatch]] = deque()  # asked before the table was known
+        self.early: list[tuple[Ticket, WriteBatch]] = []  # asked before the table was known
         self.early_bytes = 0
         self.obstacle: NotEnoughBookiesError | None = None  # why there is no segment, as far as somebody must see to it
         self._tenure = tenure
@@ -154,7 +153,7 @@ class Taking:
     def admit_early(self) -> None:
         """Admit what was asked before the table was known, in its order."""
         t = self._tenure
-        early, self.early, self.early_bytes = self.early, deque(), 0
+        early, self.early, self.early_bytes = self.early, [], 0
         for ticket, request in early:
             t.writing.admit(ticket, request, self._refusal(), t.out)
 

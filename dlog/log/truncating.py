@@ -15,7 +15,7 @@ class Truncating:
     def __init__(self, tenure: Tenure) -> None:
         self._tenure = tenure
         self._waiting: list[tuple[Ticket, TruncateTo]] = []
-        self._deleted: set[str] = set()  # places of segments that may still be in the list
+        self._deleted: dict[str, None] = {}  # places of segments that may still be in the list
 
     @property
     def first_dlsn(self) -> DLSN:
@@ -57,7 +57,7 @@ class Truncating:
         if not isinstance(doomed.then, ForgetSegment):
             t.register.want(doomed.then)
             return
-        self._deleted.add(doomed.place)
+        self._deleted[doomed.place] = None
         for s in t.value.segments:
             if s.truncation is not Truncation.TRUNCATED or s.place not in self._deleted:
                 break

@@ -9,8 +9,6 @@ There is no linger: an entry is cut when the pipe has room or when enough bytes 
 
 from __future__ import annotations
 
-from collections import deque
-
 from dlog.errors import (
     DamagedError,
     DLogError,
@@ -53,9 +51,9 @@ class Writing:
         self.written_records = 0
         self.written_bytes = 0
         self._options = options
-        self._waiting: deque[Batch] = deque()
+        self._waiting: list[Batch] = []
         self._waiting_bytes = 0
-        self._inflight: deque[PendingEntry] = deque()
+        self._inflight: list[PendingEntry] = []
         self._control_timer = False
         self._bytes_max = RECORD_BYTES_MAX
 
@@ -164,7 +162,7 @@ class Writing:
             return
         assert entry < segment.next_entry, "the store confirms what it was given"
         while self._inflight and self._inflight[0].entry <= entry:
-            self._written(self._inflight.popleft(), out)
+            self._written(self._inflight.pop(0), out)  # there are few
         segment.lac = entry
         self.undecided = (number, entry + 1)
         out.append(Tell(LacMoved(self.stream, number, entry)))
@@ -232,11 +230,11 @@ class Writing:
             else:
                 lost.append(pending)
         self._inflight.clear()
-        for pending in reversed(lost):
-            for batch in reversed(pending.batches):
-                self.table.uncut(batch)
-                self._waiting.appendleft(batch)
-                self._waiting_bytes += len(batch.request.body)
+        again = [batch for pending in lost for batch in pending.batches]
+        for batch in reversed(again):
+            self.table.uncut(batch)
+            self._waiting_bytes += len(batch.request.body)
+        self._waiting[:0] = again
 
     def turn_away(self, error: DLogError, out: list[Effect]) -> None:
         """Give back what waits and is not on its way to the store: it is not written, and may be sent again."""

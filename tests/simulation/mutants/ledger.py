@@ -124,11 +124,9 @@ WRITER = (
         parts=window(
             (
                 "confirm",
-                "while waiting and (head := waiting[0]).places",
-                "while waiting and (head := max(waiting, key=lambda p: p.places.bit_count())).places",
+                "while (head := waiting.get(self.lac + 1)) is not None and head.places",
+                "while waiting and (head := max(waiting.values(), key=lambda p: p.places.bit_count())).places",
             ),
-            ("confirm", "assert head.entry == self.lac + 1", "head.entry == self.lac + 1"),
-            ("confirm", "waiting.popleft()", "waiting.remove(head)"),
         ),
     ),
     Mutant(
@@ -164,7 +162,7 @@ WRITER = (
             (
                 "_adopt",
                 "        self._effects += self._window.adopt(last.ensemble)\n",
-                "        for p in self._window._pending:\n"
+                "        for p in self._window._pending.values():\n"
                 "            parts = self._digest.pack(p.entry, self.lac, p.length, p.message.parts[1:])\n"
                 "            p.message = AddEntry(self.ledger, p.entry, self._digest.master_key, parts)\n"
                 "        self._effects += self._window.adopt(last.ensemble)\n",
@@ -255,7 +253,7 @@ RECOVERY = (
                 "_readd",
                 "self._effects += self._window.push(message, length)",
                 "self._window.push(message, length)\n"
-                "    self._window._pending[-1].places = (1 << self._metadata.quorum.ensemble) - 1",
+                "    self._window._pending[message.entry].places = (1 << self._metadata.quorum.ensemble) - 1",
             ),
         ),
     ),
