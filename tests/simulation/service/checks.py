@@ -2,9 +2,9 @@
 
 The law of this room: liveness is demanded only after healing. V1: every process is up, every append answered, every
 stream writable and readable to its tail, every follower at the tail, every ledger closed that nobody writes. V2:
-nothing spins. V3: no forgotten exception, no task and no connection left behind. Safety over the whole trial: S1-S9 and
-S11 by tests/history; what each bookie acknowledged it has (J1, J3); what metadata calls closed lies on an ack quorum
-(L1, L4).
+nothing spins: neither the loop nor what is asked of ZooKeeper. V3: no forgotten exception, no task and no connection
+left behind. Safety over the whole trial: S1-S9 and S11 by tests/history; what each bookie acknowledged it has (J1, J3);
+what metadata calls closed lies on an ack quorum (L1, L4).
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 SETTLE_S = 120.0  # until a cluster that has healed does all it should (V1)
 EVENTS_PER_S_MAX = 60_000  # of virtual time, after healing (V2)
+REST_S = 5.0  # after everything works again and nobody wants anything
+REQUESTS_PER_S_MAX = 50  # to ZooKeeper, by one machine at rest (V2)
 TRIES = 3
 
 
@@ -76,6 +78,12 @@ def settled(world: World) -> None:
     spent_s = (loop.now - begun) / S
     if loop.events - events > EVENTS_PER_S_MAX * max(spent_s, 1.0):
         raise Violation("V2", f"{loop.events - events} events in {spent_s:.1f} s after healing")
+    asked = world.monitor.asked.copy()
+    loop.run(until_s=loop.now_s + REST_S)
+    for name in world.nodes:
+        count = world.monitor.asked[name] - asked[name]
+        if count > REQUESTS_PER_S_MAX * REST_S:
+            raise Violation("V2", f"{name} asked ZooKeeper {count} times in {REST_S:g} s at rest")
 
 
 def _follow(world: World, write: Callable[[Process], Awaitable[list[str]]]) -> None:

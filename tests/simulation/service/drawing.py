@@ -2,8 +2,9 @@
 
 quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, rolls and recoveries happen; scope: a
 small cluster, few records, the k-th message of a link. The rest are small clusters that meet faults of one family, many
-and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections. In one of
-eight, of every style, half of ZooKeeper's events or all of them reach nobody, from the first to the last.
+and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; the same
+without any event of ZooKeeper. In one of eight, of every style, half of ZooKeeper's events or all of them reach nobody,
+from the first to the last.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
 
-STYLES = ("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "quiet")
+STYLES = ("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "quiet")
 
 _MARKS = (
     "stream.owned",
@@ -44,6 +45,13 @@ _KINDS: tuple[tuple[FaultKind, str], ...] = (
     *((FaultKind.ENVIRONMENT, message) for message in (*_ZOOKEEPER, *_DISK, *_PEOPLE)),
 )
 
+_HAND_OVER = (
+    (FaultKind.ENVIRONMENT, "hand_over"),
+    (FaultKind.ENVIRONMENT, "hand_over"),
+    (FaultKind.RESET, ""),
+    (FaultKind.PAUSE, ""),
+    (FaultKind.DROP_KTH, ""),
+)
 _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
     "power": ((FaultKind.POWER, ""), (FaultKind.POWER, ""), (FaultKind.CRASH, ""), (FaultKind.CUT, "")),
     "disk": (*((FaultKind.ENVIRONMENT, message) for message in _DISK), (FaultKind.POWER, "")),
@@ -54,13 +62,8 @@ _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
         (FaultKind.CRASH, ""),
         *((FaultKind.ENVIRONMENT, message) for message in _ZOOKEEPER),
     ),
-    "hand-over": (
-        (FaultKind.ENVIRONMENT, "hand_over"),
-        (FaultKind.ENVIRONMENT, "hand_over"),
-        (FaultKind.RESET, ""),
-        (FaultKind.PAUSE, ""),
-        (FaultKind.DROP_KTH, ""),
-    ),
+    "hand-over": _HAND_OVER,
+    "hints": _HAND_OVER,
 }
 
 
@@ -100,7 +103,8 @@ def draw(seed: int, style: str) -> Plan:
             "retention_s": 0.0,
         },
     }
-    config["events_lost"] = random.Random(f"{seed}/{style}/events").choice((0.0,) * 14 + (0.5, 1.0))
+    chances = (1.0,) if style == "hints" else (0.0,) * 14 + (0.5, 1.0)
+    config["events_lost"] = random.Random(f"{seed}/{style}/events").choice(chances)
     faults = () if style == "quiet" else _faults(rng, config, style)
     return Plan(seed=seed, config=config, faults=tuple(faults))
 

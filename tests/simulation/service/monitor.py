@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from actors.bookie.connection import Connection
 from dlog.events import Event, SegmentStarted, StreamOwned
+from dlog.io import zookeeper_protocol
 from dlog.io.zookeeper_layout import LedgerPaths
 from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerMetadata
@@ -42,6 +44,7 @@ class Monitor:
         self._claims: dict[str, Owner] = {}  # path of a stream's owner -> as ZooKeeper has it
         self._owned: set[tuple[str, int]] = set()  # (stream, epoch) that somebody said to own
         self._owners: dict[tuple[str, int], tuple[str, set[int]]] = {}  # (stream, segment) -> place, epochs
+        self.asked: Counter[str] = Counter()  # requests to ZooKeeper, by machine
         self._paths = LedgerPaths("/ledgers")
 
     @contextlib.contextmanager
@@ -49,7 +52,7 @@ class Monitor:
         """While this lasts, production code is seen doing it."""
         loop, seen = self.world.loop, self._bookie_says
         send, commit = Connection.send, Ensemble._commit
-        metadata = self._metadata
+        metadata, asked, tell = self._metadata, self.asked, zookeeper_protocol.Connection.tell
 
         def sending(self: Connection, message: Any) -> None:
             if message.__class__ is EntryAdded and message.code is Code.OK:
@@ -60,7 +63,15 @@ class Monitor:
             metadata(changes)
             return commit(self, changes, *args, **options)
 
-        with mock.patch.object(Connection, "send", sending), mock.patch.object(Ensemble, "_commit", committing):
+        def asking(self: zookeeper_protocol.Connection, *args: Any, **options: Any) -> None:
+            asked[loop.process.node] += 1
+            tell(self, *args, **options)
+
+        with (
+            mock.patch.object(Connection, "send", sending),
+            mock.patch.object(Ensemble, "_commit", committing),
+            mock.patch.object(zookeeper_protocol.Connection, "tell", asking),
+        ):
             yield
 
     def hear(self, node: Node, event: Event) -> None:

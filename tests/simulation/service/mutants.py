@@ -5,19 +5,21 @@ The law of this file: a defect is one change of one production method, made whil
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from actors.stream_tailer import StreamTailer
 from actors.upstream import Heard
 from dlog.client.producer import Producer
 from dlog.errors import OwnedElsewhereError
 from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
 from dlog.io.zookeeper_ledgers import LedgerTree
-from dlog.io.zookeeper_members import Registrations
+from dlog.io.zookeeper_members import MemberList, Registrations
 from dlog.lease.lease import Lease
 from dlog.machine import OutcomeUnknown, Versioned
 from dlog.model.ids import Epoch
@@ -122,6 +124,29 @@ def _mutant(name: str, invariants: tuple[str, ...], plant: Plant, *, style: str,
     return Mutant(name=name, invariants=invariants, parts={"plant": plant}, style=style, seeds=seeds)
 
 
+def _deaf_but_for_watches(hint: Any) -> Any:
+    """The list of members is read again when a watch fires, and never else."""
+
+    async def wrong(self: MemberList) -> None:
+        await self._stale.wait()
+
+    return wrong
+
+
+def _restless(hint: Any) -> Any:
+    """The list of members is read again without end."""
+
+    async def wrong(self: MemberList) -> None:
+        await asyncio.sleep(0)
+
+    return wrong
+
+
+def _sure(doubt: Any) -> Any:
+    """The metadata of a quiet stream is never looked at again."""
+    return lambda self: None
+
+
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "journal not synced",
@@ -162,4 +187,19 @@ MUTANTS: tuple[Mutant, ...] = (
         "claims at the epoch that was", ("T3",), _instead(Lease, "_write", _same_epoch), style="hand-over", seeds=10
     ),
     _mutant("registers once", ("V1",), _instead(Registrations, "_heard_state", _once), style="metadata", seeds=20),
+    _mutant(
+        "members are read on an event only",
+        ("V1",),
+        _instead(MemberList, "_hint", _deaf_but_for_watches),
+        style="hints",
+        seeds=5,
+    ),
+    _mutant("members are read without end", ("V2",), _instead(MemberList, "_hint", _restless), style="quiet", seeds=5),
+    _mutant(
+        "a quiet stream is not looked at again",
+        ("V1",),
+        _instead(StreamTailer, "doubt", _sure),
+        style="hints",
+        seeds=20,
+    ),
 )
