@@ -419,6 +419,11 @@ class SimulatedTransport(asyncio.Transport):
     def is_closing(self) -> bool:
         return self._closing
 
+    @property
+    def is_held(self) -> bool:
+        """Whether its process has it, and has not let go of it; one that nobody waits for any more is the host's."""
+        return self._opened and not self._closing
+
     def is_reading(self) -> bool:
         return self._reading and not self._closing
 

@@ -141,7 +141,8 @@ class Node:
         left = asyncio.all_tasks(self.loop)
         if error is None and (mine := [task for task in left if task.process is process]):  # type: ignore[attr-defined]
             self.loop.call_exception_handler({"message": f"{self.name} ended and left tasks: {mine}"})
-        if error is None and (open_ := [str(transport) for transport in self.network.transports.get(process, ())]):
+        transports = self.network.transports.get(process, ())
+        if error is None and (open_ := [str(transport) for transport in transports if transport.is_held]):
             self.loop.call_exception_handler({"message": f"{self.name} ended and left connections: {open_[:5]}"})
         self._bury(process)
         self.network.process_died(process)

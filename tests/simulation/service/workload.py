@@ -94,10 +94,10 @@ async def writing(work: Work, client: Client, notes: StreamNotes, process: Proce
     if process.rng(f"ways of producer {number}").random() < 0.3:
         one_by_one = OneByOne(work, client, notes, number, maker)
     sequence = 0
-    while not work.is_over():
+    while True:
         await asyncio.sleep(rng.expovariate(1.0) * work.pace_s)
         if work.is_over():
-            return
+            break
         count = rng.randint(1, work.batch_max)
         if one_by_one is not None:
             patience_s = rng.expovariate(1.0) * 0.05 if rng.random() < work.cancels else None
@@ -125,6 +125,8 @@ async def writing(work: Work, client: Client, notes: StreamNotes, process: Proce
                 notes.tail = max(notes.tail or result.last, result.last)
         finally:
             work.waiting -= 1
+    if one_by_one is not None:
+        await one_by_one.end()
 
 
 class OneByOne:
@@ -138,11 +140,12 @@ class OneByOne:
         self._maker = maker
         self._sequence = 0
         self._ops: deque[int] = deque()  # of the pipeline, not answered, in order
+        self._is_waiting = False  # for some of them, whoever stopped to
         self._pipeline = client.pipeline(notes.name, self._written)
 
     async def hand_over(self, count: int, patience_s: float | None) -> None:
         work, history = self._work, self._notes.history
-        work.waiting += 1
+        self._wait(True)
         try:
             async with asyncio.timeout(patience_s):
                 for _ in range(count):
@@ -160,8 +163,16 @@ class OneByOne:
                 history.unknown(op, work.loop.now)
             self._ops.clear()
             self._pipeline = self._client.pipeline(self._notes.name, self._written)
-        finally:
-            work.waiting -= 1
+        self._wait(bool(self._ops))  # what was taken from who lost patience is written all the same
+
+    async def end(self) -> None:
+        """What was taken has an answer."""
+        if self._ops:
+            await self.hand_over(0, None)
+
+    def _wait(self, is_waiting: bool) -> None:
+        self._work.waiting += is_waiting - self._is_waiting
+        self._is_waiting = is_waiting
 
     def _written(self, row: dlog.BatchResult) -> None:
         work, notes = self._work, self._notes
