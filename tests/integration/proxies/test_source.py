@@ -492,3 +492,36 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
         on.source.stop()
         async with asyncio.timeout(90.0):
             await life
+
+
+async def test_the_next_block_is_fetched_while_the_one_before_is_on_its_way(monkeypatch: Any) -> None:
+    """One block ahead of who goes on, none behind the last of them, and none for one who looks at an entry only."""
+    async with stage() as on:
+        asked: list[int] = []
+        read = MemoryReader.read
+
+        async def noted(reader: MemoryReader, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+            asked.append(first)
+            return await read(reader, first, last, max_bytes)
+
+        monkeypatch.setattr(MemoryReader, "read", noted)
+        on.source._options = replace(on.source._options, fetch_bytes=2, owner_wait_s=60.0)
+        segment = await on.write(10)
+        asker = Asker(on.source)
+        await asker.look()
+        on.words.first = (1, 9, False)
+        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await asker.hear(LacSeen)).lac == 9
+
+        async def fetched(first: int, last: int) -> list[int]:
+            """Where the blocks begin that the store was asked for, once a reader was given its entry."""
+            asker.view.ask(GetEntries(segment, EntryId(first), EntryId(last), 1))
+            assert (await asker.hear(EntriesGot)).payloads == (b"%d" % first,)
+            while on.source._errands:
+                await asyncio.wait(tuple(on.source._errands), timeout=90.0)
+            return asked
+
+        assert await fetched(0, 0) == [0], "a look at one entry"
+        assert await fetched(2, 9) == [0, 2, 4], "who goes on finds the next block there"
+        assert await fetched(3, 9) == [0, 2, 4], "one ahead, no more"
+        assert await fetched(4, 9) == [0, 2, 4, 6], "until somebody comes to it"
