@@ -15,11 +15,12 @@ and ReaderEvent, all of them the wire values themselves.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dlog.errors import DLogError
 from dlog.model.ids import EntryId, SegmentNumber
 from dlog.model.segment import Segment, StreamMetadata
+from dlog.values import value
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,7 +38,7 @@ class GetStream:
     fresh: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GetEntries:
     """Entries `first`..`last` of a segment, all at or below its LAC; answered by EntriesGot or EntriesFailed.
 
@@ -50,7 +51,7 @@ class GetEntries:
     max_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WatchLac:
     """Tell me (LacSeen) once the LAC of this segment is above `known`, or it ended.
 
@@ -78,15 +79,33 @@ class StreamSeen:
 
 @dataclass(frozen=True, slots=True)
 class EntriesGot:
-    """At least one entry, contiguous from `first`; may be fewer than asked. Payloads are as stored (enveloped)."""
+    """At least one entry, contiguous from `first`; may be fewer than asked. Payloads are as stored (enveloped).
+
+    Many readers may hear the same one: what they send on is made once, by the first of them.
+    """
 
     number: SegmentNumber
     place: str
     first: EntryId
     payloads: tuple[Buffer, ...]
+    _made: list[tuple[tuple[int, ...], Buffer]] = field(default_factory=list, repr=False, compare=False)
+
+    def joined(self) -> tuple[tuple[int, ...], Buffer]:
+        """The payloads' lengths, and all of them in a row."""
+        if not self._made:
+            payloads = self.payloads
+            body = payloads[0] if len(payloads) == 1 else b"".join(payloads)
+            self._made.append((tuple(map(len, payloads)), body))
+        return self._made[0]
+
+    def without(self, count: int) -> EntriesGot:
+        """What is left behind the first `count` entries; may be nothing."""
+        if not count:
+            return self
+        return EntriesGot(self.number, self.place, EntryId(self.first + count), self.payloads[count:])
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class LacSeen:
     """Segment `number` at `place` is confirmed up to `lac`; ended: nothing comes after it there."""
 

@@ -281,7 +281,7 @@ class StreamReader:
             if self._halving is not None:
                 self._halving.hear(self._contents(got.payloads[0]))
             else:
-                self._deliver(got.payloads)
+                self._deliver(got)
         except DamagedError as error:
             self._end_damaged(error)
 
@@ -468,9 +468,9 @@ class StreamReader:
 
     # ---- delivering -------------------------------------------------------------------------------------------------
 
-    def _deliver(self, payloads: tuple[Buffer, ...]) -> None:
+    def _deliver(self, got: EntriesGot) -> None:
         first = self._entry
-        for payload in payloads:
+        for payload in got.payloads:
             if self._goal is None:
                 break
             slot = self._goal.slot_in(self._contents(payload))
@@ -480,16 +480,16 @@ class StreamReader:
                 self._started()
                 break
             self._entry, self._slot = self._entry + 1, 0
-        rest = payloads[self._entry - first :]
-        if rest:
+        rest = got.without(self._entry - first)
+        if rest.payloads:
             self._push(rest)
 
-    def _push(self, payloads: tuple[Buffer, ...]) -> None:
+    def _push(self, got: EntriesGot) -> None:
+        payloads = got.payloads
         assert self._read is not None and self._entry + len(payloads) - 1 <= self._lac, "never past the LAC"
-        lengths = tuple(map(len, payloads))
         if not all(map(self._is_control_only, payloads)):
-            body = payloads[0] if len(payloads) == 1 else b"".join(payloads)
-            self._credit -= sum(lengths)
+            lengths, body = got.joined()
+            self._credit -= len(body)
             message = Entries(self._read.request, self._number, self._entry, lengths, self._slot, body)
             self._out.append(Send(READER, message))
         self._entry, self._slot = self._entry + len(payloads), 0

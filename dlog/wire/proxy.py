@@ -268,7 +268,7 @@ class Done:
     result: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entries:
     """Consecutive entry payloads of one segment, as stored (enveloped), from `first_entry` on.
 
