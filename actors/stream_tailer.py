@@ -8,6 +8,8 @@ The law of this room:
   names its epoch: one that was deposed may not know it yet. Only who is cut off from metadata goes by what it knows;
 - where a completed segment ends its store says, and the list, which may state it wrongly, is not asked;
 - a watch is a hint: of a stream whose readers hear nothing new metadata is looked at again all the same (`doubt`);
+- many readers at a tail are told of it in their turn: the more were told, the later the next telling, and what is
+  confirmed until then goes to them in one piece;
 - errors and absences are told to those who asked and kept for nobody: what failed is asked again;
 - a question held back (its reader is slow) costs its few bytes and nothing else.
 
@@ -58,6 +60,8 @@ class TailerOptions:
     store_wait_s: float = option(1.0, sim=(0.01, 1.0))  # one long poll of the store's own LAC
     retry_min_s: float = option(0.05, sim=(0.001, 0.1))
     retry_max_s: float = option(1.0, sim=(0.1, 1.0))
+    told_s: float = option(0.0002, sim=(0.0, 0.01))  # for each reader that was told of a LAC, before the next telling
+    telling_max_s: float = option(0.01, sim=(0.0, 0.05))  # but no longer than that
 
 
 class StreamTailer:
@@ -100,6 +104,8 @@ class StreamTailer:
         self._ends: dict[str, EntryId] = {}  # of segments that are known to have ended
         self._seeking: set[str] = set()  # segments whose end the store is asked for
         self._watching: list[tuple[View, WatchLac]] = []
+        self._tell_at_s = 0.0  # nobody at the tail is told of a LAC before; who comes to it is told at once
+        self._telling: asyncio.TimerHandle | None = None
         self._flights: dict[str, list[Fetch]] = {}
         self._unread: dict[str, tuple[int, int]] = {}  # by segment key: block read ahead last, while nobody is there
         self._is_heard = False  # an owner said something
@@ -156,6 +162,7 @@ class StreamTailer:
         self._segments, self._tail = {}, None
         self._fresh.clear()
         self._watching.clear()
+        self._cancel_telling()
         self._seeking.clear()
         self._flights.clear()
         self._unread.clear()
@@ -318,10 +325,13 @@ class StreamTailer:
 
     def _watch(self, view: View, question: WatchLac) -> None:
         reply = self._lac_seen(question) if self._is_known else None
-        if reply is not None:
+        is_in_turn = reply is not None and not reply.ended and question.known >= NO_ENTRY and self._must_wait_s() > 0
+        if reply is not None and not is_in_turn:
             view.say(reply)
             return
         self._watching.append((view, question))
+        if is_in_turn:
+            self._tell()
         if len(self._watching) == 1 or not self._is_heard:
             self._signal()  # else an owner is listened to already, and nobody asks the store
 
@@ -392,9 +402,26 @@ class StreamTailer:
         now = self._segments.get(segment.number)
         return now is None or now.completed or segment_key(now) != segment_key(segment)
 
+    def _must_wait_s(self) -> float:
+        return self._tell_at_s - asyncio.get_running_loop().time()
+
+    def _tell(self, *, at_once: bool = False) -> None:
+        """The LAC has moved: answer who waits for it, now or in their turn."""
+        wait_s = 0.0 if at_once else self._must_wait_s()
+        if wait_s <= 0:
+            self._settle_watches()
+        elif self._telling is None:
+            self._telling = asyncio.get_running_loop().call_later(wait_s, self._settle_watches)
+
+    def _cancel_telling(self) -> None:
+        telling, self._telling = self._telling, None
+        if telling is not None:
+            telling.cancel()
+
     def _settle_watches(self) -> None:
         """Answer everybody whose wait is over, from what is known now: who asked the same is told the same."""
-        if not self._watching or not self._is_known:
+        self._cancel_telling()
+        if not self._watching or not self._is_known or self._stopping.is_set():
             return
         left: list[tuple[View, WatchLac]] = []
         answered: list[tuple[View, Fact]] = []
@@ -411,6 +438,8 @@ class StreamTailer:
             else:
                 answered.append((view, fact))
         self._watching = left
+        pause_s = min(len(answered) * self._options.told_s, self._options.telling_max_s)
+        self._tell_at_s = max(self._tell_at_s, asyncio.get_running_loop().time() + pause_s)
         for view, fact in answered:
             view.hear(fact)
 
@@ -460,7 +489,7 @@ class StreamTailer:
         self._lacs[key] = max(lac, self._lacs.get(key, -1))
         if ended:
             self._ends[key] = EntryId(lac)
-        self._settle_watches()
+        self._tell(at_once=ended)
 
     def _signal(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

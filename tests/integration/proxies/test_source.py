@@ -494,6 +494,53 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
             await life
 
 
+async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once() -> None:
+    """What is confirmed meanwhile goes to them in one piece; who has just come does not wait for their turn."""
+    async with stage() as on:
+        on.source._options = replace(on.source._options, owner_wait_s=60.0, told_s=3600.0, telling_max_s=3600.0)
+        segment = await on.write(8)
+        askers = [Asker(on.source) for _ in range(2)]
+        on.words.first = (1, 0, False)
+        for asker in askers:
+            await asker.look()
+            asker.view.ask(WatchLac(segment, EntryId(-2)))
+            assert (await asker.hear(LacSeen)).lac == 0
+            asker.view.ask(WatchLac(segment, EntryId(0)))
+        assert on.words.hear is not None
+        on.words.hear(1, 1, False)
+        for asker in askers:
+            assert (await asker.hear(LacSeen)).lac == 1
+        askers[0].view.ask(WatchLac(segment, EntryId(1)))
+        for lac in range(2, 5):
+            on.words.hear(1, lac, False)
+            assert askers[0].is_quiet, "told a moment ago"
+        askers[1].view.ask(WatchLac(segment, EntryId(1)))
+        assert askers[1].is_quiet, "and one who comes back waits with the others"
+        newcomer = Asker(on.source)
+        await newcomer.look()
+        newcomer.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await newcomer.hear(LacSeen)).lac == 4
+        on.words.hear(1, 5, True)
+        for asker in askers:
+            assert (await asker.hear(LacSeen)) == LacSeen(segment.number, segment.place, EntryId(5), True)
+
+
+async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
+    async with stage() as on:
+        segment = await on.write(8)
+        asker = Asker(on.source)
+        await asker.look()
+        on.words.first = (1, 0, False)
+        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await asker.hear(LacSeen)).lac == 0
+        assert on.words.hear is not None
+        on.source._options = replace(on.source._options, told_s=0.01)
+        for lac in range(4):
+            asker.view.ask(WatchLac(segment, EntryId(lac)))
+            on.words.hear(1, lac + 1, False)
+            assert (await asker.hear(LacSeen)).lac == lac + 1
+
+
 async def test_the_next_block_is_fetched_while_the_one_before_is_on_its_way(monkeypatch: Any) -> None:
     """One block ahead of who goes on, none behind the last of them, and none for one who looks at an entry only."""
     async with stage() as on:

@@ -97,7 +97,12 @@ STALENESS = (
     Mutant(
         name="the LAC moves and nobody is told",
         invariants=("R2",),
-        parts=planted(StreamTailer, ("_learn", "self._settle_watches()", "pass")),
+        parts=planted(StreamTailer, ("_learn", "self._tell(at_once=ended)", "pass")),
+    ),
+    Mutant(
+        name="the turn of who was told of the tail a moment ago never comes",
+        invariants=("R2",),
+        parts=planted(StreamTailer, ("_tell", "call_later(wait_s,", "call_later(1e6,")),
     ),
     Mutant(
         name="one segment's end is told of another",
