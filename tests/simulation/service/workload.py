@@ -169,6 +169,7 @@ class OneByOne:
         """What was taken has an answer."""
         if self._ops:
             await self.hand_over(0, None)
+        self._wait(False)
 
     def _wait(self, is_waiting: bool) -> None:
         self._work.waiting += is_waiting - self._is_waiting
