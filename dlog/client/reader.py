@@ -110,9 +110,12 @@ class Reader:
         Silent may only seem who is far: records can be on their way for long. So it is asked first whether it lives;
         its answer comes behind all that it has sent us, and the connection waits for it as long as bytes arrive.
         """
+        if not self._is_owed:
+            await self._wake.wait()
+            return
         stall_s = self._options.stall_s
         try:
-            async with asyncio.timeout(stall_s if self._is_owed else None):
+            async with asyncio.timeout(stall_s):
                 await self._wake.wait()
             return
         except TimeoutError:

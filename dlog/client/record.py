@@ -7,12 +7,12 @@ entry: dlog/log/note.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import count, repeat
 from typing import NamedTuple
 
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, SegmentNumber
+from dlog.values import value
 
 
 class Record(NamedTuple):
@@ -24,7 +24,7 @@ class Record(NamedTuple):
     unix_ms: int  # when its owner took it; 0 where the writer did not say (then txid often is a time)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RecordBatch:
     """Records with consecutive slots of one entry and one txid, as one producer sent them. Never empty."""
 
