@@ -228,6 +228,8 @@ class StreamTailer:
             if looked.done():
                 looked = self._look()
             await asyncio.wait((looked,), timeout=self._options.metadata_wait_s)
+            if view not in self._views:
+                return  # it left, and nobody will make it sure
             if self._defect is not None:
                 view.say(SourceFailed(question, self._defect))
                 return

@@ -409,6 +409,29 @@ async def test_an_owner_that_was_deposed_while_we_were_frozen_does_not_tell_the_
         assert (await late.hear(LacSeen)).lac == 4, "the store's word"
 
 
+async def test_nothing_is_asked_for_a_reader_that_left_before_its_first_look() -> None:
+    async with stage() as on:
+        await on.write(5)
+        await Asker(on.source).look()
+        read, begun, go = on.metadata.read, asyncio.Event(), asyncio.Event()
+
+        async def slowly(key: Any) -> Any:
+            begun.set()
+            await go.wait()
+            return await read(key)
+
+        on.metadata.read = slowly  # type: ignore[method-assign]
+        hasty = Asker(on.source)
+        hasty.view.ask(GetStream())
+        await begun.wait()
+        hasty.view.close()
+        go.set()
+        async with asyncio.timeout(20.0):
+            while on.source._errands:
+                await asyncio.sleep(0.01)
+        assert hasty.is_quiet
+
+
 async def unreachable(key: Any) -> Any:
     await asyncio.sleep(0)
     return OutcomeUnknown("no ZooKeeper")
