@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from actors.runtime import Resident
-from actors.supervisor import Supervisor
+from actors.supervisor import Ending, Supervisor
 from dlog.errors import OverCapacityError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 
@@ -111,7 +111,7 @@ class Registry(Generic[R]):
 
 
 class _Tenant(Generic[R]):
-    def __init__(self, resident: R, ended: asyncio.Event, used_s: float) -> None:
+    def __init__(self, resident: R, ended: Ending, used_s: float) -> None:
         self.resident = resident
         self.ended = ended
         self.used_s = used_s

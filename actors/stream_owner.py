@@ -25,6 +25,8 @@ from dlog.model.ids import Epoch, StreamName
 from dlog.model.segment import StreamKey
 from dlog.stores.contract import SegmentStore
 
+_NONE: frozenset[str] = frozenset()  # one for all streams: an empty one has 216 B
+
 
 class StreamOwner:
     """One stream, owned by this process from `take` on until it is lost or released.
@@ -60,7 +62,7 @@ class StreamOwner:
             StreamKey(stream),
             claimant,
             options,
-            final_stores=frozenset(n for n, s in stores.items() if s.capabilities.visible_is_final),
+            final_stores=frozenset(n for n, s in stores.items() if s.capabilities.visible_is_final) or _NONE,
         )
         self._driver = Driver(
             self._machine,

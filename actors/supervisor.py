@@ -74,8 +74,8 @@ class Supervisor:
     async def __aexit__(self, *exit_: Any) -> None:
         await self._lifetime.__aexit__(*exit_)
 
-    def start(self, resident: Resident) -> asyncio.Event:
-        """Keep `resident` alive from now on; the event is set when it has ended for good.
+    def start(self, resident: Resident) -> Ending:
+        """Keep `resident` alive from now on; what is returned is set when it has ended for good.
 
         Raises ClosedError if one of its name lives.
         """
@@ -117,13 +117,37 @@ class Supervisor:
             await child.rest(delay_s)
 
 
+class Ending:
+    """An event that may come once; what costs memory is made by who waits for it."""
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._event: asyncio.Event | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+
+    async def wait(self) -> None:
+        """Until it is set. Cancelling forgets the waiter only."""
+        if not self._is_set:
+            self._event = self._event or asyncio.Event()
+            await self._event.wait()
+
+
 class _Child:
     """A resident, and whether it was told to end."""
 
     def __init__(self, resident: Resident) -> None:
         self.resident = resident
         self.stopping = False
-        self.ended = asyncio.Event()
+        self.ended = Ending()
         self._rested: asyncio.Event | None = None  # while it rests
 
     def stop(self) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -89,7 +88,7 @@ class Driver:
         self._on_event = on_event
         self._requests_max = requests_max
         self._clock = clock
-        self._mailbox: deque[Fact] = deque()
+        self._mailbox: list[Fact] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it lives
         self._life: asyncio.Future[None] | None = None  # done when there is no next turn
         self._context: contextvars.Context | None = None  # of the life, not of whoever posts
@@ -98,7 +97,7 @@ class Driver:
         self._tickets = 0
         self._timers: dict[Token, asyncio.TimerHandle] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._questions: set[asyncio.Task[None]] = set()
+        self._questions: list[asyncio.Task[None]] = []
         self._stopping = False
         self._ended = False
         self._over: asyncio.Event | None = None  # made by who waits for the end
@@ -185,18 +184,23 @@ class Driver:
         assert self._tasks is None, "a driver lives once"
         if self._ended:
             return
-        farewell: DLogError = ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True)
+        failed = False
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 await self._live()
-                for question in self._questions:
+                for question in tuple(self._questions):
                     question.cancel()
         except BaseExceptionGroup as failures:
-            farewell = UnavailableError(f"failed before the answer: actor={self.name}", outcome_unknown=True)
+            failed = True
             failure = failures.exceptions[0] if len(failures.exceptions) == 1 else failures
             failure.add_note(self._story.text(self.name))
             raise failure from None
         finally:
+            farewell: DLogError
+            if failed:
+                farewell = UnavailableError(f"failed before the answer: actor={self.name}", outcome_unknown=True)
+            else:
+                farewell = ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True)
             self._end(farewell)
 
     async def _live(self) -> None:
@@ -231,10 +235,13 @@ class Driver:
             self._is_idle = True
 
     def _handle_some(self) -> None:
-        mailbox, handle, note = self._mailbox, self.machine.handle, self._story.note
+        handle, note = self.machine.handle, self._story.note
+        mailbox, self._mailbox = self._mailbox, []
+        if len(mailbox) > BATCH_MAX:
+            self._mailbox = mailbox[BATCH_MAX:]
+            del mailbox[BATCH_MAX:]
         self.batches += 1
-        for _ in range(min(len(mailbox), BATCH_MAX)):  # one batch; newcomers wait their turn
-            fact = mailbox.popleft()
+        for fact in mailbox:  # one batch; newcomers wait their turn
             self.facts += 1
             try:
                 effects = handle(fact)
@@ -299,8 +306,8 @@ class Driver:
         question = self._tasks.create_task(
             self._ask_metadata(self._metadata, effect), name=f"{self.name} {verb} {effect.key}"
         )
-        self._questions.add(question)
-        question.add_done_callback(self._questions.discard)
+        self._questions.append(question)
+        question.add_done_callback(self._questions.remove)
 
     async def _ask_metadata(self, metadata: Metadata, effect: ReadMetadata | CompareAndSet) -> None:
         try:
