@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any, assert_never
 
-from dlog.errors import ClosedError, DLogError
+from dlog.errors import DLogError
 from dlog.log.messages import (
     STORE,
     AppendEntry,
@@ -42,6 +42,7 @@ from dlog.stores.contract import (
     SegmentRef,
     SegmentStore,
     SegmentWriter,
+    StoreError,
     StoreUnavailableError,
 )
 
@@ -58,7 +59,7 @@ class SegmentDesk:
         self._post = post
         self._writers: dict[SegmentNumber, SegmentWriter] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._pending: set[asyncio.Task[None]] = set()
+        self._pending: list[asyncio.Task[None]] = []
 
     def send(self, peer: Peer, question: StoreQuestion) -> None:
         """Take a question of the machine; a Driver's `send`."""
@@ -92,20 +93,13 @@ class SegmentDesk:
         if writer is None:
             self._say(StoreFailed(question, SegmentNotFoundError(f"no open segment: segment={question.number}")))
             return
-        appended = writer.append(question.entry, question.parts)
-        appended.add_done_callback(partial(self._appended, question))
+        writer.submit(question.entry, question.parts, partial(self._appended, question))
 
-    def _appended(self, question: AppendEntry, appended: asyncio.Future[None]) -> None:
-        if appended.cancelled():
-            self._say(StoreFailed(question, ClosedError("the append was abandoned", outcome_unknown=True)))
-            return
-        error = appended.exception()
+    def _appended(self, question: AppendEntry, error: StoreError | None) -> None:
         if error is None:
             self._say(EntryAppended(question.number, question.entry))
-        elif isinstance(error, DLogError):
-            self._say(StoreFailed(question, error))
         else:
-            self._start(_raise(error), f"broken append {self._stream}")  # ends the actor
+            self._say(StoreFailed(question, error))
 
     # ---- everything else: a task each -------------------------------------------------------------------------------
 
@@ -179,8 +173,8 @@ class SegmentDesk:
     def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
         assert self._tasks is not None, "the desk is open while its actor lives"
         task = self._tasks.create_task(work, name=name)
-        self._pending.add(task)
-        task.add_done_callback(self._pending.discard)
+        self._pending.append(task)
+        task.add_done_callback(self._pending.remove)
 
     def _say(self, reply: StoreReply) -> None:
         self._post(Received(STORE, reply))
@@ -188,7 +182,3 @@ class SegmentDesk:
 
 def _drop(_: Fact) -> None:
     """Nobody is there."""
-
-
-async def _raise(error: BaseException) -> None:
-    raise error

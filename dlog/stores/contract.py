@@ -15,7 +15,7 @@ Promises:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -146,6 +146,9 @@ class Verification:
     damaged: tuple[tuple[EntryId, str], ...] = ()
 
 
+AppendSink = Callable[[StoreError | None], None]
+
+
 # ---- ports ----------------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +165,13 @@ class SegmentWriter(Protocol):
     def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
         """Append the entry made of these parts joined; ids are dense from 0. Raises nothing itself: the future does
         (SegmentFencedError, SegmentSealedError, StoreUnavailableError, EntryTooLargeError). Parts must not change."""
+        ...
+
+    def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
+        """`append` without a future: `sink` hears None once the entry is resolved, or why it failed, in entry order.
+
+        It hears so once, perhaps before this returns if nothing was taken, and must neither raise nor block.
+        """
         ...
 
     def flush(self) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from dlog.errors import (
@@ -29,6 +30,7 @@ from dlog.model.ids import EntryId, Epoch, LedgerId, SegmentNumber, StreamName
 from dlog.model.quorum import Quorum
 from dlog.options import MiB
 from dlog.stores.contract import (
+    AppendSink,
     Buffer,
     Capabilities,
     EntryTooLargeError,
@@ -216,30 +218,24 @@ class LedgerSegmentWriter:
 
     def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.submit(entry_id, payload, partial(_settle, future))
+        return future
+
+    def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
         size = sum(map(len, payload))
         if size > self._entry_bytes_max:
-            _fail(future, EntryTooLargeError(f"entry too large: bytes={size} max={self._entry_bytes_max}"))
-            return future
+            sink(EntryTooLargeError(f"entry too large: bytes={size} max={self._entry_bytes_max}"))
+            return
         if self._abandoned:
-            _fail(future, StoreUnavailableError(f"the writer was abandoned: place={self.place}"))
-            return future
-
-        def settle(result: Any) -> None:
-            if isinstance(result, DLogError):
-                _fail(future, store_error(result))
-                return
-            assert result == entry_id, f"the ledger numbers as we do: expected={entry_id} got={result}"
-            if not future.done():
-                future.set_result(None)
-
+            sink(StoreUnavailableError(f"the writer was abandoned: place={self.place}"))
+            return
         try:
-            self._ledger.submit(tuple(payload), settle)
+            self._ledger.submit(tuple(payload), partial(_hear, entry_id, sink))
         except DLogError as error:
-            _fail(future, store_error(error))
-        else:
-            assert entry_id == self._submitted, f"entry ids are dense: expected={self._submitted} got={entry_id}"
-            self._submitted += 1
-        return future
+            sink(store_error(error))
+            return
+        assert entry_id == self._submitted, f"entry ids are dense: expected={self._submitted} got={entry_id}"
+        self._submitted += 1
 
     def flush(self) -> None:
         """Nothing is batched here."""
@@ -315,9 +311,22 @@ def _ledger_of(ref: SegmentRef) -> LedgerId:
     return LedgerId(int(ref.place))
 
 
-def _fail(future: asyncio.Future[None], error: StoreError) -> None:
-    """Tell a waiter; one that nobody looks at is no news."""
-    if not future.done():
+def _hear(expected: EntryId, sink: AppendSink, result: Any) -> None:
+    """What the ledger says of an entry."""
+    if isinstance(result, DLogError):
+        sink(store_error(result))
+        return
+    assert result == expected, f"the ledger numbers as we do: expected={expected} got={result}"
+    sink(None)
+
+
+def _settle(future: asyncio.Future[None], error: StoreError | None) -> None:
+    """Tell a waiter; a failure that nobody looks at is no news."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
         future.set_exception(error)
         future.exception()
 

@@ -11,11 +11,13 @@ import asyncio
 import zlib
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.quorum import Quorum
 from dlog.options import MiB
 from dlog.stores.contract import (
+    AppendSink,
     Buffer,
     Capabilities,
     EntryTooLargeError,
@@ -186,6 +188,9 @@ class MemoryWriter:
             self._take_a_turn(loop)
         return future
 
+    def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
+        self.append(entry_id, payload).add_done_callback(partial(_hear, sink))
+
     def flush(self) -> None:
         """Nothing is batched here."""
 
@@ -297,6 +302,12 @@ class MemoryReader:
 
     async def close(self) -> None:
         """Nothing is held."""
+
+
+def _hear(sink: AppendSink, appended: asyncio.Future[None]) -> None:
+    error = appended.exception()
+    assert error is None or isinstance(error, StoreError), "the writer gives its reasons only"
+    sink(error)
 
 
 def _fail(future: asyncio.Future[None], error: StoreError) -> None:

@@ -11,6 +11,7 @@ import itertools
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pytest
 
@@ -40,6 +41,10 @@ _numbers = itertools.count(1)
 def payload(entry: int, size: int = 20) -> bytes:
     """Bytes that name their entry."""
     return (b"entry %d " % entry).ljust(size, b".")
+
+
+def _note(heard: list[tuple[int, StoreError | None]], entry: int, error: StoreError | None) -> None:
+    heard.append((entry, error))
 
 
 class Run:
@@ -160,6 +165,30 @@ class StoreContract:
         assert await run.writer.seal() == 199
         await run.conclude(await stores())
         assert run.history.final == run.history.submitted
+
+    async def test_a_sink_hears_of_each_entry_once_and_in_order(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        heard: list[tuple[int, StoreError | None]] = []
+        for entry in range(20):
+            body = payload(entry)
+            run.history.submitted.append(body)
+            run.writer.submit(EntryId(entry), (body[:5], memoryview(body)[5:]), partial(_note, heard, entry))
+        assert await run.writer.seal() == 19
+        assert heard == [(entry, None) for entry in range(20)]
+        ended = asyncio.Event()
+
+        def late(error: StoreError | None) -> None:
+            heard.append((20, error))
+            ended.set()
+
+        run.writer.submit(EntryId(20), (b"late",), late)
+        async with asyncio.timeout(LONG_S):
+            await ended.wait()
+        assert len(heard) == 21 and isinstance(heard[-1][1], SegmentSealedError)
+        run.history.acked += range(20)
+        run.history.sealed.append(19)
+        await run.conclude(store)
 
     async def test_places_are_never_given_out_twice(self, stores: OpenStore) -> None:
         one, two = await stores(), await stores()
