@@ -1,7 +1,7 @@
 """A machine's story: its last few hundred facts and effects, kept without payloads, told when it dies.
 
 The law of this room: remembering is cheap (a fraction of a microsecond a value), holds no reference to a payload, and
-text is made only when somebody reads it. All stories of a process together remember no more than `PAIRS_OF_ALL`: where
+text is made only when somebody reads it. All stories of a process together remember about `PAIRS_OF_ALL`: where
 thousands of machines live, each remembers its last few facts. A value that can hold no payload is kept as it is; of the
 others the fields that name things are kept.
 """
@@ -46,7 +46,7 @@ _share = _Share()
 
 
 class Story:
-    """The last (fact, effects) pairs: at most `pairs_max`, and less where many stories live."""
+    """The last (fact, effects) pairs: at most `pairs_max` and an eighth, and less where many stories live."""
 
     __slots__ = ("_pairs", "_pairs_max")
 
@@ -68,8 +68,9 @@ class Story:
             for effect in effects
         ]
         pairs.append((fact if outliner is None else outliner(fact), told or ()))
-        if len(pairs) > self._pairs_max or len(pairs) > _share.pairs:
-            del pairs[: len(pairs) - min(self._pairs_max, _share.pairs)]
+        most = self._pairs_max if self._pairs_max < _share.pairs else _share.pairs
+        if len(pairs) > most + (most >> 3):  # by the lot: each time all that stays is moved
+            del pairs[: len(pairs) - most]
 
     def __len__(self) -> int:
         return len(self._pairs)
