@@ -34,6 +34,7 @@ from dlog.model.dlsn import DLSN, of
 from dlog.wire import proxy
 from dlog.wire.proxy import ReaderEventKind
 
+_MOVES_MAX = 3  # in a row at full speed: a ring that changes may send us on more than once
 _BLOCK_BYTES = 16 << 20  # glibc learns from nothing above 32 MiB
 
 
@@ -57,7 +58,9 @@ class Reader:
         self._location: str | None = None  # where the server sent us
         self._avoid: str | None = None
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
-        self._served_s = self._loop.time()  # when a server last served us
+        self._trouble_since_s: float | None = None  # the first since a server served us
+        self._moves = 0  # from proxy to proxy since then
+        self._patience_s = options.stall_s  # doubled by each stall since then
         self._is_owed = True  # the server has not yet shown us the tail: silence is not for want of records
         self._ended = False
 
@@ -109,11 +112,12 @@ class Reader:
 
         Silent may only seem who is far: records can be on their way for long. So it is asked first whether it lives;
         its answer comes behind all that it has sent us, and the connection waits for it as long as bytes arrive.
+        Silent may also be who looks for the tail: each stall doubles our patience, else nobody would ever find it.
         """
         if not self._is_owed:
             await self._wake.wait()
             return
-        stall_s = self._options.stall_s
+        stall_s = self._patience_s
         try:
             async with asyncio.timeout(stall_s):
                 await self._wake.wait()
@@ -126,6 +130,7 @@ class Reader:
             await self._wake.wait()
             ping.cancel()
         if not self._heard:
+            self._patience_s = min(2 * stall_s, self._options.read_deadline_s)
             self._on_trouble(RequestTimeoutError(f"the read stands still for {stall_s:g} s", outcome_unknown=False))
 
     async def _ping(self, connection: Connection) -> None:
@@ -136,6 +141,8 @@ class Reader:
 
     async def _open(self) -> None:
         """One try to be served; a failure is remembered as trouble, to be told or tried again."""
+        if self._moves > _MOVES_MAX:
+            await asyncio.sleep(self._router.pause_s(self._backoff))
         start = self._start if self._next is None else at_dlsn(self._next)
         location, self._location = self._location, None
         try:
@@ -166,7 +173,7 @@ class Reader:
 
     def _take(self, entries: proxy.Entries) -> list[RecordBatch]:
         """Decode one frame; what was delivered before is left out."""
-        self._served_s = self._loop.time()
+        self._served()
         self._owed += len(entries.body)
         if self._owed * 2 >= self._options.read_credit_bytes and self._connection is not None:
             self._connection.credit(self._request, self._owed)
@@ -190,13 +197,13 @@ class Reader:
         return batch.from_slot(following.slot)
 
     def _on_reader_event(self, event: proxy.ReaderEvent) -> None:
-        self._served_s = self._loop.time()
         detail = event.detail
         match event.kind:
             case ReaderEventKind.STARTED:
                 if self._next is None and "dlsn" in detail:
                     self._next = of(*detail["dlsn"])
             case ReaderEventKind.CAUGHT_UP:
+                self._served()
                 self.caught_up += 1
                 self._is_owed = False
                 self._ended = not self._follow
@@ -215,6 +222,8 @@ class Reader:
             case ReaderEventKind.MOVED:
                 self._leave()
                 self._location = detail.get("location")
+                self._moves += 1
+                self._check_deadline("proxies send it from one to the other")
 
     def _on_trouble(self, error: DLogError) -> None:
         """The read was refused or its connection is gone; raises what trying again cannot mend."""
@@ -226,9 +235,22 @@ class Reader:
             raise error
         elif isinstance(error, ConnectionLostError | RequestTimeoutError):
             self._avoid = failed
-        if self._loop.time() - self._served_s > self._options.read_deadline_s:
+        self._check_deadline(error.message)
+
+    def _served(self) -> None:
+        """Records came, or the tail: whatever was wrong is over."""
+        self._trouble_since_s = None
+        self._moves = 0
+        self._patience_s = self._options.stall_s
+
+    def _check_deadline(self, obstacle: str) -> None:
+        """Something is wrong. Raises RequestTimeoutError if it has been for too long."""
+        now_s = self._loop.time()
+        if self._trouble_since_s is None:
+            self._trouble_since_s = now_s
+        elif now_s - self._trouble_since_s > self._options.read_deadline_s:
             raise RequestTimeoutError(
-                f"nobody served this read for {self._options.read_deadline_s:g} s, last obstacle: {error.message}",
+                f"nobody served this read for {self._options.read_deadline_s:g} s, last obstacle: {obstacle}",
                 outcome_unknown=False,
             )
 

@@ -277,6 +277,62 @@ async def test_a_read_that_never_moves_ends_with_an_error() -> None:
             [r async for r in client.read("s")]
 
 
+async def test_a_proxy_that_needs_longer_than_a_stall_to_find_the_tail_is_given_more_time_at_last() -> None:
+    """Everybody who is asked needs so long: to leave each for the next after the same time would go on for ever."""
+    looking: set[asyncio.Task[None]] = set()
+
+    async def late(peer: Peer, read: proxy.Message) -> None:
+        await asyncio.sleep(0.3)
+        peer.double.answer(peer, read)
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read):
+            task = asyncio.get_running_loop().create_task(late(peer, message))
+            looking.add(task)
+            task.add_done_callback(looking.discard)
+            return True
+        return False
+
+    async with (
+        Double(log_of(b"a"), role="read", script=script) as double,
+        dlog.connect(double.target, stall_s=0.02) as client,
+    ):
+        assert [r.payload async for r in client.read("s")] == [b"a"]
+        assert len(double.of(proxy.Read)) > 1
+        if looking:
+            await asyncio.wait(looking)
+
+
+async def test_a_read_that_proxies_send_to_and_fro_ends_with_an_error() -> None:
+    def moved(peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Read):
+            to = {"location": peer.double.address}
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.MOVED, to))
+        return isinstance(message, proxy.Read)
+
+    double = Double(role="read", script=moved)
+    async with double, dlog.connect(double.target, read_deadline_s=0.5) as client:
+        with pytest.raises(RequestTimeoutError, match="from one to the other"):
+            [r async for r in client.read("s")]
+        assert len(double.of(proxy.Read)) < 500, "not at full speed"
+
+
+async def test_who_waited_at_the_tail_for_long_is_given_time_to_find_another_proxy() -> None:
+    """Nothing was wrong until the connection was lost: the deadline runs from there."""
+    read = []
+    double = Double(log_of(b"a"), role="read")
+    async with double, dlog.connect(double.target, read_deadline_s=0.2) as client:
+        async for record in client.read("s", follow=True):
+            read.append(record.payload)
+            if len(read) == 2:
+                break
+            await asyncio.sleep(0.5)
+            double.log.fill(b"b")
+            for peer in tuple(double.peers):
+                peer.cut()
+    assert read == [b"a", b"b"]
+
+
 async def test_records_that_are_long_on_their_way_are_waited_for() -> None:
     """A frame arrives piece by piece for much longer than a stall; what is asked meanwhile is answered behind it."""
     log = log_of(bytes(100_000), b"b")
