@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import loadtest
 from loadtest import spec
 from loadtest.command import main as measure
 from loadtest.report import main as report
@@ -17,15 +18,21 @@ PAGE = (Path(__file__).parents[3] / "docs" / "loadtest.md").read_text()
 COMMANDS = re.findall(r"(?m)^    python -m loadtest (.*)$", PAGE)
 
 
+def go_where_it_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A directory that looks like the repository to who only reads the load tests in it."""
+    (tmp_path / "loadtest").symlink_to(Path(loadtest.__file__).parent)
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith("report")])
 def test_what_it_runs_can_be_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    go_where_it_may_write(tmp_path, monkeypatch)
     Run().save(tmp_path / "main.run.json")
     assert measure([*shlex.split(command), "--estimate"]) == 0
 
 
 def test_what_it_reports_can_be_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+    go_where_it_may_write(tmp_path, monkeypatch)
     Run().save(tmp_path / "main.run.json")
     (command,) = [command for command in COMMANDS if command.startswith("report")]
     assert report(shlex.split(command)[1:]) == 0
