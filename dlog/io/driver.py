@@ -225,8 +225,12 @@ class Driver:
         try:
             self._handle_some()
         except Exception as error:  # noqa: BLE001  it leaves through `run`
+            if life.done():
+                raise  # we were cancelled in this turn, and nobody waits: the loop's handler tells
             life.set_exception(error)
             return
+        if life.done():
+            return  # somebody who was answered has cancelled us
         if self._mailbox:
             self._plan_turn()  # other actors run between batches
         elif self._stopping:

@@ -251,6 +251,27 @@ async def test_cancellation_is_never_swallowed_and_leaves_no_task() -> None:
         await pending
 
 
+async def test_who_is_cancelled_by_whom_it_answers_ends_without_a_word() -> None:
+    told: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    driver = Driver(
+        Scripted(lambda fact: [Answer(fact.ticket, 1)] if isinstance(fact, Asked) else []),
+        name="m",
+        send=lambda *_: None,
+    )
+    async with asyncio.TaskGroup() as group:
+        life = group.create_task(driver.run(), name="life")
+        await asyncio.sleep(0)
+
+        def stop_and_cancel(_: Any) -> None:
+            driver.stop()
+            life.cancel()
+
+        driver.submit("x", stop_and_cancel)
+    assert life.cancelled() and driver.ended
+    assert not told
+
+
 async def test_an_exception_leaves_with_the_story_and_without_payloads() -> None:
     def react(fact: Fact) -> list[Effect]:
         if isinstance(fact, Received) and fact.message == "boom":
