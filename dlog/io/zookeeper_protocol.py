@@ -212,7 +212,7 @@ class AddWatchRequest(Request):  # type: ignore[misc]
     parts = (("path", UString), ("mode", Int))
 
 
-class MultiReadRequest(Request):  # type: ignore[misc]
+class MultiReadRequest(Request):  # type: ignore[misc]  # aiozk has no types
     """The data of many znodes, without watches. ZooKeeper 3.6 and later."""
 
     opcode = 22

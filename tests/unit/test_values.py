@@ -55,10 +55,10 @@ def test_it_is_made_copied_compared_and_shown_like_a_dataclass() -> None:
 def test_it_cannot_be_changed_nor_made_of_something_else() -> None:
     told = Told("a", 2)
     with pytest.raises(FrozenInstanceError):
-        told.count = 3  # type: ignore[misc]
+        told.count = 3  # type: ignore[misc]  # refused is what is shown
     with pytest.raises((AttributeError, TypeError)):
-        told.other = 3  # type: ignore[attr-defined]
+        told.other = 3  # type: ignore[attr-defined]  # refused is what is shown
     with pytest.raises(TypeError):
-        Told("a")  # type: ignore[call-arg]
+        Told("a")  # type: ignore[call-arg]  # refused is what is shown
     with pytest.raises(TypeError):
-        Told("a", 2, other=3)  # type: ignore[call-arg]
+        Told("a", 2, other=3)  # type: ignore[call-arg]  # refused is what is shown

@@ -45,7 +45,7 @@ def test_members_come_and_go_though_no_event_tells_of_them(rig: Rig) -> None:
             for act, there in ((one.register_bookie(bookie), True), (one.unregister_bookie(bookie.bookie), False)):
                 await act
                 begun_s = rig.loop.time()
-                await until(lambda there=there: bool(two.known_members().writable) is there)  # type: ignore[misc]
+                await until(lambda there=there: bool(two.known_members().writable) is there)  # type: ignore[misc]  # no type of a default
                 assert rig.loop.time() - begun_s <= MEMBERS.again_s + 1
 
     rig.tell(story)
