@@ -224,7 +224,7 @@ class Driver:
             return
         try:
             self._handle_some()
-        except Exception as error:  # noqa: BLE001  it leaves through `run`
+        except Exception as error:
             if life.done():
                 raise  # we were cancelled in this turn, and nobody waits: the loop's handler tells
             life.set_exception(error)
