@@ -22,19 +22,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from actors.entry_cache import EntryCache
-from actors.fetch import Fetch, cut
+from actors.fetches import Fetches
 from actors.segment_readers import SegmentReaders, segment_key
 from actors.source_view import View
+from actors.tailer_options import TailerOptions
+from actors.turns import Turns
 from actors.upstream import Heard, Upstream
 from dlog.errors import DLogError, MetadataUnavailableError, MetadataWentBackError, OwnedElsewhereError
 from dlog.io.metadata import Metadata, SessionState
 from dlog.log.read_messages import (
     SOURCE,
-    EntriesGot,
     GetEntries,
     GetStream,
     LacSeen,
@@ -46,22 +46,7 @@ from dlog.log.read_messages import (
 from dlog.machine import Fact, Missing, OutcomeUnknown, Received, Versioned
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
-from dlog.options import KiB, MiB, option
-from dlog.stores.contract import ReaderClosedError, SegmentStore
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TailerOptions:
-    """Of one stream's source."""
-
-    fetch_bytes: int = option(MiB, sim=(256, 64 * KiB))  # asked of a store at once
-    metadata_wait_s: float = option(1.0, sim=(0.2, 1.0))  # at a reader's open, for metadata that is out of contact
-    owner_wait_s: float = option(0.5, sim=(0.01, 0.5))  # for an owner's word on where the tail is, at a reader's open
-    store_wait_s: float = option(1.0, sim=(0.01, 1.0))  # one long poll of the store's own LAC
-    retry_min_s: float = option(0.05, sim=(0.001, 0.1))
-    retry_max_s: float = option(1.0, sim=(0.1, 1.0))
-    told_s: float = option(0.0002, sim=(0.0, 0.01))  # for each reader that was told of a LAC, before the next telling
-    telling_max_s: float = option(0.01, sim=(0.0, 0.05))  # but no longer than that
+from dlog.stores.contract import SegmentStore
 
 
 class StreamTailer:
@@ -84,7 +69,6 @@ class StreamTailer:
         self._key = StreamKey(stream)
         self._metadata = metadata
         self._cache = cache
-        self._fetches = fetches
         self._upstream = upstream
         self._options = options
         self._rng = rng
@@ -104,10 +88,8 @@ class StreamTailer:
         self._ends: dict[str, EntryId] = {}  # of segments that are known to have ended
         self._seeking: set[str] = set()  # segments whose end the store is asked for
         self._watching: list[tuple[View, WatchLac]] = []
-        self._tell_at_s = 0.0  # nobody at the tail is told of a LAC before; who comes to it is told at once
-        self._telling: asyncio.TimerHandle | None = None
-        self._flights: dict[str, list[Fetch]] = {}
-        self._unread: dict[str, tuple[int, int]] = {}  # by segment key: block read ahead last, while nobody is there
+        self._turns = Turns(self._settle_watches, options.told_s, options.telling_max_s)
+        self._fetches = Fetches(self, cache, self._readers, fetches, options.fetch_bytes)
         self._is_heard = False  # an owner said something
         self._following: Heard | None = None  # whom we have asked to speak
         self._seekers = 0  # readers that wait for an owner's word
@@ -123,6 +105,11 @@ class StreamTailer:
     def lac(self, segment: Segment) -> int:
         """What is known to be confirmed of a segment."""
         return self._lacs.get(segment_key(segment), -1)
+
+    def listed(self, number: int) -> Segment | None:
+        """The segment as the list has it now, unless it is truncated."""
+        now = self._segments.get(number)
+        return None if now is None or now.truncation is Truncation.TRUNCATED else now
 
     async def run(self) -> None:
         """Live until stopped."""
@@ -162,10 +149,9 @@ class StreamTailer:
         self._segments, self._tail = {}, None
         self._fresh.clear()
         self._watching.clear()
-        self._cancel_telling()
+        self._turns.cancel()
         self._seeking.clear()
-        self._flights.clear()
-        self._unread.clear()
+        self._fetches.clear()
         for view in tuple(self._views):
             view.on_lost()
 
@@ -189,13 +175,14 @@ class StreamTailer:
             case _ if self._tasks is None:
                 view.on_lost()
             case GetEntries():
-                self._get_entries(view, question)
+                self._fetches.answer(view, question)
             case WatchLac(segment, known) if known < NO_ENTRY and not segment.completed:
-                self._run(self._find_tail(view, question), f"find the tail of {self.stream}")
+                self.run_errand(self._find_tail(view, question), f"find the tail of {self.stream}")
             case WatchLac():
                 self._watch(view, question)
 
-    def _run(self, errand: Coroutine[Any, Any, None], name: str) -> None:
+    def run_errand(self, errand: Coroutine[Any, Any, None], name: str) -> None:
+        """Do what somebody asked for; whoever waits for it is told if this life ends before."""
         assert self._tasks is not None, "questions come while the tailer lives"
         task = self._tasks.create_task(errand, name=name)
         self._errands.add(task)
@@ -210,7 +197,7 @@ class StreamTailer:
         elif self._tail is None or fresh:
             self._refresh(lambda error: self._show(view, question, error))
         else:
-            self._run(self._show_first(view, question), f"first look at {self.stream}")
+            self.run_errand(self._show_first(view, question), f"first look at {self.stream}")
 
     def _show(self, view: View, question: GetStream, error: DLogError | None) -> None:
         if error is None:
@@ -315,7 +302,7 @@ class StreamTailer:
                 self._cache.drop(key)
                 self._readers.drop(key)
                 self._lacs.pop(key, None)
-                self._unread.pop(key, None)
+                self._fetches.forget(key)
                 self._ends.pop(key, None)
                 continue
             if new.completed and not old.completed:
@@ -327,13 +314,13 @@ class StreamTailer:
 
     def _watch(self, view: View, question: WatchLac) -> None:
         reply = self._lac_seen(question) if self._is_known else None
-        is_in_turn = reply is not None and not reply.ended and question.known >= NO_ENTRY and self._must_wait_s() > 0
+        is_in_turn = reply is not None and not reply.ended and question.known >= NO_ENTRY and self._turns.must_wait
         if reply is not None and not is_in_turn:
             view.say(reply)
             return
         self._watching.append((view, question))
         if is_in_turn:
-            self._tell()
+            self._turns.ask()
         if len(self._watching) == 1 or not self._is_heard:
             self._signal()  # else an owner is listened to already, and nobody asks the store
 
@@ -404,25 +391,9 @@ class StreamTailer:
         now = self._segments.get(segment.number)
         return now is None or now.completed or segment_key(now) != segment_key(segment)
 
-    def _must_wait_s(self) -> float:
-        return self._tell_at_s - asyncio.get_running_loop().time()
-
-    def _tell(self, *, at_once: bool = False) -> None:
-        """The LAC has moved: answer who waits for it, now or in their turn."""
-        wait_s = 0.0 if at_once else self._must_wait_s()
-        if wait_s <= 0:
-            self._settle_watches()
-        elif self._telling is None:
-            self._telling = asyncio.get_running_loop().call_later(wait_s, self._settle_watches)
-
-    def _cancel_telling(self) -> None:
-        telling, self._telling = self._telling, None
-        if telling is not None:
-            telling.cancel()
-
     def _settle_watches(self) -> None:
         """Answer everybody whose wait is over, from what is known now: who asked the same is told the same."""
-        self._cancel_telling()
+        self._turns.cancel()
         if not self._watching or not self._is_known or self._stopping.is_set():
             return
         left: list[tuple[View, WatchLac]] = []
@@ -440,8 +411,7 @@ class StreamTailer:
             else:
                 answered.append((view, fact))
         self._watching = left
-        pause_s = min(len(answered) * self._options.told_s, self._options.telling_max_s)
-        self._tell_at_s = max(self._tell_at_s, asyncio.get_running_loop().time() + pause_s)
+        self._turns.took(len(answered))
         for view, fact in answered:
             view.hear(fact)
 
@@ -467,7 +437,7 @@ class StreamTailer:
         key = segment_key(segment)
         if key not in self._seeking:
             self._seeking.add(key)
-            self._run(self._find_end(segment), f"find the end of {self.stream} {key}")
+            self.run_errand(self._find_end(segment), f"find the end of {self.stream} {key}")
 
     async def _find_end(self, segment: Segment) -> None:
         key = segment_key(segment)
@@ -491,7 +461,7 @@ class StreamTailer:
         self._lacs[key] = max(lac, self._lacs.get(key, -1))
         if ended:
             self._ends[key] = EntryId(lac)
-        self._tell(at_once=ended)
+        self._turns.ask(at_once=ended)
 
     def _signal(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
@@ -623,89 +593,3 @@ class StreamTailer:
 
     async def _pause(self, pause_s: float) -> None:
         await asyncio.sleep(pause_s * (0.5 + self._rng.random() / 2))
-
-    # ---- entries ----------------------------------------------------------------------------------------------------
-
-    def _get_entries(self, view: View, question: GetEntries) -> None:
-        segment, first = question.segment, question.first
-        key = segment_key(segment)
-        payloads = self._cache.run(key, first, question.last, question.max_bytes)
-        if payloads:
-            view.say(EntriesGot(segment.number, segment.place, first, tuple(payloads)))
-            after = first + len(payloads)
-            self._read_ahead(segment, key, after)
-            unread = self._unread.get(key)
-            if unread is not None and unread[0] < after and first < unread[1]:
-                del self._unread[key]
-                self._read_ahead(segment, key, unread[1])
-            return
-        self._find_flight(segment, key, first, question.last).waiters.append((view, question))
-
-    def _read_ahead(self, segment: Segment, key: str, first: int) -> None:
-        if first <= self.lac(segment) and not self._cache.holds(key, first):
-            self._find_flight(segment, key, first, self.lac(segment))
-
-    def _find_flight(self, segment: Segment, key: str, first: int, last: int) -> Fetch:
-        flights = self._flights.setdefault(key, [])
-        for flight in flights:
-            if flight.first <= first <= flight.last:
-                return flight
-        flight = Fetch(first, max(last, self.lac(segment)))
-        flights.append(flight)
-        self._run(self._fetch(segment, key, flight), f"fetch {self.stream} {key} {first}")
-        return flight
-
-    async def _fetch(self, segment: Segment, key: str, flight: Fetch) -> None:
-        error: DLogError | None = None
-        payloads: list[bytes] = []
-        try:
-            async with self._fetches:
-                reader = await self._readers.open(segment)
-                reader.learn_lac(EntryId(flight.last))
-                try:
-                    payloads = await reader.read(EntryId(flight.first), EntryId(flight.last), self._options.fetch_bytes)
-                except ReaderClosedError:
-                    self._readers.discard(key, reader)
-                    raise
-        except DLogError as failure:
-            error = failure
-        finally:
-            self._land(key, flight)
-        if error is None:
-            self._keep(segment.number, key, flight.first, payloads)
-        after, goes_on = flight.first + len(payloads), False
-        got: dict[tuple[int, int, int], EntriesGot] = {}
-        for view, question in flight.waiters:
-            if view.is_closed or view.keep(question):
-                continue
-            if error is not None:
-                view.say(SourceFailed(question, error))
-            elif question.first < after:
-                goes_on = goes_on or question.last >= after
-                same = (question.first, question.last, question.max_bytes)
-                reply = got.get(same)
-                if reply is None:
-                    taken = cut(payloads, question.first - flight.first, question)
-                    reply = got[same] = EntriesGot(segment.number, segment.place, question.first, taken)
-                    self._read_ahead(segment, key, question.first + len(taken))
-                view.say(reply)
-            else:
-                self._get_entries(view, question)
-        if goes_on:
-            self._read_ahead(segment, key, after)  # fetched while this block is on its way to who asked
-        elif error is None and not flight.waiters:
-            self._unread[key] = (flight.first, after)
-
-    def _keep(self, number: int, key: str, first: int, payloads: list[bytes]) -> None:
-        """Put into the cache what was fetched, but for what was truncated or deleted while it was on its way."""
-        now = self._segments.get(number)
-        if now is None or segment_key(now) != key or now.truncation is Truncation.TRUNCATED:
-            return
-        gone = max(0, now.min_entry - first)
-        self._cache.put(key, first + gone, payloads[gone:])
-
-    def _land(self, key: str, flight: Fetch) -> None:
-        flights = self._flights[key]
-        flights.remove(flight)
-        if not flights:
-            del self._flights[key]

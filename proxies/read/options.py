@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actors.stream_tailer import TailerOptions
+from actors.tailer_options import TailerOptions
 from dlog.options import KiB, MiB, at_least_one, option
 from proxies.read.upstream import UpstreamOptions
 from proxies.serving import ServingOptions

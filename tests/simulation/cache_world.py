@@ -4,12 +4,7 @@ Everything between a reader's machine and the ports is the real code (actors/str
 readers, upstream and cache; dlog/log/reading.py under its driver), on the virtual loop of tests/simulation/service. The
 stream, its owners, store and metadata are models (cache_stream.py, cache_ports.py).
 
-Styles of plan:
-- "swarm": any faults; take-overs, rolls, truncation now and then;
-- "roll": segments of a few entries, owners that die, numbers that come again;
-- "trim": truncation and deletion all the time, a cache that is almost too small;
-- "tail": readers that only want to know what is there now, while owners are cut off, or while the proxy is frozen
-  through a take-over and has lost its session when it wakes.
+What is drawn for it: cache_drawing.py.
 
 After the faults the world heals; then every reader must reach the tail, and the cache must hold nothing that is gone.
 """
@@ -25,7 +20,8 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from actors.entry_cache import EntryCache
-from actors.stream_tailer import StreamTailer, TailerOptions
+from actors.stream_tailer import StreamTailer
+from actors.tailer_options import TailerOptions
 from dlog.io.driver import Driver
 from dlog.log.read_messages import READER, SOURCE, GetEntries, LacSeen
 from dlog.log.reading import ReadingOptions, StreamReader
@@ -35,6 +31,7 @@ from dlog.model.segment import StreamMetadata
 from dlog.options import draw
 from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
 from tests.simulation.cache_checks import CacheChecks, Watched, first_readable
+from tests.simulation.cache_drawing import STYLES, draw_plan
 from tests.simulation.cache_ports import MetadataPort, OwnersPort, StorePort, draw_latency
 from tests.simulation.cache_stream import STREAM, StreamModel
 from tests.simulation.kernel import Violation
@@ -44,19 +41,6 @@ from tests.simulation.service.loop import Process, SimulatedLoop
 from tests.simulation.worlds import Outcome, Room
 
 S = 1_000_000_000
-STYLES = ("swarm", "roll", "trim", "tail")
-KINDS = (
-    FaultKind.CRASH,  # of the read proxy
-    FaultKind.PAUSE,
-    FaultKind.CUT,  # from the read proxy to owners
-    FaultKind.LOSS,  # of the store's answers
-    FaultKind.SLOW,  # the store
-    FaultKind.META_CUT,
-    FaultKind.META_DELAY,
-    FaultKind.META_REPLY_LOST,
-    FaultKind.WATCH_LATE,
-)
-MARKS = ("take_over", "segment_started", "truncated", "rolled", "recovered")
 MUST_REACH = (
     "sent",
     "caught_up",
@@ -85,78 +69,6 @@ RARE = ("deleted_reader", "number_came_again", "lost_source")
 SETTLE_S = 60.0
 R4_AFTER_S = 2.0  # truncated data has left the cache by then, when metadata can be reached
 Op = tuple[float, str]
-
-
-def draw_plan(seed: int, style: str = "swarm") -> Plan:
-    """The plan that a seed means."""
-    rng = random.Random(f"cache/{style}/{seed}/plan")
-    duration = rng.choice((0.5, 2.0))
-    styles: dict[str, dict[str, float]] = {
-        "swarm": {"append": 60, "take_over": 2, "roll": 6, "truncate": 3, "delete": 0.3, "open": 4, "hold": 2},
-        "roll": {"append": 30, "take_over": 8, "roll": 10, "truncate": 1, "delete": 0.3, "open": 4, "hold": 1},
-        "trim": {"append": 40, "take_over": 1, "roll": 12, "truncate": 10, "delete": 1, "open": 6, "hold": 2},
-        "tail": {"append": 40, "take_over": 3, "roll": 3, "truncate": 0.5, "delete": 0, "open": 12, "hold": 1},
-    }
-    weights = styles[style]
-    names = sorted(weights)
-    count = rng.choice((20, 60, 150))
-    script = sorted(
-        (rng.uniform(0, duration), rng.choices(names, [weights[n] for n in names])[0]) for _ in range(count)
-    )
-    config: dict[str, Any] = {
-        "style": style,
-        "final": rng.random() < 0.3,
-        "cache_bytes": rng.choice((300, 2_000, 1 << 20)) if style == "trim" else rng.choice((2_000, 1 << 20)),
-        "lag_s": 0.0,  # a read of metadata shows all that was written before it was asked for
-        "followers": 0.3 if style == "tail" else 0.7,
-        "dead_s": rng.choice((0.01, 0.1, 0.5)),
-        "seal": rng.random() < 0.3,
-        "duration_s": duration,
-        "script": [[round(at_s, 6), op] for at_s, op in script],
-    }
-    faults = _draw_faults(rng, duration)
-    config["unaware"] = rng.choice((0.0, 0.5, 1.0))  # of the owners that are deposed
-    config["session_s"] = rng.choice((0.02, 0.2, 10.0))  # a process that is frozen for longer has lost its session
-    if style == "tail" and rng.random() < 0.2:
-        config |= {"unaware": 1.0, "session_s": 0.02}
-        faults = _draw_freezes(rng)
-    return Plan(seed=seed, config=config, faults=faults)
-
-
-def _draw_freezes(rng: random.Random) -> tuple[Fault, ...]:
-    """A proxy that is frozen again and again as its owner is deposed, and has lost its session when it wakes."""
-    return tuple(
-        Fault(
-            kind=FaultKind.PAUSE,
-            at_s=rng.uniform(0, 0.02),
-            for_s=rng.uniform(0.03, 0.3),
-            a="r",
-            mark="take_over",
-            count=count,
-        )
-        for count in range(1, 6)
-    )
-
-
-def _draw_faults(rng: random.Random, duration: float) -> tuple[Fault, ...]:
-    enabled = [kind for kind in KINDS if rng.random() < 0.4]
-    if not enabled:
-        return ()
-    faults = []
-    for _ in range(rng.randint(1, 10)):
-        kind = rng.choice(enabled)
-        mark, count = ("", 1) if rng.random() < 0.6 else (rng.choice(MARKS), rng.randint(1, 3))
-        at_s = rng.uniform(0, 0.02 if mark else duration)
-        for_s = rng.choice((0.01, 0.1, 0.5)) * rng.uniform(0.5, 2.0)
-        rate = {
-            FaultKind.LOSS: rng.uniform(0.05, 0.8),
-            FaultKind.SLOW: rng.choice((0.02, 0.2)),
-            FaultKind.META_DELAY: rng.choice((0.02, 0.3)),
-            FaultKind.META_REPLY_LOST: rng.uniform(0.1, 1.0),
-            FaultKind.WATCH_LATE: rng.choice((0.05, 1.0)),
-        }.get(kind, 0.0)
-        faults.append(Fault(kind=kind, at_s=at_s, for_s=for_s, a="r", rate=rate, mark=mark, count=count))
-    return tuple(faults)
 
 
 class ReaderHost:

@@ -12,7 +12,8 @@ from collections import Counter
 
 import pytest
 
-from tests.simulation.cache_world import MUST_REACH, STYLES, draw_plan, run_plan
+from tests.simulation.cache_drawing import STYLES, draw_plan
+from tests.simulation.cache_world import MUST_REACH, run_plan
 from tests.simulation.mutants.cache import MUTANTS
 from tests.simulation.worlds import Mutant
 

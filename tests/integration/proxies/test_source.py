@@ -14,7 +14,8 @@ import pytest
 from actors.entry_cache import EntryCache
 from actors.segment_readers import segment_key
 from actors.source_view import View
-from actors.stream_tailer import StreamTailer, TailerOptions
+from actors.stream_tailer import StreamTailer
+from actors.tailer_options import TailerOptions
 from dlog.errors import ConnectionLostError, Remedy
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import SessionState
@@ -565,7 +566,8 @@ async def test_the_next_block_is_fetched_while_the_one_before_is_on_its_way(monk
             return await read(reader, first, last, max_bytes)
 
         monkeypatch.setattr(MemoryReader, "read", noted)
-        on.source._options = replace(on.source._options, fetch_bytes=2, owner_wait_s=60.0)
+        on.source._options = replace(on.source._options, owner_wait_s=60.0)
+        on.source._fetches._fetch_bytes = 2
         segment = await on.write(10)
         asker = Asker(on.source)
         await asker.look()

@@ -8,7 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from actors.entry_cache import EntryCache
+from actors.fetches import Fetches
 from actors.stream_tailer import StreamTailer
+from actors.turns import Turns
 from actors.upstream import Heard
 from tests.simulation.cache_ports import MetadataPort, StorePort
 from tests.simulation.mutants import edited
@@ -46,9 +48,9 @@ COHERENCE = (
         invariants=("R1",),
         style="trim",
         parts=planted(
-            StreamTailer,
-            ("_get_entries", "key = segment_key(segment)", "key = str(segment.number)"),
-            ("_keep", "segment_key(now) != key or ", ""),
+            Fetches,
+            ("answer", "key = segment_key(segment)", "key = str(segment.number)"),
+            ("_keep", " or segment_key(now) != key", ""),
         ),
     ),
     Mutant(
@@ -97,12 +99,12 @@ STALENESS = (
     Mutant(
         name="the LAC moves and nobody is told",
         invariants=("R2",),
-        parts=planted(StreamTailer, ("_learn", "self._tell(at_once=ended)", "pass")),
+        parts=planted(StreamTailer, ("_learn", "self._turns.ask(at_once=ended)", "pass")),
     ),
     Mutant(
         name="the turn of who was told of the tail a moment ago never comes",
         invariants=("R2",),
-        parts=planted(StreamTailer, ("_tell", "call_later(wait_s,", "call_later(1e6,")),
+        parts=planted(Turns, ("ask", "call_later(wait_s,", "call_later(1e6,")),
     ),
     Mutant(
         name="one segment's end is told of another",
@@ -128,7 +130,7 @@ NEGATIVES = (
         name="a fetch that failed is joined by those who ask again",
         invariants=("R3",),
         parts=planted(
-            StreamTailer,
+            Fetches,
             (
                 "_fetch",
                 "finally:\n        self._land(key, flight)",
@@ -140,13 +142,13 @@ NEGATIVES = (
         name="that entries could not be had is remembered",
         invariants=("R3",),
         parts=planted(
-            StreamTailer,
-            ("_fetch", "error = failure", "error = failure\n        self._ends['!' + key] = EntryId(-1)"),
+            Fetches,
+            ("_fetch", "error = failure", "error = failure\n        self._unread['!' + key] = (0, 0)"),
             (
-                "_get_entries",
+                "answer",
                 "    payloads = self",
-                "    if '!' + key in self._ends:\n"
-                "        view.say(SourceFailed(question, MetadataUnavailableError('remembered')))\n"
+                "    if '!' + key in self._unread:\n"
+                "        view.say(SourceFailed(question, ReaderClosedError('remembered')))\n"
                 "        return\n"
                 "    payloads = self",
             ),
@@ -177,8 +179,8 @@ FORGETTING = (
         invariants=("R4",),
         style="trim",
         parts=planted(
-            StreamTailer,
-            ("_keep", "now is None or segment_key(now) != key or now.truncation is Truncation.TRUNCATED", "False"),
+            Fetches,
+            ("_keep", "now is None or segment_key(now) != key", "False"),
             ("_keep", "max(0, now.min_entry - first)", "0"),
         ),
     ),

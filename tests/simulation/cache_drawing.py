@@ -1,0 +1,102 @@
+"""What is drawn for the world of a cache (cache_world.py): what is asked of it, which faults, and when.
+
+Styles of plan:
+- "swarm": any faults; take-overs, rolls, truncation now and then;
+- "roll": segments of a few entries, owners that die, numbers that come again;
+- "trim": truncation and deletion all the time, a cache that is almost too small;
+- "tail": readers that only want to know what is there now, while owners are cut off, or while the proxy is frozen
+  through a take-over and has lost its session when it wakes.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from tests.simulation.plan import Fault, FaultKind, Plan
+
+STYLES = ("swarm", "roll", "trim", "tail")
+KINDS = (
+    FaultKind.CRASH,  # of the read proxy
+    FaultKind.PAUSE,
+    FaultKind.CUT,  # from the read proxy to owners
+    FaultKind.LOSS,  # of the store's answers
+    FaultKind.SLOW,  # the store
+    FaultKind.META_CUT,
+    FaultKind.META_DELAY,
+    FaultKind.META_REPLY_LOST,
+    FaultKind.WATCH_LATE,
+)
+MARKS = ("take_over", "segment_started", "truncated", "rolled", "recovered")
+
+
+def draw_plan(seed: int, style: str = "swarm") -> Plan:
+    """The plan that a seed means."""
+    rng = random.Random(f"cache/{style}/{seed}/plan")
+    duration = rng.choice((0.5, 2.0))
+    styles: dict[str, dict[str, float]] = {
+        "swarm": {"append": 60, "take_over": 2, "roll": 6, "truncate": 3, "delete": 0.3, "open": 4, "hold": 2},
+        "roll": {"append": 30, "take_over": 8, "roll": 10, "truncate": 1, "delete": 0.3, "open": 4, "hold": 1},
+        "trim": {"append": 40, "take_over": 1, "roll": 12, "truncate": 10, "delete": 1, "open": 6, "hold": 2},
+        "tail": {"append": 40, "take_over": 3, "roll": 3, "truncate": 0.5, "delete": 0, "open": 12, "hold": 1},
+    }
+    weights = styles[style]
+    names = sorted(weights)
+    count = rng.choice((20, 60, 150))
+    script = sorted(
+        (rng.uniform(0, duration), rng.choices(names, [weights[n] for n in names])[0]) for _ in range(count)
+    )
+    config: dict[str, Any] = {
+        "style": style,
+        "final": rng.random() < 0.3,
+        "cache_bytes": rng.choice((300, 2_000, 1 << 20)) if style == "trim" else rng.choice((2_000, 1 << 20)),
+        "lag_s": 0.0,  # a read of metadata shows all that was written before it was asked for
+        "followers": 0.3 if style == "tail" else 0.7,
+        "dead_s": rng.choice((0.01, 0.1, 0.5)),
+        "seal": rng.random() < 0.3,
+        "duration_s": duration,
+        "script": [[round(at_s, 6), op] for at_s, op in script],
+    }
+    faults = _draw_faults(rng, duration)
+    config["unaware"] = rng.choice((0.0, 0.5, 1.0))  # of the owners that are deposed
+    config["session_s"] = rng.choice((0.02, 0.2, 10.0))  # a process that is frozen for longer has lost its session
+    if style == "tail" and rng.random() < 0.2:
+        config |= {"unaware": 1.0, "session_s": 0.02}
+        faults = _draw_freezes(rng)
+    return Plan(seed=seed, config=config, faults=faults)
+
+
+def _draw_freezes(rng: random.Random) -> tuple[Fault, ...]:
+    """A proxy that is frozen again and again as its owner is deposed, and has lost its session when it wakes."""
+    return tuple(
+        Fault(
+            kind=FaultKind.PAUSE,
+            at_s=rng.uniform(0, 0.02),
+            for_s=rng.uniform(0.03, 0.3),
+            a="r",
+            mark="take_over",
+            count=count,
+        )
+        for count in range(1, 6)
+    )
+
+
+def _draw_faults(rng: random.Random, duration: float) -> tuple[Fault, ...]:
+    enabled = [kind for kind in KINDS if rng.random() < 0.4]
+    if not enabled:
+        return ()
+    faults = []
+    for _ in range(rng.randint(1, 10)):
+        kind = rng.choice(enabled)
+        mark, count = ("", 1) if rng.random() < 0.6 else (rng.choice(MARKS), rng.randint(1, 3))
+        at_s = rng.uniform(0, 0.02 if mark else duration)
+        for_s = rng.choice((0.01, 0.1, 0.5)) * rng.uniform(0.5, 2.0)
+        rate = {
+            FaultKind.LOSS: rng.uniform(0.05, 0.8),
+            FaultKind.SLOW: rng.choice((0.02, 0.2)),
+            FaultKind.META_DELAY: rng.choice((0.02, 0.3)),
+            FaultKind.META_REPLY_LOST: rng.uniform(0.1, 1.0),
+            FaultKind.WATCH_LATE: rng.choice((0.05, 1.0)),
+        }.get(kind, 0.0)
+        faults.append(Fault(kind=kind, at_s=at_s, for_s=for_s, a="r", rate=rate, mark=mark, count=count))
+    return tuple(faults)
