@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.simulation.ledger_world import MUST_REACH, draw_plan, room, run_plan
+from tests.simulation.ledger_drawing import draw_plan
+from tests.simulation.ledger_world import MUST_REACH, room, run_plan
 from tests.simulation.mutants.ledger import MUTANTS, WHO_DENIED
 from tests.simulation.plan import Plan
 from tests.simulation.worlds import Mutant

@@ -1,0 +1,262 @@
+"""What is drawn for the world of one ledger (ledger_world.py): who, how much, which faults, and when.
+
+Styles of plan:
+- "swarm": tens of entries, any faults, bursts around recoveries and ensemble changes;
+- "scope": one to three entries, every message may be held or lost by its number on its link;
+- "churn": many entries under way and bookies that fail one after the other, with metadata that answers badly;
+- "frozen": one bookie stands still from before a recovery to the end, and shows it to nobody; the others fail for a
+  moment and are back: the recovery must end long before the silent one is given up;
+- "orphan": the writer is cut off, stands still or dies with entries under way; the tail is asked for, then recovered;
+- "calm": nobody recovers until the writer is done: after the faults everything must be confirmed (half of "churn" too).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from tests.simulation.ledger_news import with_news
+from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_faults
+
+WRITER, TAIL, FINDER, RECOVERERS = "w", "t", "f", ("r1", "r2")
+QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 5, 3), (3, 3, 3), (2, 2, 1), (3, 2, 1))
+MARKS = ("recovery", "ensemble_change", "fenced_cover", "bookie_lost")
+STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "calm")
+
+
+def draw_plan(seed: int, style: str = "swarm") -> Plan:
+    """The plan that a seed means."""
+    rng = random.Random(f"{style}/{seed}/plan")
+    draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
+    draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn}
+    plan = draws[style](seed, rng, style)
+    if style == "told":
+        plan = with_news(plan, TAIL, rng)
+    plan = with_config(plan, real=rng.random() < 0.5)  # the real bookie machine, or the looser model
+    if "find_at" in plan.config or style == "calm" or rng.random() < 0.5:
+        return plan
+    return with_config(plan, find_at=[rng.uniform(0, plan.config["duration_s"]) for _ in range(rng.randint(1, 3))])
+
+
+def _draw_swarm(seed: int, rng: random.Random, style: str) -> Plan:
+    ensemble, write, ack = rng.choice(QUORUMS)
+    bookies = ensemble + rng.choice((0, 1, 1, 2))
+    duration = rng.choice((0.1, 0.5, 3.0))
+    recover_at = sorted(rng.uniform(0, duration) for _ in range(rng.choice((0, 1, 1, 2))))
+    entries = rng.choice((5, 20, 40))
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [ensemble, write, ack],
+        "bookies": bookies,
+        "entries": entries,
+        "gap_s": rng.choice((0.0, 0.0005, duration / entries, duration / entries)),
+        "payload_max": rng.choice((0, 40, 300)),
+        "calm": style == "calm",
+        "recover_at": recover_at,
+        "close": rng.random() < 0.3,
+        "duration_s": duration,
+        "fifo": rng.random() < 0.8,
+        "timeout_s": rng.choice((0.05, 0.5, 5.0)),
+        "sync_s": rng.choice((0.0002, 0.001, 0.01)),
+        "digest": rng.choice(("CRC32C", "CRC32C", "HMAC", "CRC32")),
+    }
+    names = [f"b{i}" for i in range(1, bookies + 1)]
+    clients = [WRITER] if style == "calm" else [WRITER, WRITER, TAIL, *RECOVERERS]
+    faults = draw_faults(
+        rng,
+        servers=names,
+        clients=clients,
+        duration_s=duration,
+        kinds=EVERY_KIND,
+        count_max=24,
+        marks=MARKS,
+        messages=("AddEntry", "ReadEntry", "EntryAdded", "EntryRead"),
+    )
+    if style == "calm":
+        spared = (FaultKind.CRASH, FaultKind.POWER)
+        faults = tuple(f for f in faults if not (f.kind in spared and f.a == WRITER))
+    if rng.random() < 0.4:
+        faults += tuple(_draw_ailment(rng, names, duration) for _ in range(rng.randint(1, 3)))
+    return Plan(seed=seed, config=config, faults=faults)
+
+
+def _draw_ailment(rng: random.Random, bookies: Collection[str], duration: float) -> Fault:
+    return Fault(
+        kind=FaultKind.ENVIRONMENT,
+        at_s=rng.uniform(0, duration),
+        for_s=rng.uniform(0.01, 2.0),
+        a=rng.choice(list(bookies)),
+        message=rng.choice(("io_error", "damage", "read_only")),
+        rate=rng.choice((0.05, 0.5, 1.0)),
+    )
+
+
+def _draw_churn(seed: int, rng: random.Random, style: str) -> Plan:
+    """A deep window, and members that fail while others are being replaced."""
+    ensemble, write, ack = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 3, 3), (3, 3, 3)))
+    bookies = ensemble + rng.choice((1, 1, 2, 3))
+    names = [f"b{i}" for i in range(1, bookies + 1)]
+    duration = rng.choice((0.02, 0.1, 0.3))
+    entries = rng.choice((4, 12, 40))
+    calm = rng.random() < 0.5
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [ensemble, write, ack],
+        "bookies": bookies,
+        "entries": entries,
+        "gap_s": rng.choice((0.0, duration / entries)),
+        "payload_max": 20,
+        "calm": calm,
+        "recover_at": [rng.uniform(duration / 2, duration * 3)],
+        "close": rng.random() < 0.3,
+        "duration_s": duration * 3,
+        "fifo": rng.random() < 0.5,
+        "timeout_s": rng.choice((0.02, 0.05, 5.0)),
+        "sync_s": rng.choice((0.001, 0.005)),
+        "digest": "CRC32C",
+    }
+    faults: list[Fault] = []
+    for _ in range(rng.randint(2, 10)):
+        kind = rng.choice((FaultKind.RESET, FaultKind.CRASH, FaultKind.PAUSE, FaultKind.ENVIRONMENT, FaultKind.SLOW))
+        mark, count = rng.choice((("", 1), ("bookie_lost", 1), ("bookie_lost", 2), ("ensemble_change", 1)))
+        at_s = rng.uniform(0, 0.005 if mark else duration)
+        a, for_s, rate = rng.choice(names), rng.uniform(0.01, 0.3), rng.uniform(0.01, 0.1)
+        if kind is FaultKind.ENVIRONMENT:
+            what, rate = rng.choice(("io_error", "read_only")), rng.choice((0.2, 1.0))
+            fault = Fault(kind=kind, at_s=at_s, for_s=for_s, a=a, message=what, rate=rate, mark=mark, count=count)
+        else:
+            b = "" if kind in (FaultKind.CRASH, FaultKind.PAUSE) else WRITER
+            fault = Fault(kind=kind, at_s=at_s, for_s=for_s, a=a, b=b, rate=rate, mark=mark, count=count)
+        faults.append(fault)
+    if rng.random() < 0.5:
+        kind = rng.choice((FaultKind.META_LATE, FaultKind.META_REPLY_LOST))
+        faults.append(Fault(kind=kind, at_s=0, for_s=duration * 3, rate=rng.choice((0.3, 0.8))))
+    return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def _draw_scope(seed: int, rng: random.Random, style: str) -> Plan:
+    """Few messages; each may be held or lost by its number."""
+    ensemble, write, ack = rng.choice(((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2)))
+    bookies = ensemble + rng.choice((0, 1))
+    names = [f"b{i}" for i in range(1, bookies + 1)]
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [ensemble, write, ack],
+        "bookies": bookies,
+        "entries": rng.randint(1, 3),
+        "gap_s": rng.choice((0.0, 0.002, 0.01)),
+        "payload_max": 8,
+        "calm": False,
+        "recover_at": sorted(rng.uniform(0, 0.02) for _ in range(rng.choice((1, 1, 2)))),
+        "close": False,
+        "duration_s": 0.5,
+        "fifo": False,
+        "timeout_s": 5.0,
+        "sync_s": 0.001,
+        "digest": "CRC32C",
+    }
+    faults: list[Fault] = []
+    rate = rng.choice((0.1, 0.2, 0.35))
+    for client, message in ((WRITER, "AddEntry"), ("r1", "ReadEntry"), ("r2", "ReadEntry"), ("r1", "AddEntry")):
+        for bookie in names:
+            for k in (1, 2, 3):
+                if rng.random() < rate:
+                    kind = FaultKind.DROP_KTH if rng.random() < 0.25 else FaultKind.HOLD_KTH
+                    for_s = rng.choice((0.003, 0.02, 0.1, 0.4, 7.0)) * rng.uniform(0.5, 1.5)
+                    faults.append(Fault(kind=kind, a=client, b=bookie, message=message, count=k, for_s=for_s))
+    if rng.random() < 0.1:
+        # a writer that slept through its own recovery, and bookies that were restarted since
+        faults = [Fault(kind=FaultKind.PAUSE, a=WRITER, at_s=rng.choice((0.0, 0.001, 0.01)), for_s=2.0)]
+        for bookie in names:
+            if rng.random() < 0.7:
+                kind = rng.choice((FaultKind.POWER, FaultKind.CRASH))
+                faults.append(Fault(kind=kind, a=bookie, at_s=0.01, for_s=rng.uniform(0.01, 0.1), mark="recovered"))
+    elif rng.random() < 0.5:
+        victim = rng.choice(names)
+        kind = rng.choice((FaultKind.POWER, FaultKind.CRASH, FaultKind.PAUSE))
+        mark = rng.choice(("", "recovery", "fenced_cover"))
+        faults.append(Fault(kind=kind, a=victim, at_s=rng.uniform(0, 0.02), for_s=rng.uniform(0.001, 0.1), mark=mark))
+    return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def _draw_frozen(seed: int, rng: random.Random, style: str) -> Plan:
+    """One member is silent for ever and its connections stay open; enough others refuse once, or are lost once."""
+    frozen, *others = rng.sample(["b1", "b2", "b3"], 3)
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [3, 3, 2],
+        "bookies": 3,
+        "entries": rng.choice((1, 5, 20)),
+        "gap_s": 0.001,
+        "payload_max": 20,
+        "calm": False,
+        "recover_at": [0.1],
+        "close": False,
+        "duration_s": 1.0,
+        "fifo": True,
+        "timeout_s": 60.0,
+        "sync_s": 0.001,
+        "digest": "CRC32C",
+        "recovered_by_s": 20.0,
+    }
+    faults = [Fault(kind=FaultKind.PAUSE, a=frozen, at_s=rng.uniform(0.0, 0.09), for_s=1000.0)]
+    for bookie in others:
+        at_s, for_s = rng.choice((0.0, 0.0005, 0.002)) * rng.random(), rng.uniform(0.01, 0.3)
+        mark = rng.choice(("recovery", "recovery", "fenced_cover"))
+        match rng.choice(("refuse", "refuse", "crash", "")):
+            case "refuse":
+                kind, rate = FaultKind.ENVIRONMENT, 1.0
+                fault = Fault(kind=kind, a=bookie, at_s=at_s, for_s=for_s, rate=rate, message="io_error", mark=mark)
+                faults.append(fault)
+            case "crash":
+                faults.append(Fault(kind=FaultKind.CRASH, a=bookie, at_s=at_s, for_s=for_s, mark=mark))
+    return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def _draw_orphan(seed: int, rng: random.Random, style: str) -> Plan:
+    """A few entries under way, some of whose acknowledgements the writer never hears, and members that fail."""
+    ensemble, write, ack = rng.choice(((3, 3, 2), (3, 3, 2), (4, 3, 2), (3, 2, 2), (3, 2, 1), (5, 3, 2)))
+    names = [f"b{i}" for i in range(1, ensemble + rng.choice((0, 1, 2)) + 1)]
+    config: dict[str, Any] = {
+        "style": style,
+        "quorum": [ensemble, write, ack],
+        "bookies": len(names),
+        "entries": rng.choice((1, 3, 8)),
+        "gap_s": rng.choice((0.0, 0.001, 0.004)),
+        "payload_max": 20,
+        "calm": False,
+        "recover_at": sorted(rng.uniform(0.0, 0.6) for _ in range(rng.choice((0, 1, 2)))),
+        "close": rng.random() < 0.2,
+        "duration_s": 0.6,
+        "fifo": rng.random() < 0.5,
+        "timeout_s": rng.choice((0.02, 0.1, 5.0)),
+        "sync_s": rng.choice((0.0002, 0.001, 0.01)),
+        "digest": "CRC32C",
+        "find_at": sorted(rng.choice((0.03, 0.3, 0.6)) * rng.random() for _ in range(rng.randint(1, 4))),
+    }
+    faults: list[Fault] = []
+    kind = rng.choice((FaultKind.CRASH, FaultKind.PAUSE, FaultKind.PAUSE, None))
+    if kind is not None:
+        faults.append(Fault(kind=kind, a=WRITER, at_s=rng.uniform(0, 0.03), for_s=rng.uniform(0.01, 0.5)))
+    for bookie in names:
+        for k in (1, 2, 3):
+            for message in ("AddEntry", "EntryAdded"):
+                if rng.random() < 0.15:
+                    a, b = (WRITER, bookie) if message == "AddEntry" else (bookie, WRITER)
+                    what = rng.choice((FaultKind.DROP_KTH, FaultKind.HOLD_KTH))
+                    for_s = rng.choice((0.005, 0.1, 0.7))
+                    faults.append(Fault(kind=what, a=a, b=b, message=message, count=k, for_s=for_s))
+        if rng.random() < 0.3:
+            what = rng.choice((FaultKind.RESET, FaultKind.CRASH, FaultKind.POWER, FaultKind.PAUSE))
+            mark = rng.choice(("", "", "found", "recovery"))
+            b = WRITER if what is FaultKind.RESET else ""
+            at_s, for_s = rng.uniform(0, 0.05), rng.choice((0.01, 0.3))
+            faults.append(Fault(kind=what, a=bookie, b=b, at_s=at_s, for_s=for_s, mark=mark))
+    return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def with_config(plan: Plan, **values: Any) -> Plan:
+    """The plan with other settings: for named scenarios."""
+    return replace(plan, config={**plan.config, **values})
