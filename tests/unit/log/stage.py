@@ -241,3 +241,12 @@ class Actor:
 def numbers(value: StreamMetadata) -> list[tuple[SegmentNumber, bool]]:
     """Segments of the list: number, completed."""
     return [(s.number, s.completed) for s in value.segments]
+
+
+def notes(stage: Stage, place: str) -> tuple[Any, ...]:
+    from dlog.log.contents import read_contents
+
+    note = read_contents(stage.places[place].payloads[0]).note
+    assert note is not None
+    assert all(b.producer == ALICE for b in note.batches)
+    return note.batches
