@@ -98,6 +98,13 @@ class Figures:
         return told
 
 
+async def read_back(client: dlog.Client, stream: str, checker: Checker) -> None:
+    """Give the checker all that the stream holds."""
+    async with aclosing(client.read_batches(stream, start=dlog.START, follow=False)) as batches:
+        async for batch in batches:
+            checker.given("read-back", batch.dlsn, batch.payloads)
+
+
 class Writer:
     """Some tasks that each wait for every record, on a client of their own."""
 
@@ -197,9 +204,7 @@ class Ordeal:
                 finally:
                     for writer in writers:
                         writer.stop()
-            async with aclosing(client.read_batches(stream, start=dlog.START, follow=False)) as batches:
-                async for batch in batches:
-                    self._checker.given("read-back", batch.dlsn, batch.payloads)
+            await read_back(client, stream, self._checker)
             await client.delete(stream)
         failed = [text for writer in writers for text in writer.failed]
         return Figures(self._checker.finish(), self._gaps_ms, self._steady_ms, failed)

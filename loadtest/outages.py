@@ -30,7 +30,7 @@ from dlog.cli.discovery import Running, read_run_file
 from dlog.cli.parts import die_with_parent
 from dlog.errors import DLogError
 from loadtest.checker import Checker
-from loadtest.faults import ACKS_BETWEEN, Goal, Writer
+from loadtest.faults import ACKS_BETWEEN, Goal, Writer, read_back
 from loadtest.systems.base import CannotRunError
 from loadtest.systems.dlog import Dlog
 from loadtest.systems.nodes import HOST, Ports
@@ -195,9 +195,7 @@ class Away:
                 finally:
                     for writer in writers:
                         writer.stop()
-            async with aclosing(client.read_batches(stream, start=dlog.START, follow=False)) as batches:
-                async for batch in batches:
-                    self._checker.given("read-back", batch.dlsn, batch.payloads)
+            await read_back(client, stream, self._checker)
             await client.delete(stream)
         return self._report(silences_ms, [text for writer in writers for text in writer.failed])
 

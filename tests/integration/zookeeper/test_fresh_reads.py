@@ -7,13 +7,12 @@ of whose followers was frozen while the others went on, and finds the question b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 
-from dlog.io.embedded_zookeeper import JavaNotFoundError, ZooKeeperJarsNotFoundError
 from dlog.io.metadata import BookieInfo
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -22,7 +21,6 @@ from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentN
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
-from tests.integration.conftest import missing_part
 from tests.integration.zookeeper.ensemble import EnsembleMember, ZooKeeperEnsemble
 from tests.simulation.service.zookeeper import ZooKeeperServer
 
@@ -128,17 +126,6 @@ async def test_lists_and_members_are_what_stands(pair: Pair) -> None:
 # ---- a real ensemble ------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
-    ensemble = ZooKeeperEnsemble(tmp_path_factory.mktemp("ensemble"))
-    try:
-        asyncio.run(ensemble.start())
-    except (JavaNotFoundError, ZooKeeperJarsNotFoundError) as error:
-        missing_part(str(error))
-    yield ensemble
-    ensemble.kill()
-
-
 async def connected(stack: AsyncExitStack, member: EnsembleMember) -> ZooKeeperMetadata:
     return await stack.enter_async_context(
         await ZooKeeperMetadata.connect(member.hosts, NAMESPACE, connect_timeout_s=30.0)
@@ -146,8 +133,8 @@ async def connected(stack: AsyncExitStack, member: EnsembleMember) -> ZooKeeperM
 
 
 @pytest.mark.zookeeper
-async def test_a_follower_that_was_frozen_does_not_answer_from_before(ensemble: ZooKeeperEnsemble) -> None:
-    leader, follower = await ensemble.leader(), await ensemble.follower()
+async def test_a_follower_that_was_frozen_does_not_answer_from_before(one_ensemble: ZooKeeperEnsemble) -> None:
+    leader, follower = await one_ensemble.leader(), await one_ensemble.follower()
     async with AsyncExitStack() as stack:
         await cluster_init(leader.hosts, NAMESPACE)
         writer, reader = await connected(stack, leader), await connected(stack, follower)
@@ -172,14 +159,14 @@ async def test_a_follower_that_was_frozen_does_not_answer_from_before(ensemble: 
 
 @pytest.mark.zookeeper
 async def test_without_a_quorum_a_read_is_as_one_of_a_server_that_cannot_be_reached(
-    ensemble: ZooKeeperEnsemble,
+    one_ensemble: ZooKeeperEnsemble,
 ) -> None:
-    await ensemble.heal()
-    leader, follower = await ensemble.leader(), await ensemble.follower()
+    await one_ensemble.heal()
+    leader, follower = await one_ensemble.leader(), await one_ensemble.follower()
     async with AsyncExitStack() as stack:
         await cluster_init(leader.hosts, NAMESPACE)
         reader = await connected(stack, follower)
-        for member in ensemble.members:
+        for member in one_ensemble.members:
             if member is not follower:
                 member.kill()
         assert isinstance(await reader.read(LEDGER_KEY), OutcomeUnknown)
