@@ -27,6 +27,7 @@ class Toxic:
         self.on_cut_reply: Callable[[], object] = lambda: None  # called when that has left
         self.cut_in_request_after: int | None = None  # forward so many bytes of what the client says, then RST
         self.accepted = 0
+        self._cuts = 0
         self.silenced = asyncio.Event()  # a reply has been swallowed
 
     @property
@@ -50,6 +51,10 @@ class Toxic:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", port or free_port())
 
     @property
+    def _serves(self) -> bool:
+        return self._server is not None and self._server.is_serving()
+
+    @property
     def port(self) -> int:
         assert self._server
         port: int = self._server.sockets[0].getsockname()[1]
@@ -61,17 +66,23 @@ class Toxic:
             self._server.close()
 
     def cut(self, *, reset: bool = True) -> None:
-        """End every connection, by RST or by FIN."""
+        """End every connection, by RST or by FIN; also one that is only on its way to the server."""
+        self._cuts += 1
         for pair in list(self._links):
             for writer in pair:
                 _end(writer, reset)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
+        cuts = self._cuts
         try:
             up_reader, up_writer = await asyncio.open_connection(*self._target)
         except OSError:
             _end(writer, True)
+            return
+        if cuts != self._cuts or not self._serves:  # cut or refused since it was taken
+            _end(writer, True)
+            _end(up_writer, True)
             return
         pair = (writer, up_writer)
         self._links.add(pair)
