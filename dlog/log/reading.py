@@ -232,7 +232,7 @@ class StreamReader:
         elif known.completed:
             return  # nothing that we go by changes of a completed one but truncation
         elif segment.completed:
-            self._watched = None  # its end is asked for anew
+            self._watched, self._is_void = None, False  # its end is asked for anew, also that of one that ended empty
         self._segment = segment
 
     @property

@@ -15,7 +15,7 @@ from dlog.errors import (
     MetadataWentBackError,
     StreamNotFoundError,
 )
-from dlog.log.changes import TruncateTo
+from dlog.log.changes import CompleteSegment, SegmentEnd, TruncateTo
 from dlog.log.messages import AppendEntry, SealStream
 from dlog.log.read_messages import (
     READER,
@@ -31,7 +31,7 @@ from dlog.log.read_messages import (
 from dlog.log.reading import StreamReader
 from dlog.machine import PeerLost, Received, Send, SetTimer, TimerFired
 from dlog.model.dlsn import DLSN, of
-from dlog.model.ids import EntryId
+from dlog.model.ids import NO_ENTRY, EntryId, Txid
 from dlog.model.segment import StreamMetadata
 from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
 from dlog.wire.entry import decode_entry
@@ -313,6 +313,29 @@ def test_an_empty_segment_that_ended_is_waited_out_because_its_number_comes_agai
     assert place != segment.place
     desk.post(Received(SOURCE, LacSeen(segment.number, place, first.entry)))
     assert desk.seen == [of(1, 0, 0)]
+
+
+def completed_empty_after_it_was_heard_to_end_empty() -> Desk:
+    """A Java writer completes its segment at the last entry it knows to be acknowledged: none."""
+    stage = Stage()
+    stage.taken("p1")
+    desk = Desk(stage, Start.START)
+    segment = stage.value.segments[0]
+    desk.post(Received(SOURCE, LacSeen(segment.number, segment.place, NO_ENTRY, ended=True)))
+    end = SegmentEnd(NO_ENTRY, 0, Txid(0), 1)
+    stage.value = CompleteSegment(segment.number, segment.place, end, 1).apply(stage.value)
+    stage.version += 1
+    written = stage.taken("p2").ask(batch(0)).dlsn
+    desk.refresh()
+    desk.confirmed(written)
+    return desk
+
+
+def test_a_segment_that_ended_empty_and_is_completed_all_the_same_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert completed_empty_after_it_was_heard_to_end_empty().seen == [of(2, 0, 0)]
+    still_void = ("_follow_segment", "self._watched, self._is_void = None, False", "self._watched = None")
+    monkeypatch.setitem(globals(), "StreamReader", edited(StreamReader, still_void))
+    assert completed_empty_after_it_was_heard_to_end_empty().seen == []
 
 
 def begun_within_a_segment_whose_number_comes_again() -> Desk:
