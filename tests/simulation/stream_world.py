@@ -332,9 +332,10 @@ class StreamWorld:
 
     def _care(self) -> None:
         """A write proxy looks after streams whose owner is gone, so that their last records become visible."""
-        proxy = self.proxies["p1"]
-        if self.value.owner.epoch and self.sim.is_up("p1"):
-            proxy.receive(StatStream(), True, lambda _result, _epoch: None)
+        named = self.value.owner.proxy  # another may believe that it owns the stream, and would do nothing
+        carer = named if named and self.sim.is_up(named) else "p1"
+        if self.value.owner.epoch and self.sim.is_up(carer):
+            self.proxies[carer].receive(StatStream(), True, lambda _result, _epoch: None)
         self.sim.call_in(1.0, self._care)
 
     def _done(self, mark: str, result: Any) -> None:
