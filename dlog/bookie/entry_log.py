@@ -4,6 +4,7 @@
     entry        length u32 | crc u32 of the packet | packet
     section end  0xffffffff | crc u32 of what follows | length u32 | previous section end u64 | count u32
                  | count x (ledger i64, entries u32, bytes u64)
+    zeros        up to the next multiple of 4096, so that the next flush begins with a block of the disk
 
 The law of this file: an entry is handed out only if its length, its CRC and the ids inside its packet are those asked
 for. A table of contents says which ledgers a section holds, so that a log none of whose ledgers lives can be deleted.

@@ -37,7 +37,6 @@ class BookieOptions:
     read_ahead_bytes: int = 1 * MiB
     read_ahead_entries: int = 256
     entry_log_bytes: int = 512 * MiB  # roll beyond it
-    page_cache_bytes: int = 256 * MiB  # newest of the entry logs that the page cache is to keep
     checkpoint_s: float = 30.0
     salvage: bool = False  # start in spite of a damaged journal: read-only for good, negatives become IO_ERROR
 

@@ -33,11 +33,8 @@ Tell = Callable[[Event], None]
 class LedgerDirs:
     """All ledger directories; a ledger lives in one of them, chosen by its id for good."""
 
-    def __init__(self, disk: Disk, directories: Sequence[str], entry_log_bytes: int, page_cache_bytes: int) -> None:
-        self._dirs = [
-            LedgerDir(disk, directory, entry_log_bytes, page_cache_bytes // len(directories))
-            for directory in directories
-        ]
+    def __init__(self, disk: Disk, directories: Sequence[str], entry_log_bytes: int) -> None:
+        self._dirs = [LedgerDir(disk, directory, entry_log_bytes) for directory in directories]
 
     def load(self, tell: Tell) -> list[LedgerRow]:
         """Raises DamagedError if what is there cannot be trusted."""
@@ -114,7 +111,7 @@ def open_storage(
     full to start, OSError.
     """
     journal = JournalFiles(disk, paths.journal, crc32c(bookie.encode()), options.journal_file_bytes, random_bits)
-    dirs = LedgerDirs(disk, paths.ledgers, options.entry_log_bytes, options.page_cache_bytes)
+    dirs = LedgerDirs(disk, paths.ledgers, options.entry_log_bytes)
     restored = Restored(dirs.load(tell))
     limbo = dirs.limbo
 

@@ -17,6 +17,7 @@ from typing import Protocol, cast
 
 from dlog.errors import CookieError
 
+BLOCK_BYTES = 4096  # what a disk takes as a whole, and a page of memory
 _VECTOR_MAX = 1024  # buffers in one call, by POSIX's usual limit
 _JOIN_BYTES = 4096  # smaller buffers are joined: cheaper than one more element of the vector
 
@@ -45,8 +46,13 @@ class File(Protocol):
         """Never raises a NO_SPACE number: after a failed sync nothing may be taken for granted."""
         ...
 
-    def release_cache(self, length: int, offset: int) -> None:
-        """These bytes are durable and will hardly be read soon: the system need not keep them in memory. A hint."""
+    def write_blocks(self, blocks: memoryview, offset: int) -> None:
+        """Write what will hardly be read soon: where the file system can, past the page cache, straight from `blocks`.
+
+        offset and length are multiples of BLOCK_BYTES, and `blocks` begins where a page of memory does. To write costs
+        less that way, and is on the disk when this returns, so that no `datasync` has to move all of it at once; it is
+        no more durable than `pwritev`. One thread at a time.
+        """
         ...
 
     def size(self) -> int: ...
@@ -115,15 +121,17 @@ def _fallocate() -> Callable[[int, int, int, int], int] | None:
 
 _FALLOCATE = _fallocate()
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
+_UNTRIED, _CANNOT = -1, -2
 
 
 class RealFile:
     """A file descriptor."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_direct", "_fd")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._direct = _UNTRIED  # the same file, opened to write past the page cache
 
     def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
         vector = list(_joined(buffers))
@@ -161,9 +169,18 @@ class RealFile:
         except OSError as error:  # pages may be gone, whatever the number says: never "no space, go on"
             raise OSError(errno.EIO, f"fdatasync failed: {error.strerror}") from error
 
-    def release_cache(self, length: int, offset: int) -> None:
-        with contextlib.suppress(AttributeError, OSError):  # not every system takes the hint
-            os.posix_fadvise(self._fd, offset, length, os.POSIX_FADV_DONTNEED)
+    def write_blocks(self, blocks: memoryview, offset: int) -> None:
+        if self._direct == _UNTRIED:
+            self._direct = _open_direct(self._fd)
+        done = 0
+        while done < len(blocks):
+            fd = self._fd if self._direct < 0 else self._direct
+            try:
+                done += os.pwrite(fd, blocks[done:], offset + done)
+            except OSError as error:
+                if error.errno != errno.EINVAL or fd == self._fd:
+                    raise
+                self._close_direct()  # this file system takes other blocks, or none
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -172,9 +189,23 @@ class RealFile:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+        self._close_direct()
+
+    def _close_direct(self) -> None:
+        fd, self._direct = self._direct, _CANNOT
+        if fd >= 0:
+            os.close(fd)
 
     def __del__(self) -> None:
         self.close()
+
+
+def _open_direct(fd: int) -> int:
+    """The file behind a descriptor once more, or `_CANNOT`."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
+    except (AttributeError, OSError):  # not Linux, or a file system that has no such thing
+        return _CANNOT
 
 
 def _joined(buffers: Sequence[bytes]) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ One thread flushes and merges; any thread may look up.
 from __future__ import annotations
 
 import contextlib
-from collections import deque
+import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ from dlog.bookie.index import (
 from dlog.bookie.journal import Mark
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.errors import DamagedError
-from dlog.io.disk import Disk, File, read_whole, write_whole
+from dlog.io.disk import BLOCK_BYTES, Disk, File, read_whole, write_whole
 
 MANIFEST = "MANIFEST"
 _OURS = ("index-", "entries-")
@@ -72,13 +72,11 @@ class _Run:
 class LedgerDir:
     """See the module. `load` first."""
 
-    def __init__(self, disk: Disk, directory: str, entry_log_bytes: int, page_cache_bytes: int) -> None:
+    def __init__(self, disk: Disk, directory: str, entry_log_bytes: int) -> None:
         self._disk = disk
         self._directory = directory
         self._entry_log_bytes = entry_log_bytes
-        self._page_cache_bytes = page_cache_bytes
-        self._cached: deque[tuple[int, int, int]] = deque()  # log, offset, length of what was written, oldest first
-        self._cached_bytes = 0
+        self._blocks: memoryview | None = None  # where entries are gathered
         self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
         self._logs: dict[int, File] = {}
         self.manifest = Manifest()
@@ -179,7 +177,7 @@ class LedgerDir:
         logs = old.logs
         next_file = old.next_file
         if entries:
-            if logs and logs[-1].length < self._entry_log_bytes:
+            if logs and logs[-1].length < self._entry_log_bytes and not logs[-1].length % BLOCK_BYTES:
                 log, logs = logs[-1], logs[:-1]
             else:
                 log = LogFile(next_file, 0, 0)
@@ -190,14 +188,14 @@ class LedgerDir:
         opened.rows = []
         manifest = Manifest(mark=mark, next_file=next_file + 1, runs=(*old.runs, run), logs=logs, limbo=limbo)
         self._install(manifest, (*self._runs, opened))
-        if entries:
-            self._bound_cache(old.logs, logs[-1])
 
     def _write_entries(self, log: LogFile, entries: Half, builder: RunBuilder, chunks: list[bytes]) -> LogFile:
-        """Append all entries in order, then the table of contents; durable when it returns."""
+        """Append all entries in order, then the table of contents, as whole blocks; durable when it returns."""
         file = self._log(log.log) if log.length else self._create(_log_name(log.log))
         self._logs[log.log] = file
-        writer = _Appender(file, log.length)
+        if self._blocks is None:
+            self._blocks = memoryview(mmap.mmap(-1, _WRITE_BYTES))
+        writer = _BlockAppender(file, log.length, self._blocks)
         file.reserve(sum(_entries_bytes(held) for held in entries.values()), log.length)
         if log.length == 0:
             writer.add(log_header(log.log))
@@ -206,20 +204,9 @@ class LedgerDir:
             contents.append(_append_ledger(writer, log.log, ledger, entries[ledger], builder, chunks))
         section = writer.offset
         writer.add(section_end(log.section, contents))
-        writer.write()
+        writer.end()
         file.datasync()
         return LogFile(log.log, writer.offset, section)
-
-    def _bound_cache(self, before: tuple[LogFile, ...], written: LogFile) -> None:
-        """Let the system forget all but the newest: who writes on and on would otherwise take all memory there is, page
-        by new page, and new pages are what a write costs most."""
-        begin = before[-1].length if before and before[-1].log == written.log else 0
-        self._cached.append((written.log, begin, written.length - begin))
-        self._cached_bytes += written.length - begin
-        while self._cached_bytes > self._page_cache_bytes:
-            log, offset, length = self._cached.popleft()
-            self._cached_bytes -= length
-            self._log(log).release_cache(length, offset)
 
     def _write_run(self, number: int, buffers: Iterable[bytes]) -> RunFile:
         """The last of the buffers ends with the trailer. Durable when it returns."""
@@ -321,12 +308,58 @@ class _Appender:
         self._buffers, self._gathered = [], 0
 
 
+class _BlockAppender:
+    """Gathers in memory of its own what becomes whole blocks, and writes those past the page cache.
+
+    What a bookie flushes is in its caches or will hardly be read soon. In the page cache it would cost more to write,
+    and a datasync that moves tens of MiB at once would have the journal wait behind it.
+    """
+
+    __slots__ = ("_blocks", "_file", "_gathered", "offset")
+
+    def __init__(self, file: File, offset: int, blocks: memoryview) -> None:
+        """offset: where a block begins. blocks: of the writer alone while it lives."""
+        assert offset % BLOCK_BYTES == 0
+        self._file = file
+        self._blocks = blocks
+        self._gathered = 0
+        self.offset = offset  # of the next byte to be added
+
+    def add(self, buffer: bytes) -> None:
+        gathered, size = self._gathered, len(buffer)
+        self.offset += size
+        if gathered + size <= len(self._blocks):
+            self._blocks[gathered : gathered + size] = buffer
+            self._gathered = gathered + size
+        else:
+            self._add_in_parts(memoryview(buffer))
+
+    def _add_in_parts(self, rest: memoryview) -> None:
+        written = self.offset - self._gathered - len(rest)
+        while rest:
+            part = rest[: len(self._blocks) - self._gathered]
+            self._blocks[self._gathered : self._gathered + len(part)] = part
+            self._gathered += len(part)
+            rest = rest[len(part) :]
+            if self._gathered == len(self._blocks):
+                self._file.write_blocks(self._blocks, written)
+                written += self._gathered
+                self._gathered = 0
+
+    def end(self) -> None:
+        """Fill the last block up, and write what is left."""
+        self.add(bytes(-self.offset % BLOCK_BYTES))
+        if self._gathered:
+            self._file.write_blocks(self._blocks[: self._gathered], self.offset - self._gathered)
+            self._gathered = 0
+
+
 def _entries_bytes(entries: dict[int, Stored]) -> int:
     return sum([HEAD_BYTES + len(stored.packet) for stored in entries.values()])
 
 
 def _append_ledger(
-    writer: _Appender, log: int, ledger: int, entries: dict[int, Stored], builder: RunBuilder, chunks: list[bytes]
+    writer: _BlockAppender, log: int, ledger: int, entries: dict[int, Stored], builder: RunBuilder, chunks: list[bytes]
 ) -> tuple[int, int, int]:
     """One ledger's entries in order; returns its line of the table of contents."""
     begin = writer.offset

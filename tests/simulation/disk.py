@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from dlog.errors import CookieError
-from dlog.io.disk import DirectoryLock
+from dlog.io.disk import BLOCK_BYTES, DirectoryLock
 
 SECTOR = 512
 
@@ -431,8 +431,9 @@ class SimulatedFile:
     def reserve(self, length: int, offset: int) -> None:
         """Nothing that could be seen; that there is no room the write behind it finds."""
 
-    def release_cache(self, length: int, offset: int) -> None:
-        """Nothing that could be seen."""
+    def write_blocks(self, blocks: memoryview, offset: int) -> None:
+        assert offset % BLOCK_BYTES == 0 == len(blocks) % BLOCK_BYTES and len(blocks)
+        self.pwritev([bytes(blocks)], offset)
 
     def pread(self, length: int, offset: int) -> bytes:
         if self._mount is not None:

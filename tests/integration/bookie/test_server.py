@@ -45,8 +45,8 @@ class FailingFile:
     def reserve(self, length: int, offset: int) -> None:
         self._file.reserve(length, offset)
 
-    def release_cache(self, length: int, offset: int) -> None:
-        self._file.release_cache(length, offset)
+    def write_blocks(self, blocks: memoryview, offset: int) -> None:
+        self._file.write_blocks(blocks, offset)
 
     def pread(self, length: int, offset: int) -> bytes:
         return self._file.pread(length, offset)

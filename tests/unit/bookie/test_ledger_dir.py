@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -15,11 +17,12 @@ from dlog.bookie.messages import CheckpointDue
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.io.bookie_store import LedgerDirs
+from dlog.io.disk import BLOCK_BYTES
 from dlog.io.ledger_dir import LedgerDir
 from dlog.wire.bookie import Code
 from dlog.wire.digest import crc32c
 from tests.crashpoints.station import Station, add, packet
-from tests.simulation.disk import SimulatedDisk, SimulatedFile
+from tests.simulation.disk import SimulatedDisk
 
 DIR = "/d"
 
@@ -32,8 +35,8 @@ def half(*ids: tuple[int, int], body: bytes = b"") -> Half:
     return entries
 
 
-def directory(disk: SimulatedDisk, entry_log_bytes: int = 1 << 30, page_cache_bytes: int = 1 << 30) -> LedgerDir:
-    made = LedgerDir(disk, DIR, entry_log_bytes, page_cache_bytes)
+def directory(disk: SimulatedDisk, entry_log_bytes: int = 1 << 30) -> LedgerDir:
+    made = LedgerDir(disk, DIR, entry_log_bytes)
     made.load()
     return made
 
@@ -52,21 +55,28 @@ def test_lookup_reads_ahead_over_neighbours_and_stops_at_a_gap() -> None:
     assert made.lookup(1, 15, 100, 1 << 20) == made.lookup(3, 0, 100, 1 << 20) == []
 
 
-def test_the_system_is_asked_to_remember_no_more_than_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("body", [0, 100, 1 << 20, (1 << 20) - 32 - 8 - 24, (5 << 20) + 1])
+def test_a_log_is_whole_blocks_whatever_the_sizes_of_entries(body: int) -> None:
     disk = SimulatedDisk()
-    released: list[tuple[int, int]] = []
-    monkeypatch.setattr(SimulatedFile, "release_cache", lambda _, length, offset: released.append((offset, length)))
-    made = directory(disk, entry_log_bytes=5_000, page_cache_bytes=4_000)
-    ends = []
-    for step in range(6):
-        made.flush(half(*[(1, step * 10 + i) for i in range(10)], body=bytes(100)), [row(1, step * 10 + 9)], FIRST_MARK)
-        ends.append((made.manifest.logs[-1].log, made.manifest.logs[-1].length))
-    logs = dict(ends)
-    assert len(logs) > 1, "more than one log"
-    whole = sum(logs.values())
-    assert whole - 4_000 <= sum(length for _, length in released) < whole - 2_000
-    assert released[0] == (0, ends[0][1]) and released[1] == (ends[0][1], ends[1][1] - ends[0][1]), "oldest first"
-    assert made.lookup(1, 0, 1, 1 << 20) == [packet(1, 0, bytes(100))], "it is still there"
+    made = directory(disk)
+    for step in range(3):
+        made.flush(half((1, step), (2, step), body=bytes(body)), [row(1, step), row(2, step)], FIRST_MARK)
+    (log,) = made.manifest.logs
+    assert log.length % BLOCK_BYTES == 0 == disk.open(f"{DIR}/entries-{log.log:08x}").size() - log.length
+    for again in (made, directory(disk)):
+        for ledger, entry in itertools.product((1, 2), range(3)):
+            assert again.lookup(ledger, entry, 1, 1 << 30) == [packet(ledger, entry, bytes(body))]
+
+
+def test_a_log_that_ends_within_a_block_is_not_continued() -> None:
+    """An earlier version wrote it so."""
+    made = directory(SimulatedDisk())
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    (log,) = made.manifest.logs
+    made.manifest = replace(made.manifest, logs=(log._replace(length=log.length - 1),))
+    made.flush(half((1, 1)), [row(1, 1)], FIRST_MARK)
+    assert len(made.manifest.logs) == 2
+    assert made.lookup(1, 0, 1, 1 << 20) == [packet(1, 0)] and made.lookup(1, 1, 1, 1 << 20) == [packet(1, 1)]
 
 
 def test_many_flushes_merge_and_keep_every_entry() -> None:
@@ -87,7 +97,7 @@ def test_many_flushes_merge_and_keep_every_entry() -> None:
             assert again.lookup(ledger, entry, 1, 1 << 20) == [packet(ledger, entry)]
         for ledger, entry in ((1, 5000), (3, 0), (7, 60 * 50)):
             assert again.lookup(ledger, entry, 1, 1 << 20) == []
-    rows = {r.ledger: r for r in LedgerDir(disk, DIR, 1, 1).load()}
+    rows = {r.ledger: r for r in LedgerDir(disk, DIR, 1).load()}
     assert rows[7] == row(7, 60 * 50 - 1, fenced=True)
 
 
@@ -211,12 +221,12 @@ def test_a_directory_with_entries_and_no_manifest_is_refused_and_nothing_is_remo
 def test_an_older_checkpoint_that_finishes_after_a_newer_one_moves_no_mark_back() -> None:
     """BookKeeper #4105 and #4740: the last mark went back to where the journal had been deleted already."""
     disk = SimulatedDisk()
-    dirs = LedgerDirs(disk, [DIR], 1 << 30, 1 << 30)
+    dirs = LedgerDirs(disk, [DIR], 1 << 30)
     dirs.load(lambda _: None)
     dirs.flush(half((1, 1)), [row(1, 1)], Mark(5, 4096, 50, 500))
     dirs.flush(half((1, 0)), [row(1, 1)], Mark(3, 4096, 30, 300))
     assert dirs.mark == Mark(5, 4096, 50, 500)
-    again = LedgerDirs(disk, [DIR], 1 << 30, 1 << 30)
+    again = LedgerDirs(disk, [DIR], 1 << 30)
     again.load(lambda _: None)
     assert again.mark == Mark(5, 4096, 50, 500)
     assert again.lookup(1, 0, 1, 100) and again.lookup(1, 1, 1, 100)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
+import os
 from pathlib import Path
 
 import pytest
 
 from dlog.io import disk
-from dlog.io.disk import RealDisk
+from dlog.io.disk import BLOCK_BYTES, RealDisk
 
 
 def test_room_that_is_reserved_changes_nothing_that_can_be_read(tmp_path: Path) -> None:
@@ -20,12 +23,52 @@ def test_room_that_is_reserved_changes_nothing_that_can_be_read(tmp_path: Path) 
     assert file.pread(100, 0) == b"there and more"
 
 
-def test_what_the_system_forgets_is_still_there(tmp_path: Path) -> None:
-    file = RealDisk().create(str(tmp_path / "file"))
-    file.pwritev([bytes(100_000), b"end"], 0)
+@pytest.mark.parametrize("refusal", ["", "open", "write"])
+def test_blocks_are_written_past_the_page_cache_or_through_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str
+) -> None:
+    """Not every file system lets itself be written to directly: some say so when the file is opened, some later."""
+    path = tmp_path / "file"
+    file = RealDisk().create(str(path))
+    file.pwritev([b"head" * 2048], 0)
+    page = memoryview(mmap.mmap(-1, 3 * BLOCK_BYTES))
+    page[:] = bytes(range(256)) * 48
+    used: list[bool] = []
+    write, opened = os.pwrite, os.open
+
+    def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        used.append(bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT))
+        if used[-1] and refusal == "write":
+            raise OSError(errno.EINVAL, "no such blocks")
+        return write(fd, data[:BLOCK_BYTES], offset)  # as if it were cut short
+
+    def open_(name: str, flags: int) -> int:
+        if refusal == "open":
+            raise OSError(errno.EINVAL, "no O_DIRECT here")
+        return opened(name, flags)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    monkeypatch.setattr(os, "open", open_)
+    file.write_blocks(page, BLOCK_BYTES)
+    file.write_blocks(page[:BLOCK_BYTES], 5 * BLOCK_BYTES)
     file.datasync()
-    file.release_cache(100_003, 0)
-    assert file.pread(3, 100_000) == b"end"
+    assert file.pread(1 << 20, 0) == b"head" * 1024 + bytes(page) + bytes(BLOCK_BYTES) + bytes(page[:BLOCK_BYTES])
+    if refusal:
+        assert used == [True] * (refusal == "write") + [False] * 4, "it is not asked again"
+    file.close()
+
+
+def test_what_ails_the_disk_is_told_by_a_write_past_the_page_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = RealDisk().create(str(tmp_path / "file"))
+
+    def pwrite(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(OSError, match="no room"):
+        file.write_blocks(memoryview(mmap.mmap(-1, BLOCK_BYTES)), 0)
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EINTR])
