@@ -135,14 +135,16 @@ class CacheChecks:
         if cache.bytes > max(cache.bytes_max, 0):
             self.fail("R5", f"the cache holds {cache.bytes} bytes, it may hold {cache.bytes_max}")
 
-    def forgotten(self, cache: EntryCache, then: StreamMetadata | None) -> None:
+    def forgotten(self, cache: EntryCache, then: int) -> None:
         """R4: nothing is kept of what metadata, as it stood a while ago, says is gone."""
-        kept = {s.place: s for s in (then.segments if then is not None else ())}
+        value, *later = self.stream.values_since(then)
+        kept = {s.place: s for s in (value.segments if value is not None else ())}
+        came = {s.place for value in later for s in (value.segments if value is not None else ())}
         for key, entry in tuple(cache._entries):
             place = key.partition(":")[2]
             segment = kept.get(place)
             if segment is None:
-                if not self.stream.is_listed(place):
+                if place not in came:
                     self.fail("R4", f"the cache holds {place}:{entry}, which left the stream's list")
             elif segment.truncation is Truncation.TRUNCATED or entry < segment.min_entry:
                 self.fail("R4", f"the cache holds {place}:{entry}, which is truncated")

@@ -369,7 +369,7 @@ class CacheWorld:
 
     def _look_at_cache(self, changed_at: int) -> None:
         if self.trouble_at < changed_at:
-            self.checks.forgotten(self.cache, self.stream.value_at(changed_at))
+            self.checks.forgotten(self.cache, changed_at)
             self.reach("cache_looked_at")
 
     def was_deleted_since(self, when: int) -> bool:
@@ -410,7 +410,7 @@ class CacheWorld:
                 self.checks.fail("R3", f"all is well, and these do not get what they know to be there: {names} {tail}")
             self.checks.fail("R2", f"all is well, and these were not told: {names} {tail}")
         loop.run(until_s=loop.now_s + R4_AFTER_S + 2.0)
-        self.checks.forgotten(self.cache, self.stream.value_at(loop.now - int(R4_AFTER_S * S)))
+        self.checks.forgotten(self.cache, loop.now - int(R4_AFTER_S * S))
         for host in self.readers:
             self.checks.contiguous(host.watched)
         self.reached["evicted"] += self.cache.bytes_max < 1 << 20 and len(self.stream.confirmed) > 20
