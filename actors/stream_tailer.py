@@ -26,6 +26,7 @@ from typing import Any
 
 from actors.entry_cache import EntryCache
 from actors.fetches import Fetches
+from actors.patience import Patience
 from actors.segment_readers import SegmentReaders, segment_key
 from actors.source_view import View
 from actors.tailer_options import TailerOptions
@@ -208,19 +209,19 @@ class StreamTailer:
 
     async def _show_first(self, view: View, question: GetStream) -> None:
         """A reader has just come: metadata is read anew. Contact that was lost is waited for, as it may be back in a
-        moment (whoever was frozen has lost it); after that the stream is served as it is known."""
-        end_s = asyncio.get_running_loop().time() + self._options.metadata_wait_s
+        moment; after that the stream is served as it is known. Whoever was frozen has lost it, and waits anew."""
+        patience = Patience(self._options.metadata_wait_s)
         looked = self._look()
         while not view.is_sure:
             if looked.done():
                 looked = self._look()
-            await asyncio.wait((looked,), timeout=self._options.metadata_wait_s)
+            await patience.wait(looked)
             if view not in self._views:
                 return  # it left, and nobody will make it sure
             if self._defect is not None:
                 view.say(SourceFailed(question, self._defect))
                 return
-            is_late = asyncio.get_running_loop().time() >= end_s and not view.is_sure
+            is_late = patience.is_over and not view.is_sure
             if is_late and self._metadata.state is not SessionState.CONNECTED and self._tail is not None:
                 self._is_alone = True
                 break

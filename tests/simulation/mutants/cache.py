@@ -87,7 +87,7 @@ STALENESS = (
         style="tail",
         parts=planted(
             StreamTailer,
-            ("_show_first", "asyncio.get_running_loop().time() >= end_s and not view.is_sure", "not view.is_sure"),
+            ("_show_first", "patience.is_over and not view.is_sure", "not view.is_sure"),
         ),
     ),
     Mutant(

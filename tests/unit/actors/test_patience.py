@@ -1,0 +1,48 @@
+"""Waiting by a process that may be frozen, on a loop whose clock the story moves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors.patience import Patience
+
+
+def waited_s(frozen_s: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> float:
+    """How long somebody waits whose step so-and-so lasts so long."""
+    loop = asyncio.new_event_loop()
+    patience = Patience(1.0)
+    now = [0.0]
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+
+    async def wait(awaited: object, timeout: float) -> None:
+        step = steps[0] = steps[0] + 1
+        now[0] += frozen_s.get(step, timeout)
+
+    steps = [0]
+    monkeypatch.setattr(asyncio, "wait", wait)
+
+    async def story() -> float:
+        future = asyncio.get_running_loop().create_future()
+        while not patience.is_over and steps[0] < 100:
+            await patience.wait(future)
+        return now[0]
+
+    try:
+        return loop.run_until_complete(story())
+    finally:
+        loop.close()
+
+
+def test_who_is_not_frozen_waits_for_as_long_as_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert waited_s({}, monkeypatch) == 1.0
+
+
+@pytest.mark.parametrize("step", [1, 5, 8])
+def test_who_was_frozen_waits_anew(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    assert waited_s({step: 3.0}, monkeypatch) == 3.0 + (step - 1) / 8 + 1.0
+
+
+def test_a_step_that_is_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert waited_s(dict.fromkeys(range(100), 0.25), monkeypatch) == 1.0
