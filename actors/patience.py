@@ -7,6 +7,7 @@ by that, and waits anew.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 _STEPS = 8  # in which is waited; one that takes twice as long was a freeze
@@ -29,3 +30,33 @@ class Patience:
         await asyncio.wait((awaited,), timeout=step_s)
         took_s = clock() - begun_s
         self._left_s = self._whole_s if took_s > 2 * step_s else self._left_s - took_s
+
+
+class Stale:
+    """That something is to be read again, and whether a reading that failed may rest before."""
+
+    def __init__(self) -> None:
+        self._due = asyncio.Event()
+        self._hinted = asyncio.Event()  # since it was last taken
+
+    def set(self) -> None:
+        """It is to be read again."""
+        self._due.set()
+
+    def hint(self) -> None:
+        """It has changed, or contact is back: also who rests reads now."""
+        self._due.set()
+        self._hinted.set()
+
+    async def taken(self) -> None:
+        """Return when a reading is due; what is set from now on makes another due."""
+        await self._due.wait()
+        self._due.clear()
+        self._hinted.clear()
+
+    async def rest(self, longest_s: float) -> None:
+        """After a reading that failed: sleep for so long, or until a hint; then another is due."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(longest_s):
+                await self._hinted.wait()
+        self._due.set()

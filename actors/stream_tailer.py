@@ -26,7 +26,7 @@ from typing import Any
 
 from actors.entry_cache import EntryCache
 from actors.fetches import Fetches
-from actors.patience import Patience
+from actors.patience import Patience, Stale
 from actors.segment_readers import SegmentReaders, segment_key
 from actors.source_view import View
 from actors.tailer_options import TailerOptions
@@ -82,7 +82,7 @@ class StreamTailer:
         self._defect: MetadataWentBackError | None = None  # metadata went back: nothing is served from it
         self._has_news = False  # since the last doubt
         self._is_alone = False  # a reader's open waited in vain for metadata, and nothing could be read since
-        self._stale = asyncio.Event()
+        self._stale = Stale()  # metadata, as it is known
         self._changed = asyncio.Event()  # metadata, or who waits for what; replaced each time it is set
         self._fresh: list[Callable[[DLogError | None], None]] = []  # called after the next read that begins from now on
         self._lacs: dict[str, int] = {}  # by segment key
@@ -116,7 +116,7 @@ class StreamTailer:
         """Live until stopped."""
         self._stopping.clear()
         self._stale.set()
-        unsubscribe = self._metadata.watch(self._key, self._stale.set)
+        unsubscribe = self._metadata.watch(self._key, self._stale.hint)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 lives = [
@@ -241,8 +241,7 @@ class StreamTailer:
     async def _keep_metadata(self) -> None:
         pause_s = self._options.retry_min_s
         while True:
-            await self._stale.wait()
-            self._stale.clear()
+            await self._stale.taken()
             waiting, self._fresh = self._fresh, []
             views = tuple(self._views)
             error: DLogError | None = None
@@ -263,9 +262,8 @@ class StreamTailer:
             if error is None:
                 pause_s = self._options.retry_min_s
                 continue
-            await self._pause(pause_s)
+            await self._stale.rest(self._jittered(pause_s))
             pause_s = min(pause_s * 2, self._options.retry_max_s)
-            self._stale.set()
 
     def _refuse(self, defect: MetadataWentBackError | None) -> None:
         """If metadata is not to be relied on any more, whoever waits is told, and so is whoever asks."""
@@ -593,4 +591,7 @@ class StreamTailer:
         return any(segment_key(question.segment) == key for _, question in self._watching)
 
     async def _pause(self, pause_s: float) -> None:
-        await asyncio.sleep(pause_s * (0.5 + self._rng.random() / 2))
+        await asyncio.sleep(self._jittered(pause_s))
+
+    def _jittered(self, pause_s: float) -> float:
+        return pause_s * (0.5 + self._rng.random() / 2)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from actors.patience import Patience
+from actors.patience import Patience, Stale
 
 
 def waited_s(frozen_s: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> float:
@@ -46,3 +46,29 @@ def test_who_was_frozen_waits_anew(monkeypatch: pytest.MonkeyPatch, step: int) -
 
 def test_a_step_that_is_late_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert waited_s(dict.fromkeys(range(100), 0.25), monkeypatch) == 1.0
+
+
+async def test_who_rests_after_a_failure_reads_at_a_hint_and_not_because_somebody_asks() -> None:
+    stale = Stale()
+    stale.set()
+    await stale.taken()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        resting = tasks.create_task(stale.rest(3600.0), name="rests")
+        stale.set()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not resting.done()
+        stale.hint()
+        await resting
+        await stale.taken()
+        resting = tasks.create_task(stale.rest(3600.0), name="rests again")
+        await asyncio.sleep(0)
+        assert not resting.done(), "the hint was heard before"
+        resting.cancel()
+
+
+async def test_who_rested_long_enough_reads_again() -> None:
+    stale = Stale()
+    async with asyncio.timeout(30):
+        await stale.rest(0.0)
+        await stale.taken()
