@@ -212,9 +212,7 @@ GOALS: tuple[Goal, ...] = (
     _down("G15", "write p99 beside a catch-up reader", ("W8", "p99_disturbed_over_undisturbed", {}), 2, 1.2, "x alone"),
     Goal("G16", "10,000 logs against one", "W5", 70, 90, unit="%", at_least=True, compute=_share_of_one_log),
     _down("G16", "memory of an open log", ("W19", "bytes_per_log", {"logs": 10_000}), 20_000, 6000, "bytes"),
-    Goal(
-        "G17", "memory at rest, 3 bookies and 2 proxies", "W19", 200, 130, unit="MB", scale=1e-6, compute=_resting
-    ),
+    Goal("G17", "memory at rest, 3 bookies and 2 proxies", "W19", 200, 130, unit="MB", scale=1e-6, compute=_resting),
     Goal("G17", "memory loaded (W3, 100 B)", "W3", 600, 350, unit="MB", scale=1e-6, compute=_loaded),
     _down("G18", "cold start until ready, ZooKeeper included", ("W19", "start_s", {"logs": 1}), 2, 0.5, "s"),
     _up("G19", "asyncio client, one awaited append a record, 256 tasks", _W20, 60e3, 120e3, "records/s"),
