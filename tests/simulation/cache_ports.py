@@ -47,6 +47,7 @@ class MetadataPort:
     def lose(self, until: int) -> None:
         """The session is gone; there is a new one by then."""
         self._lost_until = until
+        self._world.tell("the session", "is lost until", f"{until / S - 1000:.6f}")
         self._world.loop.at(until, self._world.loop.world, self.back)
 
     @property
@@ -71,6 +72,7 @@ class MetadataPort:
         if world.loop.now < self._lost_until or world.rng.random() < world.rate(FaultKind.META_REPLY_LOST):
             return OutcomeUnknown("the reply was lost")
         self.seen_at = max(self.seen_at, read_at)
+        world.tell("the source", "reads the list as of", f"{read_at / S - 1000:.6f}")
         return Missing() if value is None else Versioned(value, read_at)
 
     def watch(self, key: object, callback: Callable[[], None]) -> Unsubscribe:

@@ -23,11 +23,20 @@ from actors.entry_cache import EntryCache
 from actors.stream_tailer import StreamTailer
 from actors.tailer_options import TailerOptions
 from dlog.io.driver import Driver
-from dlog.log.read_messages import READER, SOURCE, GetEntries, LacSeen
+from dlog.log.read_messages import (
+    READER,
+    SOURCE,
+    EntriesGot,
+    GetEntries,
+    LacSeen,
+    SourceFailed,
+    StreamSeen,
+    WatchLac,
+)
 from dlog.log.reading import ReadingOptions, StreamReader
 from dlog.machine import Fact, PeerLost, Received
 from dlog.model.dlsn import of
-from dlog.model.segment import StreamMetadata
+from dlog.model.segment import StreamMetadata, Truncation
 from dlog.options import draw
 from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
 from tests.simulation.cache_checks import CacheChecks, Watched, first_readable
@@ -93,6 +102,7 @@ class ReaderHost:
 
     def _heard(self, fact: Fact) -> None:
         assert isinstance(fact, Received)
+        self.world.tell(self.watched.name, "hears", fact.message)
         if isinstance(fact.message, LacSeen):
             self.world.checks.lac_said(fact.message)
         elif type(fact.message).__name__ == "SourceFailed":
@@ -105,6 +115,7 @@ class ReaderHost:
 
     def _send(self, peer: object, message: Any) -> None:
         world = self.world
+        world.tell(self.watched.name, "asks" if peer == SOURCE else "says", message)
         if peer == SOURCE:
             if isinstance(message, GetEntries):
                 self._places[message.segment.number] = message.segment.place
@@ -161,6 +172,38 @@ class ReaderHost:
                 self.ended = "damaged"
                 if not world.was_deleted_since(world.sure_at(watched)):
                     world.checks.fail("R3", f"{watched.name} was told of damage: {detail}")
+
+
+def listed(value: StreamMetadata | None) -> str:
+    """A list of segments in a few words."""
+    if value is None:
+        return "gone"
+    segments = ", ".join(
+        f"{s.place} {'ended at ' + str(s.last_entry) if s.completed else 'goes on'}"
+        f"{'' if s.truncation is Truncation.ACTIVE else f' {s.truncation.name.lower()} from {s.min_entry}'}"
+        for s in value.segments
+    )
+    return f"of life {value.life}, epoch {value.owner.epoch}: {segments or 'empty'}"
+
+
+def story(what: object) -> str:
+    """What is said in a few words."""
+    match what:
+        case StreamSeen(stream, fresh):
+            return f"StreamSeen fresh={fresh} {listed(stream)}"
+        case GetEntries(segment, first, last):
+            return f"GetEntries {segment.place}:{first}..{last}"
+        case WatchLac(segment, known):
+            return f"WatchLac {segment.place} known={known}"
+        case EntriesGot(_, place, first, payloads):
+            return f"EntriesGot {place}:{first}, {len(payloads)} of them"
+        case Entries():
+            return f"Entries {what.segment}:{what.first_entry}, {len(what.lengths)} of them"
+        case ReaderEvent():
+            return f"{what.kind.name} {dict(what.detail)}"
+        case SourceFailed(question, error):
+            return f"SourceFailed {story(question)}: {error.message}"
+    return str(what)
 
 
 def _judge(task: asyncio.Task[None]) -> None:
@@ -276,6 +319,11 @@ class CacheWorld:
         there was none meanwhile."""
         return watched.opened_at if self.blind_at < watched.opened_at else watched.known_at
 
+    def tell(self, who: str, does: str, what: object) -> None:
+        """A line of the trace, if somebody wants one."""
+        if self.lines is not None:
+            self.loop.note(f"{who} {does} {story(what)}")
+
     def _hold(self) -> None:
         """A client does not take what it is sent, for a while."""
         living = [r for r in self.readers if not r.ended]
@@ -363,6 +411,7 @@ class CacheWorld:
     # ---- what happens ------------------------------------------------------------------------------------------------
 
     def _changed(self) -> None:
+        self.tell("the list", "is", listed(self.stream.value))
         self.metadata.changed()
         now = self.loop.now
         self.stream.after(R4_AFTER_S, self._look_at_cache, now)
@@ -377,6 +426,7 @@ class CacheWorld:
         return None in self.stream.values_since(when)
 
     def _play(self, op: str) -> None:
+        self.tell("script", "plays", op)
         match op:
             case "append":
                 self.stream.append()
