@@ -232,7 +232,8 @@ class StreamChecks:
         found: dict[bytes, list[DLSN]] = {}
         for dlsn, payload in master.items():
             found.setdefault(payload, []).append(dlsn)
-        kept_from = next((s.number for s in value.segments if s.truncation is not Truncation.TRUNCATED), 0)
+        numbers = [s.number for s in value.segments if s.truncation is not Truncation.TRUNCATED]
+        kept_from = min(numbers, default=value.max_segment + 1 if value.segments else 0)
         for batch in self.batches:
             for i, payload in enumerate(batch.payloads):
                 places = found.pop(payload, [])

@@ -147,7 +147,7 @@ class Stranger:
             if end is None:
                 value = DropEmptySegment(segment.number, segment.place, "").apply(value)
             else:
-                value = CompleteSegment(segment.number, segment.place, end, 1).apply(value)
+                value = CompleteSegment(segment.number, segment.place, end, self._unix_ms).apply(value)
         if value.is_sealed:
             return []
         self._dropped = min((n for n, end in self._ends.items() if end is None), default=0)
@@ -164,6 +164,11 @@ class Stranger:
         if self._value.segment(number) is not None:
             return []
         return self._set("started", StartSegment(self._own, "").apply(self._value), self._version)
+
+    @property
+    def _unix_ms(self) -> int:
+        """What its clock says, as retention goes by it."""
+        return 4_000_000 + int(self.world.sim.now_s * 1000)
 
     # ---- writing, and being fenced ----------------------------------------------------------------------------------
 
@@ -203,4 +208,6 @@ class Stranger:
             self.world.sim.reach("misstated")
         end = SegmentEnd(EntryId(self._acked), 0, Txid(self._txid), len(self._written))
         self.world.checks.misstated.add(own.place)
-        return self._set("completed own", CompleteSegment(own.number, own.place, end, 1).apply(value), version)
+        return self._set(
+            "completed own", CompleteSegment(own.number, own.place, end, self._unix_ms).apply(value), version
+        )
