@@ -215,7 +215,11 @@ class OwnersPort:
             if world.is_on(FaultKind.CUT) or followed.held:
                 followed.held.append((number, lac, ended))
             else:
-                process.post(followed.deliver, hear, number, lac, ended)
+                send(number, lac, ended)
+
+        def send(number: int, lac: int, ended: bool) -> None:
+            followed.flying += 1  # also while the process is frozen, and what was held comes behind it
+            process.post(followed.deliver, hear, number, lac, ended)
 
         def lose() -> None:
             process.post(followed.wake, True)
@@ -233,7 +237,7 @@ class OwnersPort:
                 if not world.is_on(FaultKind.CUT):
                     held, followed.held = followed.held, []
                     for words in held:
-                        followed.deliver(hear, *words)
+                        send(*words)
                 await followed.sleep(0.05)
         finally:
             if channel in owner.channels:
@@ -250,7 +254,7 @@ class OwnersPort:
         if followed is None or followed.is_lost or owner is None or not (owner.is_alive or owner.is_unaware):
             raise ConnectionLostError(f"lost the owner: address={address}")
         due = max((channel.heard_at for channel in owner.channels), default=0)
-        while followed.held or self._world.loop.now <= due:
+        while followed.held or followed.flying or self._world.loop.now <= due:
             if followed.is_lost or followed.is_over:
                 raise ConnectionLostError(f"lost the owner: address={address}")
             await asyncio.sleep(0.001)
@@ -272,11 +276,13 @@ class _Followed:
 
     def __init__(self) -> None:
         self.held: list[tuple[int, int, bool]] = []
+        self.flying = 0
         self.is_lost = False
         self.is_over = False
         self._wake = asyncio.Event()
 
     def deliver(self, hear: Callable[[int, int, bool], None], number: int, lac: int, ended: bool) -> None:
+        self.flying -= 1
         if not self.is_lost:
             hear(number, lac, ended)
 
