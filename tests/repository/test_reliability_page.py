@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from loadtest import faults, outages
@@ -9,6 +11,9 @@ from tests.simulation import record, rooms
 from tests.simulation.mutant_table import CPU_S_MAX
 
 MUTANTS_MIN = 40
+SEEDS_MIN = 100_000
+SERVICE = "service"
+SERVICE_S = 3600.0  # of CPU time
 
 
 @pytest.mark.parametrize("name", record.TABLES)
@@ -28,6 +33,22 @@ def test_what_was_recorded_broke_nothing_and_every_planted_defect_was_caught() -
     assert len(rows) >= MUTANTS_MIN and {row["room"] for row in rows} == set(rooms.NAMES)
 
 
+def test_enough_was_hunted_on_one_commit() -> None:
+    """Machines by their seeds, the whole service by its CPU time; a line of the record is of one commit and room."""
+    machines: Counter[str] = Counter()
+    for line in record.load(record.RECORD)["hunts"]:
+        if line["room"] != SERVICE:
+            machines[line["commit"]] += line["seeds"]
+    assert max(machines.values()) >= SEEDS_MIN
+    assert max(line["cpu_s"] for line in record.load(record.RECORD)["hunts"] if line["room"] == SERVICE) >= SERVICE_S
+
+
+def test_every_planted_defect_of_today_was_hunted_and_no_other() -> None:
+    rows = record.load(record.RECORD)["mutants"]["rows"]
+    planted = {(name, mutant.name) for name in rooms.NAMES for mutant in rooms.load(name).mutants}
+    assert {(row["room"], row["name"]) for row in rows} == planted, "run python -m tests.simulation --mutants --record"
+
+
 @pytest.mark.parametrize("name", faults.KINDS)
 def test_what_a_change_of_owner_costs_is_recorded_and_within_its_goals(name: str) -> None:
     kind, told = faults.KINDS[name], record.load(record.RECORD)["owners"][name]
@@ -37,9 +58,8 @@ def test_what_a_change_of_owner_costs_is_recorded_and_within_its_goals(name: str
 
 
 @pytest.mark.parametrize("name", outages.NAMES)
-def test_what_an_outage_costs_is_within_its_goals_where_it_is_recorded(name: str) -> None:
+def test_what_an_outage_costs_is_recorded_and_within_its_goals(name: str) -> None:
     told = record.load(record.RECORD)["owners"].get(name)
-    if told is not None:
-        assert told["green"]
-        assert all(told["goals"][goal.figure]["at_most"] == goal.at_most for goal in outages.GOALS[name])
-        assert all(told[goal.figure] <= goal.at_most for goal in outages.GOALS[name])
+    assert told is not None and told["green"]
+    assert all(told["goals"][goal.figure]["at_most"] == goal.at_most for goal in outages.GOALS[name])
+    assert all(told[goal.figure] <= goal.at_most for goal in outages.GOALS[name])
