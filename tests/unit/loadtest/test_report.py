@@ -20,8 +20,8 @@ VERDICT = dict.fromkeys(
     0,
 ) | {"diverged": 0, "examples": []}
 USAGE = {
-    role: {"processes": 1, "cpu_s": 1.0, "rss_bytes": 3e7, "rss_peak_bytes": 5e7, "minor_faults": 1, "files": 9}
-    for role in ("bookie", "write", "read", "generator")
+    role: {"processes": count, "cpu_s": 1.0, "rss_bytes": 3e7, "rss_peak_bytes": 5e7, "minor_faults": 1, "files": 9}
+    for role, count in (("bookie", 3), ("write", 2), ("read", 2), ("generator", 1))
 }
 
 
@@ -112,6 +112,15 @@ def test_goals_say_ours_theirs_ratio_and_outcome(book: Book) -> None:
     assert found["G17", "", "MB"].met is True
     assert found["G5", "", "ms"].outcome == "not measured: W1 of dlog was not run"
     assert found["G1", "nats-default", ""].met is None
+
+
+def test_memory_at_rest_is_that_of_three_bookies_and_two_proxies(book: Book) -> None:
+    """Four proxies ran, two of each role."""
+    book.workload("W19", ("1 log", {"logs": 1}))
+    book.result("W19", "1 log", "dlog", {"start_s": 1.0})
+    at_rest, loaded = (one for one in goals.judged(book.collected()) if one.goal.id == "G17")
+    assert at_rest.ours == 30 + 30 / 2 + 30 / 2
+    assert loaded.ours == 50 + 50 + 50
 
 
 def test_every_goal_of_the_table_is_there_and_what_nothing_measures_says_so(book: Book) -> None:
