@@ -5,7 +5,9 @@ Styles of plan:
 - "roll": segments of a few entries, owners that die, numbers that come again;
 - "trim": truncation and deletion all the time, a cache that is almost too small;
 - "tail": readers that only want to know what is there now, while owners are cut off, or while the proxy is frozen
-  through a take-over and has lost its session when it wakes.
+  through a take-over and has lost its session when it wakes;
+- "frozen": readers that come while contact with metadata is lost, and a proxy that is frozen before it is back, or soon
+  after.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
 
-STYLES = ("swarm", "roll", "trim", "tail")
+STYLES = ("swarm", "roll", "trim", "tail", "frozen")
 KINDS = (
     FaultKind.CRASH,  # of the read proxy
     FaultKind.PAUSE,
@@ -39,6 +41,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "roll": {"append": 30, "take_over": 8, "roll": 10, "truncate": 1, "delete": 0.3, "open": 4, "hold": 1},
         "trim": {"append": 40, "take_over": 1, "roll": 12, "truncate": 10, "delete": 1, "open": 6, "hold": 2},
         "tail": {"append": 40, "take_over": 3, "roll": 3, "truncate": 0.5, "delete": 0, "open": 12, "hold": 1},
+        "frozen": {"append": 40, "take_over": 2, "roll": 6, "truncate": 6, "delete": 1, "open": 20, "hold": 0},
     }
     weights = styles[style]
     names = sorted(weights)
@@ -63,7 +66,24 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "tail" and rng.random() < 0.2:
         config |= {"unaware": 1.0, "session_s": 0.02}
         faults = _draw_freezes(rng)
+    if style == "frozen":
+        config |= {"session_s": 0.02, "duration_s": 2.0}
+        faults = _draw_losses(rng)
     return Plan(seed=seed, config=config, faults=faults)
+
+
+def _draw_losses(rng: random.Random) -> tuple[Fault, ...]:
+    """Contact is lost by a cut or a freeze, and the proxy frozen in the moment when it comes back."""
+    at_s = rng.uniform(0.1, 0.6)
+    lost_s = rng.choice((rng.uniform(0.03, 0.1), rng.uniform(0.5, 1.2)))
+    kind, again_s = (
+        (FaultKind.PAUSE, rng.uniform(0.0, 0.02)) if lost_s < 0.2 else (FaultKind.META_CUT, rng.uniform(0.02, 0.2))
+    )
+    frozen_s = rng.uniform(0.3, 1.2) if kind is FaultKind.PAUSE else rng.uniform(0.03, 0.2)
+    return (
+        Fault(kind=kind, at_s=at_s, for_s=lost_s, a="r"),
+        Fault(kind=FaultKind.PAUSE, at_s=at_s + lost_s + again_s, for_s=frozen_s, a="r"),
+    )
 
 
 def _draw_freezes(rng: random.Random) -> tuple[Fault, ...]:

@@ -40,6 +40,7 @@ class MetadataPort:
         self._world = world
         self._process = process
         self.seen_at = 0  # as new as that is what was told
+        self.reads = 0  # under way
         self._read_at = 0  # no read is older than one before it
         self._lost_until = 0
         self._watches: list[Callable[[], None]] = []
@@ -59,6 +60,13 @@ class MetadataPort:
         return self._world.is_on(FaultKind.META_CUT) or self._world.loop.now < self._lost_until
 
     async def read(self, key: object) -> Outcome:
+        self.reads += 1
+        try:
+            return await self._read()
+        finally:
+            self.reads -= 1
+
+    async def _read(self) -> Outcome:
         world = self._world
         await asyncio.sleep(world.latency_s(0.001))
         if self._is_away:

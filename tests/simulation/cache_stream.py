@@ -107,10 +107,6 @@ class StreamModel:
         self._show(place, end)
         return end
 
-    def is_listed(self, place: str) -> bool:
-        """Whether metadata names the place now."""
-        return self.value is not None and any(s.place == place for s in self.value.segments)
-
     def value_at(self, when: int) -> StreamMetadata | None:
         """Metadata as it stood at a time."""
         found = self.history[0][1]

@@ -76,6 +76,7 @@ PROGRESS = {
 }
 RARE = ("deleted_reader", "number_came_again", "lost_source")
 SETTLE_S = 60.0
+WAKING_NS = S // 20  # after a freeze contact with metadata is back by then
 R4_AFTER_S = 2.0  # truncated data has left the cache by then, when metadata can be reached
 Op = tuple[float, str]
 
@@ -366,6 +367,8 @@ class CacheWorld:
                 self._crash()
             case FaultKind.PAUSE:
                 process = self.process
+                if self.metadata.reads and self.metadata.seen_at < self.blind_at:
+                    self.blind_at = until + WAKING_NS  # it was asking, and could not hear since it was cut off
                 self.loop.pause(process)
                 self.loop.at(until, self.loop.world, self._wake, process, self.metadata, fault.for_s)
                 self.trouble_at = max(self.trouble_at, until)
@@ -383,7 +386,7 @@ class CacheWorld:
 
     def _wake(self, process: Process, metadata: MetadataPort, after_s: float) -> None:
         if after_s > self.config.get("session_s", after_s):
-            metadata.lose(self.loop.now + int(self._waking.random() * 0.05 * S))
+            metadata.lose(self.loop.now + int(self._waking.random() * WAKING_NS))
         self.loop.resume(process)
 
     def _crash(self) -> None:

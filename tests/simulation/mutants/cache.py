@@ -9,6 +9,7 @@ from typing import Any
 
 from actors.entry_cache import EntryCache
 from actors.fetches import Fetches
+from actors.patience import Patience, Stale
 from actors.stream_tailer import StreamTailer
 from actors.turns import Turns
 from actors.upstream import Heard
@@ -41,7 +42,7 @@ COHERENCE = (
         name="reads of metadata may be older than the question",
         invariants=("R1", "R2"),
         style="roll",
-        parts=planted(MetadataPort, ("read", 'world.config["lag_s"]', "0.05")),
+        parts=planted(MetadataPort, ("_read", 'world.config["lag_s"]', "0.05")),
     ),
     Mutant(
         name="the cache knows entries by segment number, not by place",
@@ -89,6 +90,18 @@ STALENESS = (
             StreamTailer,
             ("_show_first", "patience.is_over and not view.is_sure", "not view.is_sure"),
         ),
+    ),
+    Mutant(
+        name="time in which the proxy was frozen counts as waiting for metadata",
+        invariants=("R2", "R3", "R4"),
+        style="frozen",
+        parts=planted(Patience, ("wait", "took_s > 2 * step_s", "False")),
+    ),
+    Mutant(
+        name="that contact with metadata is back is heard when the pause after a failure is over",
+        invariants=("R2", "R3", "R4"),
+        style="frozen",
+        parts=planted(Stale, ("hint", "self._hinted.set()", "pass")),
     ),
     Mutant(
         name="without an owner the tail is what the store shows by itself",
