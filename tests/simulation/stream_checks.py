@@ -233,7 +233,7 @@ class StreamChecks:
         for dlsn, payload in master.items():
             found.setdefault(payload, []).append(dlsn)
         numbers = [s.number for s in value.segments if s.truncation is not Truncation.TRUNCATED]
-        kept_from = min(numbers, default=value.max_segment + 1 if value.segments else 0)
+        kept_from = min(numbers, default=value.max_segment + 1)
         for batch in self.batches:
             for i, payload in enumerate(batch.payloads):
                 places = found.pop(payload, [])

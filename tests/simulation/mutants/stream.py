@@ -321,6 +321,16 @@ READING = (
         parts=planted(StreamReader, ("_note_lac", "seen.ended and self._lac == NO_ENTRY", "False")),
     ),
     Mutant(
+        name="a segment that ended empty is waited out though the list has it as completed",
+        invariants=("T5",),
+        style="stranger",
+        seeds=3000,
+        parts=planted(
+            StreamReader,
+            ("_follow_segment", "self._watched, self._is_void = None, False", "self._watched = None"),
+        ),
+    ),
+    Mutant(
         name="a remembered list says where a read ends",
         invariants=("S4",),
         seeds=1000,
