@@ -471,9 +471,11 @@ class StreamTailer:
     async def _hear_owners(self) -> None:
         pause_s = self._options.retry_min_s
         redirect: str | None = None
+        asked: object = None  # the claim that metadata named when we asked whoever redirected us
         while True:
             named = self._owner.address if self._owner is not None else None
-            address = redirect or named
+            before, asked = asked, (self._life(), self._epoch)
+            address = redirect if redirect and before == asked else named
             if address is None or not (self._watching or self._seekers):
                 await self._changed.wait()
                 redirect = None

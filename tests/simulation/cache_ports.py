@@ -248,6 +248,7 @@ class OwnersPort:
                         send(*words)
                 await followed.sleep(0.05)
         finally:
+            followed.is_over = True
             if channel in owner.channels:
                 owner.channels.remove(channel)
             if self._open.get(address) is followed:
@@ -291,7 +292,7 @@ class _Followed:
 
     def deliver(self, hear: Callable[[int, int, bool], None], number: int, lac: int, ended: bool) -> None:
         self.flying -= 1
-        if not self.is_lost:
+        if not self.is_lost and not self.is_over:
             hear(number, lac, ended)
 
     def wake(self, lost: bool) -> None:

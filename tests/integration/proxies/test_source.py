@@ -16,7 +16,7 @@ from actors.segment_readers import segment_key
 from actors.source_view import View
 from actors.stream_tailer import StreamTailer
 from actors.tailer_options import TailerOptions
-from dlog.errors import ConnectionLostError, Remedy
+from dlog.errors import ConnectionLostError, OwnedElsewhereError, Remedy
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import SessionState
 from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
@@ -226,6 +226,34 @@ async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_a
         await on.words.asked.wait()  # the owner is asked again, as of this stream
         on.words.hear(1, 3, False)
         assert await asker.hear(LacSeen) == LacSeen(new.number, new.place, EntryId(3))
+
+
+@pytest.mark.parametrize("is_claimed", [False, True])
+async def test_where_a_claim_was_redirected_to_another_claim_is_not_looked_for(is_claimed: bool) -> None:
+    """Whom the old owner names may own what the stream was before, and speak of its numbers."""
+    async with stage() as on:
+        segment = await on.write(5)
+        listened: list[str] = []
+
+        async def follow(address: str, *_: Any) -> None:
+            listened.append(address)
+            if len(listened) == 1:
+                seen = await on.metadata.read(KEY)
+                assert isinstance(seen, Versioned)
+                owner = Owner(epoch=Epoch(2), proxy=ProxyId("x"), address="owner:2")
+                if is_claimed:
+                    await on.metadata.compare_and_set(KEY, replace(seen.value, owner=owner), seen.version)
+                raise OwnedElsewhereError("owned elsewhere", location="elsewhere:1")
+            on.words.asked.set()
+            await asyncio.Event().wait()
+
+        on.words.follow = follow  # type: ignore[method-assign, assignment]  # as far as this story goes
+        asker = Asker(on.source)
+        await asker.look()
+        asker.view.ask(WatchLac(segment, EntryId(4)))
+        async with asyncio.timeout(90.0):
+            await on.words.asked.wait()
+        assert listened == ["owner:1", "owner:2" if is_claimed else "elsewhere:1"]
 
 
 async def test_a_follower_goes_on_at_the_place_that_the_number_of_an_empty_segment_has_now() -> None:
