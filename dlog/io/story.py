@@ -2,21 +2,23 @@
 
 The law of this room: remembering is cheap (a fraction of a microsecond a value), holds no reference to a payload, and
 text is made only when somebody reads it. All stories of a process together remember about `PAIRS_OF_ALL`: where
-thousands of machines live, each remembers its last few facts. A value that can hold no payload is kept as it is; of the
+thousands of machines live, each remembers its last few facts, and one that has nothing new to remember forgets what
+those that came after it need. A value that can hold no payload is kept as it is; of the
 others the fields that name things are kept.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
 from collections.abc import Callable, Sequence
 from enum import Enum
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-PAIRS_OF_ALL = 32_768  # of the order of 300 B each
-PAIRS_MIN = 4
+PAIRS_OF_ALL = 16_384  # of the order of 600 B each
+PAIRS_MIN = 2
 
 _Outliner = Callable[[Any], Any]
 
@@ -31,15 +33,23 @@ _outliners: dict[type, _Outliner | None] = {}  # None: kept as it is
 class _Share:
     """What one story may remember while so many live."""
 
-    __slots__ = ("living", "pairs")
+    __slots__ = ("_asked", "living", "pairs", "stories")
 
     def __init__(self) -> None:
         self.living = 0
         self.pairs = PAIRS_OF_ALL
+        self.stories: weakref.WeakSet[Story] = weakref.WeakSet()
+        self._asked = PAIRS_OF_ALL  # how much it was when all were last asked to keep no more
 
     def count(self, more: int) -> None:
         self.living += more
         self.pairs = max(PAIRS_MIN, PAIRS_OF_ALL // max(1, self.living))
+        if self.pairs >= 2 * self._asked:
+            self._asked = self.pairs
+        elif self.pairs * 2 <= self._asked:  # each time twice as many live: a few looks at each in all
+            self._asked = self.pairs
+            for story in self.stories:
+                story.forget()
 
 
 _share = _Share()
@@ -48,11 +58,12 @@ _share = _Share()
 class Story:
     """The last (fact, effects) pairs: at most `pairs_max` and an eighth, and less where many stories live."""
 
-    __slots__ = ("_pairs", "_pairs_max")
+    __slots__ = ("__weakref__", "_pairs", "_pairs_max")
 
     def __init__(self, pairs_max: int = 256) -> None:
         self._pairs: list[tuple[Any, Any]] = []
         self._pairs_max = pairs_max
+        _share.stories.add(self)
         _share.count(1)
 
     def __del__(self) -> None:
@@ -71,6 +82,10 @@ class Story:
         most = self._pairs_max if self._pairs_max < _share.pairs else _share.pairs
         if len(pairs) > most + (most >> 3):  # by the lot: each time all that stays is moved
             del pairs[: len(pairs) - most]
+
+    def forget(self) -> None:
+        """Keep no more than may be kept while so many live."""
+        del self._pairs[: max(0, len(self._pairs) - min(self._pairs_max, _share.pairs))]
 
     def __len__(self) -> int:
         return len(self._pairs)

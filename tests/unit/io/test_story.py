@@ -88,7 +88,20 @@ def test_many_stories_together_remember_no_more_than_the_process_may(monkeypatch
     crowd = [Story() for _ in range(40)]
     for number in range(20):
         crowd[0].note(Answer(number, None), [])
-    assert 4 <= len(crowd[0]) <= 10
+    assert 2 <= len(crowd[0]) <= 10
     assert "ticket=19" in crowd[0].text("x")
     del crowd[1:]
     assert story_module._share.living <= before + 1  # what has ended takes no share
+
+
+def test_a_story_with_nothing_new_makes_room_for_those_that_come_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(story_module, "PAIRS_OF_ALL", 400)
+    monkeypatch.setattr(story_module._share, "_asked", 400)
+    old = Story()
+    for number in range(100):
+        old.note(Answer(number, None), [])
+    held = len(old)
+    crowd = [Story() for _ in range(100)]
+    assert len(old) <= 8 < held, "it was told nothing since, and holds its share only"
+    assert "ticket=99" in old.text("x"), "what is left is what came last"
+    del crowd
