@@ -21,7 +21,7 @@ from loadtest.systems.base import Client, Position
 
 TICK_S = 0.05
 AT_ONCE = 16  # logs read at once where the reading has an end
-_SAMPLES = 16  # of a delivery, at most
+_SAMPLES = 4  # of a delivery, at most
 
 
 class _Copy:
