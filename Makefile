@@ -98,7 +98,7 @@ fuzz: setup
 
 lock: setup
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --extra embedded --group dev --group peers --group plots -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --extra embedded --extra spark --group dev --group peers --group plots -o requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

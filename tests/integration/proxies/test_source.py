@@ -3,146 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
-from actors.entry_cache import EntryCache
 from actors.segment_readers import segment_key
-from actors.source_view import View
-from actors.stream_tailer import StreamTailer
-from actors.tailer_options import TailerOptions
-from dlog.errors import ConnectionLostError, OwnedElsewhereError, Remedy
-from dlog.io.memory_metadata import MemoryMetadata
+from dlog.errors import OwnedElsewhereError, Remedy
 from dlog.io.metadata import SessionState
 from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
-from dlog.machine import Fact, Key, Outcome, OutcomeUnknown, Received, Versioned
-from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
-from dlog.model.quorum import Quorum
-from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
-from dlog.stores.contract import ReaderClosedError, SegmentWriter, StoreUnavailableError
-from dlog.stores.memory import MemoryReader, MemoryStore
-
-R = TypeVar("R", StreamSeen, LacSeen, EntriesGot, SourceFailed)
-STREAM = StreamName("orders")
-KEY = StreamKey(STREAM)
-
-
-class Words:
-    """An owner that says what the test says. `open` is set once it was asked."""
-
-    def __init__(self) -> None:
-        self.hear: Callable[[int, int, bool], None] | None = None
-        self.first: tuple[int, int, bool] | None = None  # said as soon as it is asked
-        self.asked = asyncio.Event()
-        self.lost = asyncio.Event()
-        self.frozen = False  # pings are not answered
-
-    async def follow(
-        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
-    ) -> None:
-        self.hear = hear
-        on_open()
-        if self.first is not None:
-            hear(*self.first)
-        self.asked.set()
-        await self.lost.wait()
-        raise ConnectionLostError("lost")
-
-    async def sync(self, address: str) -> None:
-        if self.lost.is_set():
-            raise ConnectionLostError("lost")
-        if self.frozen:
-            await self.lost.wait()
-
-
-class Asker:
-    """A reader's machine, in the hands of the test."""
-
-    def __init__(self, source: StreamTailer) -> None:
-        self._said: asyncio.Queue[Any] = asyncio.Queue()
-        self.view: View = source.attach(self._post, lambda: None)
-
-    def _post(self, fact: Fact) -> None:
-        assert isinstance(fact, Received)
-        self._said.put_nowait(fact.message)
-
-    async def look(self) -> StreamMetadata | None:
-        """Ask for the stream."""
-        self.view.ask(GetStream())
-        return (await self.hear(StreamSeen)).metadata
-
-    async def hear(self, kind: type[R]) -> R:
-        """The next answer of this kind; what is pushed between is passed over."""
-        async with asyncio.timeout(90.0):
-            while not isinstance(said := await self._said.get(), kind):
-                pass
-        return said
-
-    @property
-    def is_quiet(self) -> bool:
-        return self._said.empty()
-
-
-class Stage:
-    """One stream in memory, its source, its owner's words."""
-
-    def __init__(self) -> None:
-        self.metadata = MemoryMetadata()
-        self.store = MemoryStore()
-        self.writer: SegmentWriter  # of the segment that was written last
-        self.words = Words()
-        self.cache = EntryCache(1 << 20)
-        self.source = StreamTailer(
-            STREAM,
-            metadata=self.metadata,
-            stores={"memory": self.store},
-            cache=self.cache,
-            fetches=asyncio.Semaphore(4),
-            upstream=self.words,
-            options=TailerOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05),
-            rng=random.Random(1),
-        )
-
-    async def write(self, count: int, *, owned: bool = True) -> Segment:
-        """A segment in progress with entries b"0", b"1", ..., in the stream's list."""
-        writer = self.writer = await self.store.create(STREAM, SegmentNumber(1), Epoch(1), Quorum())
-        for entry in range(count):
-            await writer.append(EntryId(entry), [b"%d" % entry])
-        segment = Segment(number=SegmentNumber(1), place=writer.place, store="memory", first_txid=Txid(0))
-        seen = await self.metadata.read(KEY)
-        before = seen.value if isinstance(seen, Versioned) else StreamMetadata(name=STREAM)
-        owner = Owner(epoch=Epoch(1), proxy=ProxyId("w"), address="owner:1", released=not owned)
-        version = seen.version if isinstance(seen, Versioned) else None
-        await self.metadata.compare_and_set(KEY, replace(before, segments=(segment,), owner=owner), version)
-        return segment
-
-    async def more(self, first: int, end: int) -> None:
-        """The owner appends to the segment that was written last."""
-        for entry in range(first, end):
-            await self.writer.append(EntryId(entry), [b"%d" % entry])
-
-    async def change(self, segment: Segment) -> None:
-        """Write one segment of the stream's list."""
-        seen = await self.metadata.read(KEY)
-        assert isinstance(seen, Versioned)
-        await self.metadata.compare_and_set(KEY, seen.value.with_segment(segment), seen.version)
-
-
-@asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
-    built = Stage()
-    async with asyncio.TaskGroup() as tasks:
-        life = tasks.create_task(built.source.run())
-        try:
-            yield built
-        finally:
-            built.source.stop()
-            await asyncio.wait((life,))
+from dlog.machine import Key, Outcome, OutcomeUnknown, Versioned
+from dlog.model.ids import EntryId, Epoch, ProxyId
+from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
+from dlog.stores.contract import ReaderClosedError, StoreUnavailableError
+from dlog.stores.memory import MemoryReader
+from tests.integration.proxies.stage import KEY, STREAM, Asker, Stage, stage
 
 
 async def test_a_stream_made_again_is_told_even_if_it_looks_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,44 @@
+"""Streams in Spark: `dlog.spark.register(spark)`, then `spark.read.format("dlog")`. Needs the extra `dlogd[spark]`.
+
+Nothing else of the service needs this room, and nothing of it is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: settings of a session that reads streams, and why: docs/spark.md
+SESSION = {
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.python.filterPushdown.enabled": "true",
+    "spark.sql.session.timeZone": "UTC",
+}
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format known to a session. Once a session; again does no harm."""
+    from dlog.spark.source import DlogDataSource
+
+    spark.dataSource.register(DlogDataSource)
+
+
+def session(name: str = "dlog", **settings: Any) -> SparkSession:
+    """A session with `SESSION` and `settings` (`_` stands for `.`) that knows the format."""
+    import os
+    import sys
+
+    from pyspark.sql import SparkSession
+
+    from dlog.spark.java import provide_java
+
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    provide_java()
+    builder = SparkSession.builder.appName(name)
+    for key, value in {**SESSION, **{key.replace("_", "."): value for key, value in settings.items()}}.items():
+        builder = builder.config(key, str(value))
+    spark = builder.getOrCreate()
+    register(spark)
+    return spark

@@ -1,0 +1,389 @@
+"""What may be asked of the source, judged before anything is opened.
+
+The law of this file: an option that is not known is refused with the nearest one that is; a value that means nothing
+is refused with what would; what two options say at once is decided here (time before txid before offsets) or refused.
+Names are compared without regard to case, as Spark does.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Any
+
+from dlog.errors import ConfigError, InvalidRequestError
+from dlog.model.ids import TXID_MAX, stream_name
+from dlog.options import parse_bytes, parse_duration_s
+from dlog.spark.places import Place, place_of
+
+NAMESPACE = "/dlog"
+_SPARK_UNITS = re.compile(r"(?i)\s*(\d{1,15})\s*(b|k|kb|m|mb|g|gb)?\s*\Z")  # as in Spark's own settings: powers of 1024
+_POWER = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3}
+
+
+class Kind(Enum):
+    """What a bound names."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    PLACE = "place"
+    TXID = "txid"
+    TIME = "time"
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where to begin or (exclusively) to end in one stream. value: of a txid, of a time in unix milliseconds."""
+
+    kind: Kind
+    value: int = 0
+    place: Place = Place(0, 0)
+
+
+EARLIEST, LATEST = Bound(Kind.EARLIEST), Bound(Kind.LATEST)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of all streams that are read."""
+
+    default: Bound
+    by_stream: Mapping[str, Bound] = field(default_factory=dict)
+
+    def of(self, stream: str) -> Bound:
+        return self.by_stream.get(stream, self.default)
+
+    def all(self) -> list[Bound]:
+        return [self.default, *self.by_stream.values()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Sizes in bytes, times in seconds."""
+
+    zookeeper: str
+    namespace: str = NAMESPACE
+    streams: tuple[str, ...] = ()  # as named; empty: by the pattern
+    pattern: str = ""
+    starting: Bounds = field(default_factory=lambda: Bounds(EARLIEST))
+    ending: Bounds = field(default_factory=lambda: Bounds(LATEST))
+    starting_strategy: str = "error"  # or "latest": what to do when nothing is as late as asked
+    reader_id: str = ""
+    offsets_per_trigger_max: int = 0  # records; 0: no bound
+    bytes_per_trigger_max: int = 0
+    segments_per_trigger_max: int = 0
+    offsets_per_trigger_min: int = 0
+    trigger_delay_max_s: float = 15 * 60.0
+    partitions_min: int = 0
+    records_per_partition_max: int = 0
+    split_bytes: int = 128 << 20
+    open_cost_bytes: int = 4 << 20
+    fail_on_data_loss: bool = True
+    pushdown: bool = False  # of filters, for a DataFrame that one query uses
+    metadata: str = ""  # or streams, segments, entries, lag
+    verify: str = "crc"
+    on_corruption: str = "fail"
+    poll_interval_min_s: float = 0.2
+    fetch_retries: int = 3
+    fetch_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.pattern:
+            self.regex()
+
+    def selects(self, stream: str) -> bool:
+        """Whether a stream of the namespace is meant."""
+        return stream in self.streams if self.streams else self.regex().fullmatch(stream) is not None
+
+    def regex(self) -> re.Pattern[str]:
+        """Raises ConfigError."""
+        try:
+            return re.compile(self.pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"streamsPattern is no regular expression: {error}: value={self.pattern[:60]!r}"
+            ) from None
+
+
+def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
+    """Read options as Spark hands them over. Raises ConfigError."""
+    told = {str(key).lower(): str(value) for key, value in given.items()}
+    _refuse_unknown(told, streaming)
+    reads: dict[str, Any] = {}
+    for key, (name, read) in _SIMPLE.items():
+        if key.lower() in told:
+            reads[name] = _read(key, told[key.lower()], read)
+    options = SourceOptions(
+        zookeeper=_zookeeper(told),
+        **_selector(told),
+        starting=_starting(told, streaming),
+        ending=_ending(told),
+        **reads,
+    )
+    _check(options, told, streaming)
+    return options
+
+
+# ---- single values --------------------------------------------------------------------------------------------------
+
+
+def _read(key: str, text: str, read: Callable[[str], Any]) -> Any:
+    try:
+        return read(text)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error.message}") from None
+
+
+def _size(text: str) -> int:
+    """Spark's spelling (128m) and ours (128MiB)."""
+    spark = _SPARK_UNITS.match(text)
+    if spark is None:
+        return _positive(parse_bytes(text), text)
+    power = _POWER[(spark[2] or "").lower().rstrip("b") or ""]
+    return _positive(int(spark[1]) * 1024**power, text)
+
+
+def _count(text: str) -> int:
+    if not (text.strip().isdecimal() and text.isascii() and len(text.strip()) <= 15):
+        raise ConfigError(f"a whole number is wanted: value={text[:60]!r}")
+    return _positive(int(text), text)
+
+
+def _retries(text: str) -> int:
+    return 0 if text.strip() == "0" else _count(text)
+
+
+def _positive(value: int, text: str) -> int:
+    if value < 1:
+        raise ConfigError(f"at least 1 is wanted: value={text[:60]!r}")
+    return value
+
+
+def _milliseconds(text: str) -> float:
+    return _count(text) / 1000
+
+
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ConfigError(f"true or false is wanted: value={text[:60]!r}")
+    return text.lower() == "true"
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if text.lower() not in values:
+            raise ConfigError(f"one of {', '.join(values)} is wanted: value={text[:60]!r}")
+        return text.lower()
+
+    return read
+
+
+def _pushdown(text: str) -> bool:
+    """Spark 4.3 keeps what a source left out for one filter, and shows it to the next query without one, too."""
+    if text.lower() == "true":
+        raise ConfigError(
+            "Spark would give wrong rows to the second query on such a DataFrame: say once if one query only uses it, "
+            "or bound the read with startingTxid, endingTxid, streams"
+        )
+    if text.lower() not in ("false", "once"):
+        raise ConfigError(f"false or once is wanted: value={text[:60]!r}")
+    return text.lower() == "once"
+
+
+def _identifier(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text):
+        raise ConfigError(f"letters, digits, '.', '_' and '-' are wanted, at most 100: value={text[:60]!r}")
+    return text
+
+
+def _path(text: str) -> str:
+    if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", text):
+        raise ConfigError(f"a path as /dlog is wanted: value={text[:60]!r}")
+    return text
+
+
+#: option -> field and what reads it
+_SIMPLE: Mapping[str, tuple[str, Callable[[str], Any]]] = {
+    "namespace": ("namespace", _path),
+    "startingStrategy": ("starting_strategy", _one_of("error", "latest")),
+    "readerId": ("reader_id", _identifier),
+    "maxOffsetsPerTrigger": ("offsets_per_trigger_max", _count),
+    "maxBytesPerTrigger": ("bytes_per_trigger_max", _size),
+    "maxSegmentsPerTrigger": ("segments_per_trigger_max", _count),
+    "minOffsetsPerTrigger": ("offsets_per_trigger_min", _count),
+    "maxTriggerDelay": ("trigger_delay_max_s", parse_duration_s),
+    "minPartitions": ("partitions_min", _count),
+    "maxRecordsPerPartition": ("records_per_partition_max", _count),
+    "splitBytes": ("split_bytes", _size),
+    "openCostBytes": ("open_cost_bytes", _size),
+    "failOnDataLoss": ("fail_on_data_loss", _flag),
+    "pushdown": ("pushdown", _pushdown),
+    "metadata": ("metadata", _one_of("streams", "segments", "entries", "lag")),
+    "verify": ("verify", _one_of("crc", "full", "none")),
+    "onCorruption": ("on_corruption", _one_of("fail", "skip-entry")),
+    "minPollIntervalMs": ("poll_interval_min_s", _milliseconds),
+    "fetchRetries": ("fetch_retries", _retries),
+    "fetchTimeoutMs": ("fetch_timeout_s", _milliseconds),
+}
+_SELECTORS = ("stream", "streams", "streamsPattern")
+_STARTS = (
+    *("startingTimestamp", "startingTimestampByStream", "startingTxid", "startingTxidByStream"),
+    "startingOffsets",
+)
+_ENDS = ("endingTimestamp", "endingTimestampByStream", "endingTxid", "endingTxidByStream", "endingOffsets")
+_STREAM_ONLY = (
+    *("readerId", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxSegmentsPerTrigger", "minOffsetsPerTrigger"),
+    *("maxTriggerDelay", "minPollIntervalMs"),
+)
+_BATCH_ONLY = (*_ENDS, "metadata", "pushdown")
+KNOWN = ("zookeeper", *_SELECTORS, *_STARTS, *_ENDS, *_SIMPLE)
+
+
+def _refuse_unknown(told: Mapping[str, str], streaming: bool) -> None:
+    known = {name.lower(): name for name in KNOWN}
+    for key in told:
+        if key == "path":
+            raise ConfigError("load() takes no path: name the stream with option('stream', NAME)")
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f", did you mean {known[near[0]]}?" if near else f", there are {', '.join(sorted(KNOWN))}"
+            raise ConfigError(f"no such option of format dlog{hint}: option={key[:60]}")
+    for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
+        if name.lower() in told:
+            raise ConfigError(f"{name} is an option of {'batch' if streaming else 'streaming'} reads only")
+
+
+# ---- where and what -------------------------------------------------------------------------------------------------
+
+
+def _zookeeper(told: Mapping[str, str]) -> str:
+    hosts = told.get("zookeeper") or os.environ.get("DLOG_ZOOKEEPER", "")
+    if not re.fullmatch(r"[^\s,/]+:\d{1,5}(,[^\s,/]+:\d{1,5})*(/[A-Za-z0-9._/-]+)?", hosts):
+        raise ConfigError(
+            "option zookeeper is wanted, as host:port,host:port (or DLOG_ZOOKEEPER on the driver); "
+            f"`dlog up` prints its own: value={hosts[:60]!r}"
+        )
+    return hosts
+
+
+def _selector(told: Mapping[str, str]) -> dict[str, Any]:
+    given = [name for name in _SELECTORS if told.get(name.lower())]
+    if len(given) != 1:
+        raise ConfigError(f"exactly one of {', '.join(_SELECTORS)} is wanted: given={', '.join(given) or 'none'}")
+    text = told[given[0].lower()]
+    if given[0] == "streamsPattern":
+        return {"pattern": text}
+    names = [text] if given[0] == "stream" else [part.strip() for part in text.split(",")]
+    try:
+        return {"streams": tuple(dict.fromkeys(stream_name(name) for name in names))}
+    except InvalidRequestError as error:
+        raise ConfigError(f"{given[0]}: {error.message}") from None
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+def _starting(told: Mapping[str, str], streaming: bool) -> Bounds:
+    bounds = _bounds(told, "starting", LATEST if streaming else EARLIEST)
+    if not streaming and any(bound.kind is Kind.LATEST for bound in bounds.all()):
+        raise ConfigError("startingOffsets: a batch that begins at the latest place holds nothing; name a place")
+    return bounds
+
+
+def _ending(told: Mapping[str, str]) -> Bounds:
+    bounds = _bounds(told, "ending", LATEST)
+    if any(bound.kind is Kind.EARLIEST for bound in bounds.all()):
+        raise ConfigError("endingOffsets: what ends at the earliest place holds nothing; name a place")
+    return bounds
+
+
+def _bounds(told: Mapping[str, str], side: str, default: Bound) -> Bounds:
+    """The first that is given of time, txid and offsets; of each the one for some streams over the one for all."""
+    for what, read in (("Timestamp", _time), ("Txid", _txid)):
+        name, by_stream = f"{side}{what}", f"{side}{what}ByStream"
+        if name.lower() in told or by_stream.lower() in told:
+            base = read(name, told[name.lower()]) if name.lower() in told else default
+            return Bounds(base, _by_stream(by_stream, told.get(by_stream.lower(), "{}"), read))
+    name = f"{side}Offsets"
+    text = told.get(name.lower())
+    if text is None:
+        return Bounds(default)
+    if text.strip().lower() in (Kind.EARLIEST.value, Kind.LATEST.value):
+        return Bounds(_word(text.strip().lower()))
+    return Bounds(EARLIEST if side == "starting" else LATEST, _by_stream(name, text, _offset))
+
+
+def _word(text: str) -> Bound:
+    return EARLIEST if text == Kind.EARLIEST.value else LATEST
+
+
+def _by_stream(name: str, text: str, read: Callable[[str, Any], Bound]) -> dict[str, Bound]:
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        words = " or earliest or latest" if read is _offset else ""
+        raise ConfigError(f'{name}: JSON as {{"stream": ...}}{words} is wanted: value={text[:60]!r}')
+    return {str(stream): read(f"{name} of {stream}", value) for stream, value in told.items()}
+
+
+def _offset(name: str, value: Any) -> Bound:
+    if value in (Kind.EARLIEST.value, Kind.LATEST.value):
+        return _word(value)
+    return Bound(Kind.PLACE, place=place_of(value, name))
+
+
+def _txid(name: str, value: Any) -> Bound:
+    number = int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,19}", value.strip()) else value
+    if type(number) is not int or not 0 <= number <= TXID_MAX:
+        raise ConfigError(f"{name}: a txid is a whole number up to {TXID_MAX}: value={str(value)[:60]!r}")
+    return Bound(Kind.TXID, number)
+
+
+def _time(name: str, value: Any) -> Bound:
+    """Unix milliseconds, or ISO 8601; without a zone it is UTC."""
+    text = str(value).strip()
+    if re.fullmatch(r"\d{1,15}", text):
+        return Bound(Kind.TIME, int(text))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{name}: a time is unix milliseconds or as 2026-11-22T12:00:00Z: value={text[:60]!r}"
+        ) from None
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return Bound(Kind.TIME, int(moment.timestamp() * 1000))
+
+
+# ---- what belongs together ------------------------------------------------------------------------------------------
+
+
+def _check(options: SourceOptions, told: Mapping[str, str], streaming: bool) -> None:
+    for side, bounds in (("starting", options.starting), ("ending", options.ending)):
+        for stream in bounds.by_stream:
+            if options.streams and stream not in options.streams:
+                raise ConfigError(f"{side} place of a stream that is not read: stream={stream[:60]}")
+    limits = [
+        name for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxSegmentsPerTrigger") if name.lower() in told
+    ]
+    if len(limits) > 1:
+        raise ConfigError(f"one bound of a trigger at most: given={', '.join(limits)}")
+    if options.offsets_per_trigger_min and 0 < options.offsets_per_trigger_max < options.offsets_per_trigger_min:
+        raise ConfigError("minOffsetsPerTrigger may not exceed maxOffsetsPerTrigger")
+    if options.metadata in ("streams", "segments", "lag"):
+        for name in (*_STARTS, *_ENDS, "pushdown"):
+            if name.lower() in told:
+                raise ConfigError(f"metadata={options.metadata} tells of whole streams: option={name}")
+    moving = [bound for bound in options.starting.all() if bound.kind in (Kind.LATEST, Kind.TIME)]
+    if streaming and moving and not options.reader_id:
+        raise ConfigError(
+            "readerId is wanted where a stream begins at its latest place or at a time: the place is kept under that "
+            "name, so that a query that starts again begins where it began"
+        )

@@ -1,0 +1,286 @@
+"""What of which segments is read, and by how many tasks: arithmetic over what metadata says.
+
+The law of this file: a plan names entries that can be read for ever or fail loudly, never "what is there by then"; it
+covers each record of its span once, in the order of the stream within a partition. Small ranges share a partition,
+great ones are split at the borders of entries; nothing is opened here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from dlog.errors import TruncatedError
+from dlog.spark.places import BEGINNING, Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentView:
+    """A segment as it stood when the plan was made.
+
+    first, first_slot: the first place that may still be read. last: the last entry that may be, -1 if there is none
+    yet. bytes, records: of entries first..last, about.
+    is_final: its store has decided where it ends. idle: so many entries at its end are known to hold no record.
+    is_enveloped: False for what DistributedLog wrote below version 4.
+    """
+
+    number: int
+    place: str
+    store: str
+    first: int = 0
+    first_slot: int = 0
+    last: int = -1
+    bytes: int = 0
+    records: int = 0
+    is_completed: bool = True
+    is_final: bool = True
+    idle: int = 0
+    is_enveloped: bool = True
+    start_sequence_id: int = -1
+    first_txid: int = -1
+    last_txid: int = -1
+    completed_unix_ms: int = 0
+
+    @property
+    def begin(self) -> Place:
+        return Place(self.number, self.first, self.first_slot)
+
+    @property
+    def end(self) -> Place:
+        """Behind what may be read."""
+        return Place(self.number, self.last + 1)
+
+    @property
+    def entries(self) -> int:
+        return max(0, self.last + 1 - self.first)
+
+
+@dataclass(frozen=True, slots=True)
+class StreamView:
+    """A stream as it stood when the plan was made: its segments in order, all of them final but the last.
+
+    floor: where it stands if none of them has an entry. past: number and last entry with a record of segments that may
+    not be read any more, as far as their ends are known.
+    """
+
+    name: str
+    segments: tuple[SegmentView, ...] = ()
+    floor: Place = BEGINNING
+    past: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def earliest(self) -> Place:
+        """Where the first record lies that may be read, or will."""
+        for segment in self.segments:
+            if segment.entries or not segment.is_completed:
+                return segment.begin
+        return self.latest
+
+    @property
+    def latest(self) -> Place:
+        """Behind the last entry that may be read; see places.py for why not in an empty segment behind it."""
+        for segment in reversed(self.segments):
+            if segment.entries:
+                return segment.end
+        return self.floor
+
+    def latest_after(self, begun: Place) -> Place:
+        """The same; `begun` if nothing lies between but entries known to hold no record. A batch of those would be an
+        empty one, each time that a stream falls silent."""
+        latest = self.latest
+        for segment in reversed(self.segments):
+            border = Place(segment.number, segment.last + 1 - segment.idle)
+            if segment.entries and border <= begun <= latest:
+                return begun
+            if segment.entries and border > segment.begin:
+                break
+        return latest
+
+    def segment(self, number: int) -> SegmentView | None:
+        return next((s for s in self.segments if s.number == number), None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Entries first..last of a segment; of the first one from `first_slot` on, of the last one up to before `end_slot`
+    (0: all of it). bytes: about."""
+
+    stream: str
+    segment: int
+    place: str
+    store: str
+    first: int
+    last: int
+    first_slot: int = 0
+    end_slot: int = 0
+    bytes: int = 0
+    records: int = 0
+    is_enveloped: bool = True
+    start_sequence_id: int = -1
+
+    @property
+    def entries(self) -> int:
+        return self.last + 1 - self.first
+
+
+def span(view: StreamView, start: Place, end: Place) -> list[Range]:
+    """What lies from `start` up to before `end`, in order."""
+    found = []
+    for segment in view.segments:
+        low = max(segment.begin, start)
+        high = min(segment.end, end)
+        if low.segment == high.segment == segment.number and low < high:
+            found.append(_range(view.name, segment, low, high))
+    return found
+
+
+def _range(stream: str, segment: SegmentView, low: Place, high: Place) -> Range:
+    last = high.entry if high.slot else high.entry - 1
+    share = (last + 1 - low.entry) / segment.entries
+    return Range(
+        stream=stream,
+        segment=segment.number,
+        place=segment.place,
+        store=segment.store,
+        first=low.entry,
+        last=last,
+        first_slot=low.slot,
+        end_slot=high.slot,
+        bytes=max(1, int(segment.bytes * share)),
+        records=int(segment.records * share),
+        is_enveloped=segment.is_enveloped,
+        start_sequence_id=segment.start_sequence_id,
+    )
+
+
+def prefix(segments: Sequence[SegmentView]) -> tuple[SegmentView, ...] | None:
+    """What may be shown of a stream's segments: up to the first whose end is not decided. None: that is not all that
+    was acknowledged, since a later one has entries already; look again.
+
+    An owner begins the next segment while the last entries of the one before are on their way. To show both as they are
+    would leave those out for ever.
+    """
+    shown = next((i + 1 for i, segment in enumerate(segments) if not segment.is_final), len(segments))
+    return None if any(segment.entries for segment in segments[shown:]) else tuple(segments[:shown])
+
+
+def check_kept(view: StreamView, start: Place) -> None:
+    """Raises TruncatedError if what follows `start` is gone.
+
+    A place in a segment that has left the list, and whose end is not known here any more, is one of those: whether more
+    followed there nobody can tell.
+    """
+    earliest = view.earliest
+    if BEGINNING < start < earliest and not _is_empty_between(view, start, earliest):
+        raise TruncatedError(
+            f"records were truncated that are still to be read: stream={view.name} wanted={start} "
+            f"available={earliest}; option failOnDataLoss=false reads on from there"
+        )
+
+
+def _is_empty_between(view: StreamView, start: Place, end: Place) -> bool:
+    """Whether it is certain that no entry lay there."""
+    past = dict(view.past)
+    begins = [start, *(Place(number, 0) for number in range(start.segment + 1, end.segment))]
+    return end == Place(end.segment, 0) and all(
+        begin.segment in past and begin >= Place(begin.segment, past[begin.segment] + 1) for begin in begins
+    )
+
+
+# ---- a share of what there is ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """About how much lies between two places."""
+
+    records: int = 0
+    bytes: int = 0
+
+
+def amount(view: StreamView, start: Place, end: Place) -> Amount:
+    """Of what `span` covers."""
+    parts = span(view, start, end)
+    return Amount(sum(r.records for r in parts), sum(r.bytes for r in parts))
+
+
+def advance(view: StreamView, start: Place, end: Place, share: float) -> Place:
+    """A place behind about this share (0..1) of the records between, at the border of an entry and at least one on."""
+    parts = span(view, start, end)
+    left = share * sum(r.entries for r in parts)
+    for part in parts:
+        if left < part.entries:
+            whole = max(1, int(left)) if part is parts[0] else int(left)
+            if not whole:
+                break  # as it stood behind the one before
+            return min(end, Place(part.segment, part.first + whole))
+        left -= part.entries
+        start = Place(part.segment, part.last + 1)
+    return min(end, start) if parts else end
+
+
+def advance_segments(view: StreamView, start: Place, end: Place, segments: int) -> Place:
+    """Behind so many segments, or `end`."""
+    parts = span(view, start, end)
+    return end if len(parts) <= segments else Place(parts[segments - 1].segment, parts[segments - 1].last + 1)
+
+
+# ---- partitions -----------------------------------------------------------------------------------------------------
+
+
+def partitions(
+    ranges: Sequence[Range],
+    *,
+    split_bytes: int,
+    open_cost_bytes: int,
+    partitions_min: int = 0,
+    records_max: int = 0,
+) -> list[list[Range]]:
+    """Tasks of about `split_bytes` each, and of `records_max` records (0: any number); at least so many partitions if
+    there are entries enough. To open a segment counts as `open_cost_bytes`."""
+    if partitions_min > 1:
+        whole = sum(r.bytes for r in ranges)
+        split_bytes = min(split_bytes, max(1, -(-whole // partitions_min)))
+        open_cost_bytes = min(open_cost_bytes, split_bytes // 4)
+    packed: list[list[Range]] = []
+    weight = records = 0
+    for part in _split_all(ranges, split_bytes, records_max):
+        cost = part.bytes + open_cost_bytes
+        is_full = weight + cost > split_bytes + open_cost_bytes or (
+            records_max and records + part.records > records_max
+        )
+        if not packed or is_full:
+            packed.append([])
+            weight = records = 0
+        packed[-1].append(part)
+        weight += cost
+        records += part.records
+    return packed
+
+
+def _split_all(ranges: Iterable[Range], split_bytes: int, records_max: int) -> Iterator[Range]:
+    for whole in ranges:
+        pieces = -(-whole.bytes // split_bytes)
+        if records_max:
+            pieces = max(pieces, -(-whole.records // records_max))
+        yield from _split(whole, min(max(1, pieces), whole.entries))
+
+
+def _split(whole: Range, pieces: int) -> Iterator[Range]:
+    """Into so many of about the same number of entries."""
+    if pieces == 1:
+        yield whole
+        return
+    borders = [whole.first + whole.entries * i // pieces for i in range(pieces + 1)]
+    for i, (first, end) in enumerate(itertools.pairwise(borders)):
+        share = (end - first) / whole.entries
+        yield replace(
+            whole,
+            first=first,
+            last=end - 1,
+            first_slot=whole.first_slot if i == 0 else 0,
+            end_slot=whole.end_slot if i == pieces - 1 else 0,
+            bytes=max(1, int(whole.bytes * share)),
+            records=int(whole.records * share),
+        )

@@ -1,0 +1,178 @@
+"""A cluster as a program without a loop reaches it: ZooKeeper and bookies, on a loop in a thread of its own.
+
+The law of this file: a process has one such thread for each cluster, however many ask; what is opened is kept for
+`IDLE_S` after its last use, since Spark asks again in a moment, and a child of a fork opens its own. Whoever waits can
+be interrupted; what it asked for is cancelled then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import NamedTuple, TypeVar
+
+import uvloop
+
+from dlog.errors import DLogError, Remedy
+from dlog.io.bookie_client import BookieClient
+from dlog.io.ledgers import Ledgers, resolver
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.stores.contract import SegmentStore
+from dlog.stores.ledger import LedgerStore
+
+IDLE_S = 10.0
+AHEAD = 3  # items made before somebody took the first
+PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 2.0
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What is open."""
+
+    metadata: ZooKeeperMetadata
+    ledgers: Ledgers
+    stores: Mapping[str, SegmentStore]
+
+
+Work = Callable[[Cluster], Awaitable[T]]
+
+
+class _Over(NamedTuple):
+    """Nothing follows; why, if that is not the end."""
+
+    error: BaseException | None
+
+
+async def patiently(work: Callable[[], Awaitable[T]], retries: int) -> T:
+    """Do this, and again what may succeed later, so many times. Raises the last failure."""
+    pause_s = PAUSE_FIRST_S
+    while True:
+        try:
+            return await work()
+        except (DLogError, TimeoutError) as error:
+            if retries <= 0 or (isinstance(error, DLogError) and error.remedy is not Remedy.RETRY):
+                raise
+        retries -= 1
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+
+class Reach:
+    """One cluster, for the threads of one process. `reach` gives it out."""
+
+    def __init__(self, zookeeper: str, namespace: str) -> None:
+        self._zookeeper = zookeeper
+        self._namespace = namespace
+        self._loop = uvloop.new_event_loop()
+        self._opened: asyncio.Future[Cluster] | None = None  # the loop's, as is all that follows
+        self._over = asyncio.Event()
+        self._keeping: asyncio.Task[None] | None = None
+        self._users = 0
+        self._idle: asyncio.TimerHandle | None = None
+        threading.Thread(target=self._loop.run_forever, name=f"dlog {namespace}", daemon=True).start()
+
+    def ask(self, work: Work[T], *, retries: int = 0, timeout_s: float = 60.0) -> T:
+        """Do this with the cluster. What may succeed later is tried again, up to so many times, each time at most
+        `timeout_s` long. Raises what `work` raises, TimeoutError, MetadataUnavailableError."""
+        running = asyncio.run_coroutine_threadsafe(patiently(lambda: self._once(work, timeout_s), retries), self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()  # whoever waited was interrupted
+            raise
+
+    def pump(self, make: Callable[[Cluster], AsyncGenerator[T, None]]) -> Iterator[T]:
+        """What `make` yields, `AHEAD` items ahead; raises what it raises. Closing the iterator ends it."""
+        items: SimpleQueue[T | _Over] = SimpleQueue()
+        space = asyncio.Semaphore(AHEAD)
+
+        async def work(cluster: Cluster) -> None:
+            async with aclosing(make(cluster)) as made:
+                async for item in made:
+                    await space.acquire()
+                    items.put(item)
+
+        running = asyncio.run_coroutine_threadsafe(self._once(work, None), self._loop)
+        running.add_done_callback(lambda done: items.put(_Over(None if done.cancelled() else done.exception())))
+        try:
+            while not isinstance(item := items.get(), _Over):
+                self._loop.call_soon_threadsafe(space.release)
+                yield item
+            if item.error is not None:
+                raise item.error
+        finally:
+            running.cancel()
+
+    # ---- on the loop ------------------------------------------------------------------------------------------------
+
+    async def _once(self, work: Work[T], timeout_s: float | None) -> T:
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+        self._users += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await work(await self._open())
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._idle = self._loop.call_later(IDLE_S, self._retire)
+
+    async def _open(self) -> Cluster:
+        if self._opened is None:
+            self._opened, self._over = self._loop.create_future(), asyncio.Event()
+            self._opened.add_done_callback(_looked_at)
+            self._keeping = self._loop.create_task(self._keep(self._opened, self._over), name=self._zookeeper)
+        opened = self._opened
+        await asyncio.wait((opened,))
+        if opened.exception() is not None and self._opened is opened:
+            self._opened = None  # the next one tries again
+        return opened.result()
+
+    async def _keep(self, opened: asyncio.Future[Cluster], over: asyncio.Event) -> None:
+        """Hold the cluster open until `over`."""
+        rng = random.Random(os.urandom(8))
+        try:
+            async with (
+                await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
+                BookieClient(resolver(metadata), rng=rng) as bookies,
+                Ledgers(metadata, bookies, rng=rng) as ledgers,
+            ):
+                opened.set_result(Cluster(metadata, ledgers, {"ledger": LedgerStore(ledgers)}))
+                await over.wait()
+        except Exception as error:  # noqa: BLE001 - whoever waits hears it
+            if not opened.done():
+                opened.set_exception(error)
+
+    def _retire(self) -> None:
+        if not self._users and self._opened is not None:
+            self._opened = None
+            self._over.set()
+
+
+def _looked_at(opened: asyncio.Future[Cluster]) -> None:
+    """A failure is told to those who wait; if they have left, it is no news."""
+    if not opened.cancelled():
+        opened.exception()
+
+
+_reaches: dict[tuple[int, str, str], Reach] = {}
+_lock = threading.Lock()
+
+
+def reach(zookeeper: str, namespace: str) -> Reach:
+    """The one of this process for this cluster."""
+    key = (os.getpid(), zookeeper, namespace)
+    with _lock:
+        found = _reaches.get(key)
+        if found is None:
+            found = _reaches[key] = Reach(zookeeper, namespace)
+        return found

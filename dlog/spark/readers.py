@@ -1,0 +1,66 @@
+"""What is kept of a streaming reader under its name: where it began, and how far it has said it came.
+
+The law of this file: where a reader began is written once and never changed, so that a query that starts again before
+its first batch was done begins where it began. It lies in `<namespace>/.readers/<id>`, which Java tools skip.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from dlog.errors import DamagedError, MetadataUnavailableError
+from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
+from dlog.spark.places import Offsets, Place, offsets_json, offsets_of
+from dlog.spark.reach import Cluster
+
+_TRIES = 10
+
+
+def path_of(namespace: str, reader: str) -> str:
+    return f"{namespace}/.readers/{reader}"
+
+
+async def begin(cluster: Cluster, namespace: str, reader: str, start: Offsets) -> dict[str, Place]:
+    """Keep `start` as where this reader began, unless something is kept already; what is kept, in any case."""
+    path = path_of(namespace, reader)
+    for _ in range(_TRIES):
+        kept = await _read(cluster, path)
+        if kept is not None:
+            return offsets_of(kept[0].get("start", {}), f"start of reader {reader}")
+        data = json.dumps({"start": offsets_json(start)}, sort_keys=True).encode()
+        try:
+            await cluster.metadata.zookeeper.create(path, data, parents=True)
+        except NodeExistsError:
+            continue
+    raise MetadataUnavailableError(f"the place of a reader changes under our hands: reader={reader}")
+
+
+async def commit(cluster: Cluster, namespace: str, reader: str, done: Offsets) -> None:
+    """Keep that all before `done` was read: for who asks for the lag. Nothing rests on it."""
+    path = path_of(namespace, reader)
+    for _ in range(_TRIES):
+        kept = await _read(cluster, path)
+        if kept is None:
+            return
+        told, version = kept
+        told["done"] = offsets_json(done)
+        try:
+            await cluster.metadata.zookeeper.set(path, json.dumps(told, sort_keys=True).encode(), version)
+        except (BadVersionError, NoNodeError):
+            continue
+        return
+
+
+async def _read(cluster: Cluster, path: str) -> tuple[dict[str, Any], int] | None:
+    try:
+        data, stat = await cluster.metadata.zookeeper.get(path, fresh=True)
+    except NoNodeError:
+        return None
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise DamagedError(f"what is kept of a reader cannot be read; delete the znode to begin anew: path={path}")
+    return told, stat.version

@@ -1,0 +1,152 @@
+"""What a task does: entries of its ranges from the segment store, into Arrow, with the store read ahead.
+
+The law of this file: what a plan names is delivered whole and in order, or the task fails and says where. An entry that
+is damaged may be left out if that was asked for, and is told of; one that cannot be read now may be read later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sys
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import partial
+from typing import Protocol
+
+import pyarrow as pa
+
+from dlog.errors import DamagedError, DLogError
+from dlog.model.ids import EntryId, SegmentNumber, StreamName
+from dlog.spark.columns import Batches, Run, runs_of
+from dlog.spark.options import SourceOptions
+from dlog.spark.planning import Range
+from dlog.spark.reach import Cluster, patiently, reach
+from dlog.stores.contract import SegmentCorruptError, SegmentReader, SegmentRef
+
+EXTENT_BYTES = 4 << 20  # of one question to the store
+
+
+class Shelf(Protocol):
+    """Where a segment's entries are."""
+
+    async def read(self, first: int, last: int) -> list[bytes]:
+        """At least the first of them."""
+        ...
+
+
+Extent = tuple[Range, int, list[bytes | None]]  # entries of a range from this one on; None: damaged, to be left out
+
+_frozen = False
+
+
+def batches(ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """The records of these ranges as record batches of `schema`.
+
+    Raises DamagedError, UnavailableError after `fetch_retries`, LedgerNotFoundError where a segment is gone.
+    """
+    _freeze()
+    gathered = Batches(schema)
+    of_cluster = reach(options.zookeeper, options.namespace)
+    for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options)):
+        for entry, payload in enumerate(payloads, first):
+            if payload is None:
+                continue
+            for run in _runs(of, entry, payload, options):
+                batch = gathered.add(of, run)
+                if batch is not None:
+                    yield batch
+    batch = gathered.take()
+    if batch is not None:
+        yield batch
+
+
+def _runs(of: Range, entry: int, payload: bytes, options: SourceOptions) -> Iterator[Run]:
+    try:
+        runs = runs_of(payload, entry, is_enveloped=of.is_enveloped, verify=options.verify)
+    except DamagedError as error:
+        _damaged(of, entry, error, options)
+        return
+    first_slot = of.first_slot if entry == of.first else 0
+    end_slot = of.end_slot if entry == of.last else 0
+    for run in runs:
+        cut = run.cut(first_slot, end_slot) if first_slot or end_slot else run
+        if cut is not None:
+            yield cut
+
+
+def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions) -> None:
+    """Raise it with the place, or leave the entry out and say so."""
+    text = f"{error.message}: stream={of.stream} segment={of.segment} entry={entry}"
+    if options.on_corruption == "fail":
+        raise DamagedError(f"{text}; option onCorruption=skip-entry leaves such entries out") from error
+    print(f"dlog: entry left out: {text}", file=sys.stderr)  # noqa: T201 - a task has nobody else to tell
+
+
+async def extents(cluster: Cluster, ranges: Sequence[Range], options: SourceOptions) -> AsyncGenerator[Extent, None]:
+    """What the store has of these ranges, in order. Raises as `batches` does."""
+    for of in ranges:
+        async with _Shelf(cluster, of) as shelf:
+            entry = of.first
+            while entry <= of.last:
+                payloads = await _read(shelf, of, entry, options)
+                yield of, entry, payloads
+                entry += len(payloads)
+
+
+class _Shelf:
+    """The segment of a range. A reader that failed is left for a new one."""
+
+    def __init__(self, cluster: Cluster, of: Range) -> None:
+        self._store = cluster.stores[of.store]
+        self._of = of
+        self._reader: SegmentReader | None = None
+
+    async def __aenter__(self) -> _Shelf:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._leave()
+
+    async def read(self, first: int, last: int) -> list[bytes]:
+        if self._reader is None:
+            of = self._of
+            ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
+            self._reader = await self._store.open_reader(ref)
+            self._reader.learn_lac(EntryId(of.last))
+        try:
+            return await self._reader.read(EntryId(first), EntryId(last), EXTENT_BYTES)
+        except BaseException:
+            await self._leave()
+            raise
+
+    async def _leave(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+
+
+async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions) -> list[bytes | None]:
+    """At least one entry from `entry` on."""
+
+    async def once(last: int) -> list[bytes]:
+        async with asyncio.timeout(options.fetch_timeout_s):
+            return await shelf.read(entry, last)
+
+    try:
+        return list(await patiently(partial(once, of.last), options.fetch_retries))
+    except SegmentCorruptError:
+        pass  # one of them is damaged: this one alone
+    try:
+        return list(await patiently(partial(once, entry), options.fetch_retries))
+    except SegmentCorruptError as error:
+        _damaged(of, entry, error, options)
+        return [None]
+
+
+def _freeze() -> None:
+    """Once a process: Spark collects garbage after each task, and what is imported by now is none."""
+    global _frozen
+    if not _frozen:
+        _frozen = True
+        gc.collect()
+        gc.freeze()

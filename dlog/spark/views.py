@@ -1,0 +1,257 @@
+"""Streams as they are now, for a plan: segments with their ends, and places found by txid or by time.
+
+The law of this file: what is shown of a stream is a prefix of it. The end of a segment is what its store has decided;
+of one that is still written it is the tail, which holds all that was acknowledged before the question and which no
+recovery takes back, and nothing behind that segment is shown. Nobody is fenced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from dlog.errors import LedgerNotFoundError, MetadataUnavailableError, UnsupportedVersionError
+from dlog.log.contents import Contents, read_contents
+from dlog.log.seeking import Goal, Halving
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import SEGMENT_FIRST, EntryId, LedgerId, StreamName, stream_name
+from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
+from dlog.spark.options import Bound, Kind, SourceOptions
+from dlog.spark.places import BEGINNING, Place
+from dlog.spark.planning import SegmentView, StreamView, prefix
+from dlog.spark.reach import Cluster
+from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, StoreUnavailableError
+
+_AT_ONCE = 16
+_LOOKS, _LOOK_AGAIN_S = 40, 0.05  # while an owner changes segments
+_IDLE_MAX = 4  # control records at a tail that are looked at: an idle owner writes one
+_PAST_MAX = 10_000  # ends of segments that are remembered, of one stream
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A stream as metadata has it, and as a plan needs it."""
+
+    value: StreamMetadata
+    view: StreamView
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """The last entry of a segment, and about what it holds up to there. is_final: it stays so. idle: how many entries
+    at its end are known to hold no record."""
+
+    last: int
+    bytes: int
+    records: int
+    is_final: bool
+    idle: int = 0
+
+
+class Views:
+    """Looks at streams, again and again; what cannot change is asked once."""
+
+    def __init__(self) -> None:
+        self._ends: dict[str, _End] = {}  # by place, of segments that are completed in the list too
+        self._tails: dict[str, _End] = {}  # by place, of the others: as they were last seen
+        self._past: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}  # name, life -> number -> last, idle
+
+    async def look(self, cluster: Cluster, options: SourceOptions) -> dict[str, Seen]:
+        """Every stream that is meant and is there, by name. Raises what is written at `_stream`."""
+        names: Sequence[str] = options.streams
+        if not names:
+            names = sorted(name for name in await cluster.metadata.streams() if options.selects(name))
+        found = {name: await self._stream(cluster, stream_name(name)) for name in names}
+        return {name: seen for name, seen in found.items() if seen is not None}
+
+    async def _stream(self, cluster: Cluster, name: StreamName) -> Seen | None:
+        """A stream as of now, or None. Raises MetadataUnavailableError; StoreUnavailableError while it cannot be told
+        where one of its segments ends."""
+        for _ in range(_LOOKS):
+            outcome = await cluster.metadata.read(StreamKey(name))
+            if isinstance(outcome, Missing):
+                return None
+            if not isinstance(outcome, Versioned):
+                raise MetadataUnavailableError(f"metadata cannot be read now: stream={name}")
+            value: StreamMetadata = outcome.value
+            try:
+                shown = prefix(await self._segments(cluster, value))
+            except (LedgerNotFoundError, SegmentNotFoundError):
+                shown = None  # truncated while we looked
+            if shown is not None:
+                return Seen(value, self._view_of(value, shown))
+            await asyncio.sleep(_LOOK_AGAIN_S)
+        raise StoreUnavailableError(
+            f"a segment is not ended though the next one has entries: its owner is at it, or the next owner will be; "
+            f"append to the stream, or ask again: stream={name}"
+        )
+
+    def _view_of(self, value: StreamMetadata, shown: Sequence[SegmentView]) -> StreamView:
+        ends = self._past.setdefault((value.name, value.life), {})
+        ends |= {s.number: (s.last, s.idle) for s in shown if s.is_final}
+        ends |= {s.number: (s.last_entry, 0) for s in value.segments if s.completed and s.number not in ends}
+        for number in sorted(ends)[:-_PAST_MAX]:
+            del ends[number]
+        begin = shown[0].number if shown else value.max_segment + 1
+        gone = [(number, *ends[number]) for number in sorted(ends) if number < begin]
+        past = tuple((number, last - idle) for number, last, idle in gone)
+        floor = next((Place(number, last + 1) for number, last, _ in reversed(gone) if last >= 0), None)
+        if floor is None:
+            floor = shown[0].begin if shown else Place(begin, 0) if value.max_segment else BEGINNING
+        return StreamView(value.name, tuple(shown), floor, past)
+
+    async def _segments(self, cluster: Cluster, value: StreamMetadata) -> list[SegmentView]:
+        kept = [segment for segment in value.segments if segment.truncation is not Truncation.TRUNCATED]
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def view_of(segment: Segment) -> SegmentView:
+            async with turns:
+                return _view(value, segment, await self._end(cluster, value.name, segment))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(view_of(one), name=f"{value.name} {one.number}") for one in kept]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _end(self, cluster: Cluster, stream: StreamName, segment: Segment) -> _End:
+        known = self._ends.get(segment.place)
+        if known is not None:
+            return known
+        store = cluster.stores.get(segment.store)
+        if store is None:
+            raise UnsupportedVersionError(
+                f"segments in this store cannot be read from Spark: stream={stream} store={segment.store}"
+            )
+        ref = SegmentRef(stream, segment.number, segment.place)
+        ledger_id = LedgerId(int(segment.place))
+        ledger = await cluster.ledgers.metadata_of(ledger_id)
+        if not ledger.is_closed and segment.completed:
+            reader = await store.open_reader(ref, sealed_at=segment.last_entry)  # the list is ahead of the store
+            await reader.close()
+            ledger = await cluster.ledgers.metadata_of(ledger_id)
+        if ledger.is_closed and segment.completed:
+            tail = self._tails.pop(segment.place, None)
+            idle = tail.idle if tail is not None and tail.last == int(ledger.last_entry) else 0
+            end = _End(int(ledger.last_entry), ledger.length, segment.record_count, True, idle)
+            self._ends[segment.place] = end
+            return end
+        last = int(ledger.last_entry) if ledger.is_closed else int(await store.find_tail(ref))
+        known = self._tails.get(ref.place)
+        if known is None or known.last != last:
+            known = self._tails[ref.place] = await self._measured(cluster, ref, segment, last)
+        return replace(known, is_final=ledger.is_closed)
+
+    async def _measured(self, cluster: Cluster, ref: SegmentRef, segment: Segment, last: int) -> _End:
+        """A segment that the list does not count: its last entry says how many records it holds; bytes are guessed from
+        a few."""
+        if last < 0:
+            return _End(-1, 0, 0, False)
+        async with _Opened(cluster, ref, segment, last) as opened:
+            sizes = [len(await opened.payload(entry)) for entry in {last // 3, last // 2, max(0, last - 1), last}]
+            position = (await opened.contents(last)).position
+            idle = 0
+            while idle < min(_IDLE_MAX, last + 1) and not any((await opened.contents(last - idle)).counts):
+                idle += 1
+        return _End(last, sum(sizes) * (last + 1) // len(sizes), position, False, idle)
+
+
+def _view(value: StreamMetadata, segment: Segment, end: _End) -> SegmentView:
+    whole = max(1, end.last + 1)
+    kept = max(0, end.last + 1 - segment.min_entry) / whole
+    return SegmentView(
+        number=segment.number,
+        place=segment.place,
+        store=segment.store,
+        first=segment.min_entry,
+        first_slot=segment.min_slot,
+        last=end.last,
+        bytes=int(end.bytes * kept),
+        records=int(end.records * kept),
+        is_completed=segment.completed,
+        is_final=end.is_final,
+        idle=end.idle,
+        is_enveloped=_is_enveloped(segment),
+        start_sequence_id=_start_sequence_id(value, segment),
+        first_txid=segment.first_txid,
+        last_txid=segment.last_txid,
+        completed_unix_ms=segment.completed_unix_ms,
+    )
+
+
+def _start_sequence_id(value: StreamMetadata, segment: Segment) -> int:
+    """As the list will have it once the segment is completed (dlog/log/changes.py); -1 while that is not certain."""
+    if segment.completed:
+        return segment.start_sequence_id
+    before = value.segment(segment.number - 1)
+    if before is not None and before.completed and before.start_sequence_id >= 0:
+        return before.start_sequence_id + before.record_count
+    return 0 if segment.number == SEGMENT_FIRST else -1
+
+
+def _is_enveloped(segment: Segment) -> bool:
+    return segment.version >= 4
+
+
+class _Opened:
+    """A segment, opened to look at single entries up to `last`."""
+
+    def __init__(self, cluster: Cluster, ref: SegmentRef, segment: Segment, last: int) -> None:
+        self._cluster = cluster
+        self._ref = ref
+        self._segment = segment
+        self._last = last
+        self._reader: SegmentReader
+
+    async def __aenter__(self) -> _Opened:
+        self._reader = await self._cluster.stores[self._segment.store].open_reader(self._ref)
+        self._reader.learn_lac(EntryId(self._last))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._reader.close()
+
+    async def payload(self, entry: int) -> bytes:
+        return (await self._reader.read(EntryId(entry), EntryId(entry), 1))[0]
+
+    async def contents(self, entry: int) -> Contents:
+        return read_contents(await self.payload(entry), enveloped=_is_enveloped(self._segment))
+
+
+# ---- bounds ---------------------------------------------------------------------------------------------------------
+
+
+async def resolve(cluster: Cluster, seen: Seen, bound: Bound) -> Place | None:
+    """The place that a bound names; None if nothing is as late as it asks."""
+    match bound.kind:
+        case Kind.EARLIEST:
+            return seen.view.earliest
+        case Kind.LATEST:
+            return seen.view.latest
+        case Kind.PLACE:
+            return bound.place
+        case _:
+            return await _seek(cluster, seen, Goal(bound.kind is Kind.TIME, bound.value))
+
+
+async def _seek(cluster: Cluster, seen: Seen, goal: Goal) -> Place | None:
+    """By halving, in the first segment that may hold it, and from there on entry by entry until one does."""
+    begin = goal.segment_of(seen.value)
+    if begin is None:
+        return None
+    for segment in seen.value.segments:
+        view = seen.view.segment(segment.number)
+        if segment.number < begin.number or view is None or not view.entries:
+            continue
+        ref = SegmentRef(seen.value.name, segment.number, segment.place)
+        async with _Opened(cluster, ref, segment, view.last) as opened:
+            halving = Halving(goal, view.first, view.last)
+            while not halving.is_done:
+                halving.hear(await opened.contents(halving.middle))
+            for entry in range(halving.low, view.last + 1):
+                slot = goal.slot_in(await opened.contents(entry))
+                if slot is not None:
+                    return max(Place(view.number, entry, slot), view.begin)
+    return None

@@ -1,0 +1,102 @@
+"""Entries into Arrow: what is written is what the columns say."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlog.errors import DamagedError
+from dlog.log.note import encode_note
+from dlog.spark.columns import COLUMNS, Batches, Run, runs_of
+from dlog.spark.planning import Range
+from dlog.wire.digest import crc32c
+from dlog.wire.entry import CONTROL, RECORD_SET, Record, build_record_set, encode_entry
+
+SCHEMA = pa.schema(list(COLUMNS.items()))
+PART = Range(stream="s", segment=3, place="7", store="ledger", first=0, last=9, start_sequence_id=100)
+
+
+def entry_of(sets: list[tuple[int, list[bytes]]], *, unix_ms: int = 5000, crc: int | None = None) -> bytes:
+    """An entry as an owner packs it: record sets, then the note."""
+    records, noted, slot, position = [], [], 0, 1
+    for txid, values in sets:
+        body = build_record_set(values)
+        records.append(Record(RECORD_SET, position, txid, body))
+        noted.append((b"p" * 16, slot, len(values), crc32c(body) if crc is None else crc, slot))
+        slot += len(values)
+        position += len(values)
+    records.append(Record(CONTROL, position - 1, 9, encode_note(unix_ms, -1, noted, None)))
+    return b"".join(map(bytes, encode_entry(records)))
+
+
+sets = st.lists(st.tuples(st.integers(0, 2**40), st.lists(st.binary(max_size=40), min_size=1, max_size=9)), max_size=5)
+
+
+@given(st.lists(sets, max_size=4))
+def test_columns_say_what_was_written(entries: list[list[tuple[int, list[bytes]]]]) -> None:
+    gathered, expected = Batches(SCHEMA), []
+    for number, told in enumerate(entries):
+        slot = 0
+        for run in runs_of(entry_of(told), number):
+            assert gathered.add(PART, run) is None
+        for txid, values in told:
+            for value in values:
+                expected.append((3, number, slot, txid, 100 + slot, 5000, value))
+                slot += 1
+    batch = gathered.take()
+    if not expected:
+        assert batch is None
+        return
+    assert batch is not None and batch.schema == SCHEMA
+    batch.validate(full=True)
+    rows = batch.to_pylist()
+    got = [(r["segment"], r["entry"], r["slot"], r["txid"], r["sequence_id"], r["value"]) for r in rows]
+    assert got == [(s, e, slot, t, q, v) for s, e, slot, t, q, _, v in expected]
+    assert {r["stream"] for r in rows} == {"s"} and {r["timestamp"].timestamp() for r in rows} == {5.0}
+
+
+def test_any_columns_in_any_order() -> None:
+    """Trap 7: what is not asked for is not made."""
+    gathered = Batches(pa.schema([("value", pa.binary()), ("txid", pa.int64())]))
+    gathered.add(PART, Run(0, 0, 1, 7, 0, [b"a", b"b"]))
+    batch = gathered.take()
+    assert batch is not None and batch.to_pylist() == [{"value": b"a", "txid": 7}, {"value": b"b", "txid": 7}]
+
+
+def test_what_nobody_knows_is_null() -> None:
+    gathered = Batches(SCHEMA)
+    gathered.add(Range(stream="s", segment=1, place="1", store="ledger", first=0, last=0), Run(0, 0, 1, 7, 0, [b"a"]))
+    gathered.add(PART, Run(0, 1, 2, 7, 1000, [b"b"]))
+    batch = gathered.take()
+    assert batch is not None
+    assert [row["sequence_id"] for row in batch.to_pylist()] == [None, 101]
+    assert [row["timestamp"] is None for row in batch.to_pylist()] == [True, False]
+
+
+def test_a_run_is_cut_at_slots() -> None:
+    run = Run(4, 2, 11, 7, 0, [b"c", b"d", b"e"])
+    assert run.cut(0, 0) is run
+    assert run.cut(3, 4) == Run(4, 3, 12, 7, 0, [b"d"])
+    assert run.cut(5, 0) is None and run.cut(0, 2) is None
+
+
+def test_a_checksum_that_does_not_hold_is_damage_unless_nobody_wants_to_know() -> None:
+    wrong = entry_of([(1, [b"a"])], crc=1)
+    with pytest.raises(DamagedError, match="the producer's checksum does not match"):
+        runs_of(wrong, 0)
+    assert runs_of(wrong, 0, verify="none")[0].values == [b"a"]
+
+
+def test_order_is_looked_at_where_that_is_asked_for() -> None:
+    back = entry_of([(5, [b"a"]), (4, [b"b"])])
+    assert len(runs_of(back, 0)) == 2
+    with pytest.raises(DamagedError, match="txids go back"):
+        runs_of(back, 0, verify="full")
+
+
+def test_batches_are_cut_when_they_are_large() -> None:
+    gathered = Batches(SCHEMA)
+    made = [gathered.add(PART, Run(n, 0, 1, 0, 0, [b"x"] * 1000)) for n in range(20)]
+    assert [batch.num_rows for batch in made if batch is not None] == [9000, 9000]

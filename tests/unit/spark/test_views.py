@@ -1,0 +1,160 @@
+"""What is shown of a stream while its owner changes segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+
+from dlog.errors import LedgerNotFoundError
+from dlog.machine import Versioned
+from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, StreamName, Txid
+from dlog.model.ledger import Fragment, LedgerMetadata
+from dlog.model.quorum import Quorum
+from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.spark import views
+from dlog.spark.options import SourceOptions
+from dlog.spark.places import Place
+from dlog.spark.reach import Cluster
+from dlog.stores.contract import SegmentRef, StoreUnavailableError
+from tests.unit.spark.test_columns import entry_of
+
+NAME = StreamName("s")
+LEDGER = LedgerMetadata(quorum=Quorum(), fragments=(Fragment(EntryId(0), (BookieId("b"),)),))
+OPTIONS = SourceOptions(zookeeper="h:1", streams=(NAME,))
+
+
+def segment(number: int, **given: Any) -> Segment:
+    return Segment(number=SegmentNumber(number), place=str(number), first_txid=Txid(0), **given)
+
+
+class _Entries:
+    def __init__(self, idle: set[int]) -> None:
+        self._idle = idle
+
+    async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        return [entry_of([] if first in self._idle else [(1, [b"x"])])]
+
+    def learn_lac(self, lac: EntryId) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass
+class World:
+    """A cluster as far as a look needs one. tails: of ledgers that are open; ends: of closed ones."""
+
+    segments: tuple[Segment, ...]
+    tails: dict[int, int] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+    looks: int = 0
+    asked: list[int] = field(default_factory=list)
+    on_look: Any = None
+    idle: set[int] = field(default_factory=set)
+
+    async def read(self, key: Any) -> Versioned:
+        self.looks += 1
+        if self.on_look is not None:
+            self.on_look(self.looks)
+        return Versioned(StreamMetadata(name=NAME, segments=self.segments, max_segment=SegmentNumber(9)), 0)
+
+    async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata:
+        self.asked.append(ledger)
+        if ledger in self.ends:
+            return LEDGER.closed_at(EntryId(self.ends[ledger]), 1000)
+        if ledger not in self.tails:
+            raise LedgerNotFoundError("gone")
+        return LEDGER
+
+    async def find_tail(self, ref: SegmentRef) -> EntryId:
+        return EntryId(self.tails[int(ref.place)])
+
+    async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> _Entries:
+        return _Entries(self.idle)
+
+    async def look(self, kept: views.Views | None = None) -> views.Seen:
+        cluster = Cluster(cast(Any, self), cast(Any, self), {"ledger": cast(Any, self)})
+        return (await (kept or views.Views()).look(cluster, OPTIONS))[NAME]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "_LOOK_AGAIN_S", 0.0)
+
+
+async def test_the_next_segment_is_shown_once_the_one_before_has_ended() -> None:
+    """At the first look the owner has written to the second while entries of the first were on their way."""
+    world = World((segment(1), segment(2)), tails={1: 4, 2: 0})
+
+    def end(look: int) -> None:
+        if look == 3:
+            del world.tails[1]
+            world.ends[1] = 6
+
+    world.on_look = end
+    seen = await world.look()
+    assert world.looks == 3
+    assert [(s.number, s.last) for s in seen.view.segments] == [(1, 6), (2, 0)]
+    assert seen.view.latest == Place(2, 1)
+
+
+async def test_a_segment_that_nobody_ends_is_said() -> None:
+    world = World((segment(1), segment(2)), tails={1: 4, 2: 0})
+    with pytest.raises(StoreUnavailableError, match="a segment is not ended though the next one has entries"):
+        await world.look()
+
+
+async def test_an_empty_segment_behind_an_open_one_is_not_shown() -> None:
+    seen = await World((segment(1), segment(2)), tails={1: 4, 2: -1}).look()
+    assert seen.view.latest == Place(1, 5)
+
+
+async def test_what_is_truncated_meanwhile_is_looked_at_again() -> None:
+    world = World((segment(1, completed=True), segment(2)), tails={2: 3})
+
+    def truncate(look: int) -> None:
+        if look == 2:
+            world.segments = (replace(world.segments[0], truncation=Truncation.TRUNCATED), world.segments[1])
+
+    world.on_look = truncate
+    assert (await world.look()).view.earliest == Place(2, 0)
+
+
+async def test_ends_are_asked_for_once_and_known_when_the_segment_has_left() -> None:
+    world = World((segment(1, completed=True, last_entry=EntryId(6), record_count=70), segment(2)), {2: -1}, {1: 6})
+    kept = views.Views()
+    first = await world.look(kept)
+    await world.look(kept)
+    assert world.asked.count(1) == 1
+    assert first.view.segments[0].records == 70 and first.view.latest == Place(1, 7)
+    world.segments = world.segments[1:]
+    world.tails[2] = 0
+    after = await world.look(kept)
+    assert after.view.past == ((1, 6),)
+    world.tails[2] = -1
+    assert (await world.look(kept)).view.latest == Place(1, 7), "one spelling, though it has left"
+    assert (await world.look()).view.latest == Place(2, 0), "whoever comes now knows nothing of it"
+
+
+async def test_what_an_idle_owner_wrote_is_told_from_records_also_once_it_has_ended_and_gone() -> None:
+    world = World((segment(1),), tails={1: 6}, idle={5, 6})
+    kept = views.Views()
+    assert (await world.look(kept)).view.segments[0].idle == 2
+    del world.tails[1]
+    world.ends[1] = 6
+    world.segments = (segment(1, completed=True, last_entry=EntryId(6), record_count=5), segment(2))
+    world.tails[2] = 0
+    assert (await world.look(kept)).view.segments[0].idle == 2
+    world.segments = world.segments[1:]
+    assert (await world.look(kept)).view.past == ((1, 4),), "whoever read its records has lost nothing"
+    world.tails[2] = -1
+    assert (await world.look(kept)).view.latest == Place(1, 7)
+
+
+async def test_a_place_in_the_stream_is_counted_before_the_list_does() -> None:
+    before = segment(1, completed=True, last_entry=EntryId(6), record_count=70, start_sequence_id=30)
+    seen = await World((before, segment(2)), {2: 0}, {1: 6}).look()
+    assert [s.start_sequence_id for s in seen.view.segments] == [30, 100]
+    alone = await World((segment(2),), {2: 0}).look()
+    assert alone.view.segments[0].start_sequence_id == -1
