@@ -20,6 +20,7 @@ from dlog.log.messages import (
     DeleteSegment,
     EntriesRead,
     EntryAppended,
+    ExamineStage,
     ReadEntries,
     RecoverSegment,
     SealSegment,
@@ -27,14 +28,16 @@ from dlog.log.messages import (
     SegmentDeleted,
     SegmentRecovered,
     SegmentSealed,
+    StageExamined,
     StoreFailed,
     StoreQuestion,
     StoreReply,
 )
 from dlog.machine import Fact, Peer, Received
-from dlog.model.ids import SegmentNumber, StreamName
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import Segment
 from dlog.stores.contract import (
+    STAGE,
     MisconfiguredError,
     SegmentCorruptError,
     SegmentNotFoundError,
@@ -46,7 +49,7 @@ from dlog.stores.contract import (
     StoreUnavailableError,
 )
 
-SlowQuestion = CreateSegment | RecoverSegment | ReadEntries | SealSegment | DeleteSegment
+SlowQuestion = CreateSegment | RecoverSegment | ReadEntries | SealSegment | ExamineStage | DeleteSegment
 READ_BYTES_MAX = 4 * 1024 * 1024  # of entries read back at once while a predecessor's segment is looked through
 
 
@@ -131,6 +134,8 @@ class SegmentDesk:
                 last = await writer.seal()
                 self._writers.pop(number, None)
                 return SegmentSealed(number, last)
+            case ExamineStage(store, place):
+                return await self._examine(store, place)
             case DeleteSegment(store, place, number):
                 await self._abandon(place)
                 await self._store(store).delete(SegmentRef(self._stream, number, place))
@@ -148,6 +153,22 @@ class SegmentDesk:
         finally:
             await reader.close()
         return EntriesRead(segment.number, question.first, tuple(payloads))
+
+    async def _examine(self, name: str, place: str) -> StageExamined:
+        """What was not written for this stream is no stage of it. Whoever still writes to it is shut out."""
+        store = self._store(name)
+        if await store.stage_of(place) != self._stream:
+            raise SegmentNotFoundError(f"not a stage of this stream: stream={self._stream} place={place}")
+        ref = SegmentRef(self._stream, STAGE, place)
+        last = await store.recover(ref, Epoch(0))
+        if last == NO_ENTRY:
+            return StageExamined(name, place, last, ())
+        reader: SegmentReader = await store.open_reader(ref, sealed_at=last)
+        try:
+            ends = [(await reader.read(entry, entry, 1))[0] for entry in (EntryId(0), last)]
+        finally:
+            await reader.close()
+        return StageExamined(name, place, last, tuple(ends))
 
     async def _abandon(self, place: str) -> None:
         for number, writer in tuple(self._writers.items()):

@@ -70,9 +70,13 @@ class StreamExistsError(InvalidRequestError):
 
 
 class TxidOutOfOrderError(InvalidRequestError):
-    """The transaction id is below one already in the stream."""
+    """The transaction id is below `last`, which is in the stream already (-1: not told)."""
 
     code = 513
+
+    def __init__(self, message: str = "", *, last: int = -1, **kw: object) -> None:
+        super().__init__(message, **kw)  # type: ignore[arg-type]
+        self.last = last
 
 
 class SequenceGapError(InvalidRequestError):

@@ -24,6 +24,7 @@ from dlog.errors import (
     RequestTimeoutError,
     SequenceGapError,
     TruncatedError,
+    TxidOutOfOrderError,
     UnauthorizedError,
 )
 from dlog.errors import UnsupportedVersionError as VersionError
@@ -394,6 +395,8 @@ def failure(request: int, error: DLogError) -> Failed:
     detail: dict[str, object] = {}
     if isinstance(error, SequenceGapError) and error.expected >= 0:
         detail["expected"] = error.expected
+    if isinstance(error, TxidOutOfOrderError) and error.last >= 0:
+        detail["last"] = error.last
     if isinstance(error, ProducerUnknownError) and error.since is not None:
         detail["since"] = [*error.since, 0]
     if isinstance(error, TruncatedError) and error.first is not None:

@@ -41,7 +41,10 @@ from dlog.errors import (
 )
 from dlog.model.dlsn import DLSN, parse
 from dlog.model.ids import stream_name
+from dlog.model.sink import SinkBatch
 from dlog.wire import proxy
+from dlog.wire.digest import crc32c
+from dlog.wire.entry import build_record_set
 
 LIST_LIMIT = 1000
 _forks = 0  # how often this process was forked off, counted from the first that loaded this
@@ -283,6 +286,64 @@ class Client:
         router = self._check(stream)
         return await router.ask(lambda request: proxy.Seal(request, stream), stream=stream)
 
+    async def take_in(
+        self,
+        stream: str,
+        parts: Sequence[tuple[str, int]],
+        batch: SinkBatch | None = None,
+        *,
+        since: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        """Let closed ledgers that were written for this stream (dlog/stores/contract.py, STAGE) become its next
+        segments, in this order, all of them or none: no byte moves. parts: place and last entry of each, at most 1000.
+
+        batch: whose batch it is; one that is repeated is not taken in again ({"duplicate": True}). None: what is in the
+        list already is not taken again. Raises TxidOutOfOrderError (`last`: what txids must not be below), and
+        InvalidRequestError: no such stage, or a program of another query or of a higher epoch writes for this sink;
+        ProducerUnknownError: the batch was to be appended before, and whether it was must be read in the log, up to
+        the error's `since`; if it is not there, ask again with that `since`. Repeating it is harmless.
+        """
+        router = self._check(stream)
+        b = batch or SinkBatch("", 0, "", 0)
+        told = tuple((place, int(last)) for place, last in parts)
+        return await router.ask(
+            lambda request: proxy.TakeIn(request, stream, b.sink, b.epoch, b.query, b.batch, _place(since), told),
+            stream=stream,
+        )
+
+    async def append_once(
+        self,
+        stream: str,
+        payloads: Sequence[bytes],
+        batch: SinkBatch,
+        *,
+        txid: int | None = None,
+        since: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        """Append a sink's batch as one record set; the same batch is appended once, however often it is repeated, also
+        by another process ({"duplicate": True}). Raises as `append_batch`, and InvalidRequestError if a program of
+        another query or of a higher epoch writes for this sink; ProducerUnknownError as of `take_in`."""
+        router = self._check(stream)
+        records = checked_batch(payloads)
+        check_txid(txid)
+        body = build_record_set(records)
+        crc, b = crc32c(body), batch
+        return await router.ask(
+            lambda request: proxy.SinkWrite(
+                request, stream, b.sink, b.epoch, b.query, b.batch, _place(since), len(records), txid, crc, body
+            ),
+            stream=stream,
+        )
+
+    async def relocate(self, stream: str, number: int, *, place: str, to_store: str, to_place: str) -> dict[str, Any]:
+        """Let completed segment `number`, which lies at `place` of its store, lie at `to_place` of `to_store` from now
+        on: the same entries under the same places, put there before. What lies at `place` is left alone. Idempotent.
+        Raises InvalidRequestError, TruncatedError."""
+        router = self._check(stream)
+        return await router.ask(
+            lambda request: proxy.Relocate(request, stream, number, place, to_store, to_place), stream=stream
+        )
+
     async def stat(self, stream: str) -> dict[str, Any]:
         """What is known of a stream (docs/protocol.md, Stat)."""
         router = self._check(stream)
@@ -363,6 +424,10 @@ def connect(target: str | None = None, *, options: ClientOptions | None = None, 
     except (TypeError, ValueError) as error:
         raise InvalidRequestError(f"not an option of a client, {error}") from error
     return Client(target_addresses(target), chosen)
+
+
+def _place(since: tuple[int, int] | None) -> tuple[int, int, int] | None:
+    return None if since is None else (*since, 0)
 
 
 def _list(request: int, after: str) -> proxy.List:

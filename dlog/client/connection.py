@@ -23,6 +23,7 @@ from dlog.errors import (
     ProtocolError,
     SequenceGapError,
     TruncatedError,
+    TxidOutOfOrderError,
     UnavailableError,
     from_wire,
 )
@@ -389,6 +390,8 @@ def failure(message: proxy.Failed) -> DLogError:
     error = from_wire(message.code, message.message, message.location, message.outcome_unknown)
     if isinstance(error, SequenceGapError):
         error.expected = int(message.detail.get("expected", -1))
+    elif isinstance(error, TxidOutOfOrderError):
+        error.last = int(message.detail.get("last", -1))
     elif isinstance(error, ProducerUnknownError):
         error.since = place_of(message.detail.get("since"))
     elif isinstance(error, EndedError) and isinstance(error, TruncatedError) and "first" in message.detail:

@@ -27,6 +27,7 @@ from dlog.client.position import Position
 from dlog.client.record import Record, RecordBatch
 from dlog.errors import ClosedError
 from dlog.model.dlsn import DLSN
+from dlog.model.sink import SinkBatch
 
 T = TypeVar("T")
 
@@ -109,6 +110,32 @@ class SyncClient:
 
     def delete(self, stream: str) -> None:
         self._ask(lambda client: client.delete(stream))
+
+    def take_in(
+        self,
+        stream: str,
+        parts: Sequence[tuple[str, int]],
+        batch: SinkBatch | None = None,
+        *,
+        since: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        return self._ask(lambda client: client.take_in(stream, parts, batch, since=since))
+
+    def append_once(
+        self,
+        stream: str,
+        payloads: Sequence[bytes],
+        batch: SinkBatch,
+        *,
+        txid: int | None = None,
+        since: tuple[int, int] | None = None,
+    ) -> dict[str, Any]:
+        return self._ask(lambda client: client.append_once(stream, payloads, batch, txid=txid, since=since))
+
+    def relocate(self, stream: str, number: int, *, place: str, to_store: str, to_place: str) -> dict[str, Any]:
+        return self._ask(
+            lambda client: client.relocate(stream, number, place=place, to_store=to_store, to_place=to_place)
+        )
 
     def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:
         return self._ask(lambda client: client.truncate(stream, dlsn))

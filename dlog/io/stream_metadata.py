@@ -21,6 +21,7 @@ from dlog.wire.stream_metadata import (
     encode_owner,
     encode_segment,
     encode_settings,
+    encode_sinks,
     segment_name,
 )
 
@@ -38,6 +39,7 @@ class StreamVersion:
     allocation: int | None
     owner: int | None
     settings: int | None
+    sinks: int | None
     segments: Mapping[str, int] = field(repr=False)  # by node name
     life: str  # "": it was never given one
 
@@ -97,6 +99,8 @@ def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
         ops.append(_set_or_create(f"{root}/allocation", new.allocated.encode(), old.allocation))
     if new.settings != was.settings or old.settings is None:
         ops.append(_set_or_create(f"{root}/settings", encode_settings(new.settings), old.settings))
+    if new.sinks != was.sinks:
+        ops.append(_set_or_create(f"{root}/sinks", encode_sinks(new.sinks), old.sinks))
     return ops
 
 
@@ -132,6 +136,7 @@ def version_after(
         allocation=versions.get(f"{root}/allocation", old.allocation),
         owner=versions.get(f"{root}/owner", old.owner),
         settings=versions.get(f"{root}/settings", old.settings),
+        sinks=versions.get(f"{root}/sinks", old.sinks),
         segments=segments,
         life=old.life,
     )
@@ -140,7 +145,9 @@ def version_after(
 def version_of_creation(value: StreamMetadata, life: str) -> StreamVersion:
     """The version of a stream just made: every znode is in its first."""
     names = {segment_name(segment): 0 for segment in value.segments}
-    return StreamVersion(value, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, segments=names, life=life)
+    return StreamVersion(
+        value, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, sinks=None, segments=names, life=life
+    )
 
 
 def lock_client(value: StreamMetadata) -> str:

@@ -1,8 +1,8 @@
 """Where things lie in ZooKeeper: BookKeeper's tree for ledgers, DistributedLog's for streams. Names only, no calls.
 
-What is ours beyond theirs: `<namespace>/.proxies/<role>/<id>`, and `owner`, `settings` and `life-<nonce>` beside a
-stream's own znodes. Java tools skip them. Source: BookKeeper `HierarchicalLedgerManager`, `ZKRegistrationManager`;
-DistributedLog `LogMetadata`, `ZKSessionLock`.
+What is ours beyond theirs: `<namespace>/.proxies/<role>/<id>`, and `owner`, `settings`, `sinks` and `life-<nonce>`
+beside a stream's own znodes. Java tools skip them. Source: BookKeeper `HierarchicalLedgerManager`,
+`ZKRegistrationManager`; DistributedLog `LogMetadata`, `ZKSessionLock`.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from dlog.wire.stream_metadata import (
     decode_owner,
     decode_segment,
     decode_settings,
+    decode_sinks,
     parse_segment_name,
 )
 
@@ -52,7 +53,7 @@ DELETE_TRIES = 20
 DELETE_AT_ONCE = 500
 RETRY_S = 0.5
 
-_HEADS = ("ledgers", "owner", "maxtxid", "allocation", "settings")
+_HEADS = ("ledgers", "owner", "maxtxid", "allocation", "settings", "sinks")
 
 
 @dataclass(slots=True)
@@ -429,7 +430,7 @@ def _allocated(data: bytes, stream: StreamName) -> str:
 
 
 def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirror: _Mirror) -> Versioned:
-    ledgers, owner, max_txid, allocation, settings = heads
+    ledgers, owner, max_txid, allocation, settings, sinks = heads
     assert ledgers is not None
     if max_txid is None:
         raise DamagedError(f"the stream has no maxtxid: stream={stream}")
@@ -441,6 +442,7 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         allocated=_allocated(allocation[0], stream) if allocation else "",
         owner=decode_owner(owner[0]) if owner else Owner(),
         settings=decode_settings(settings[0]) if settings else StreamSettings(),
+        sinks=decode_sinks(sinks[0]) if sinks else (),
         life=decode_life(owner[0]) if owner else "",
     )
     version = StreamVersion(
@@ -450,6 +452,7 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         allocation=allocation[1].version if allocation else None,
         owner=owner[1].version if owner else None,
         settings=settings[1].version if settings else None,
+        sinks=sinks[1].version if sinks else None,
         segments={name: node_version for name, (_, node_version) in mirror.nodes.items()},
         life=value.life,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, SegmentNumber, Txid
 from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.sink import SINKS_MAX, SinkRecord, Standing, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +81,17 @@ class CompleteSegment:
             record_count=self.end.records,
         )
         if not segment.completed:
-            start = self._start_sequence_id(value)
+            start = _start_sequence_id(value, self.number)
             ended = replace(ended, completed=True, completed_unix_ms=self.unix_ms, start_sequence_id=start)
         return replace(value.with_segment(ended), max_txid=Txid(max(value.max_txid, self.end.last_txid)))
 
-    def _start_sequence_id(self, value: StreamMetadata) -> int:
-        before = value.segment(self.number - 1)
-        if before is None or not before.completed or before.start_sequence_id < 0:
-            return 0
-        return before.start_sequence_id + before.record_count
+
+def _start_sequence_id(value: StreamMetadata, number: int) -> int:
+    """Of segment `number`: records of the stream before it, as far as the list counts them."""
+    before = value.segment(number - 1)
+    if before is None or not before.completed or before.start_sequence_id < 0:
+        return 0
+    return before.start_sequence_id + before.record_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +188,102 @@ class ForgetSegment:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """A closed segment that is in no list yet, as it was found at its store."""
+
+    store: str
+    place: str
+    first_txid: Txid
+    end: SegmentEnd
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSegmentsIn:
+    """Put what was written elsewhere into the list, behind all there is, and remember whose batch it was.
+
+    Changes nothing while a segment is in progress (somebody else writes), if a place is in the list already, or if the
+    batch is not the sink's next one: see `took_place`.
+    """
+
+    stages: tuple[Stage, ...]
+    record: SinkRecord | None
+    unix_ms: int
+
+    def apply(self, value: StreamMetadata) -> StreamMetadata:
+        record = self.record
+        places = {(s.store, s.place) for s in value.segments}
+        if value.in_progress or any((s.store, s.place) in places for s in self.stages):
+            return value
+        if record is not None and not may_remember(value, record, or_repeated=True):
+            return value
+        for stage in self.stages:
+            number = SegmentNumber(value.segments[-1].number + 1 if value.segments else max(1, value.max_segment))
+            listed = Segment(
+                number=number,
+                place=stage.place,
+                store=stage.store,
+                first_txid=stage.first_txid,
+                completed=True,
+                last_txid=stage.end.last_txid,
+                last_entry=stage.end.last_entry,
+                last_slot=stage.end.last_slot,
+                record_count=stage.end.records,
+                completed_unix_ms=self.unix_ms,
+                start_sequence_id=_start_sequence_id(value, number),
+            )
+            value = replace(value.with_segment(listed), max_txid=Txid(max(value.max_txid, stage.end.last_txid)))
+        return value if record is None else value.with_sink(record)
+
+    def took_place(self, value: StreamMetadata) -> bool:
+        """Whether the list has it, or the sink is known to have got this far."""
+        if self.record is not None:
+            return standing(value.sink(self.record.last.sink), self.record.last) is Standing.DONE
+        return all(any((s.store, s.place) == (t.store, t.place) for s in value.segments) for t in self.stages)
+
+
+@dataclass(frozen=True, slots=True)
+class RememberSink:
+    """Remember which batch a sink appends next, before it does. Changes nothing if it is not its next one."""
+
+    record: SinkRecord
+
+    def apply(self, value: StreamMetadata) -> StreamMetadata:
+        return value.with_sink(self.record) if may_remember(value, self.record) else value
+
+
+def may_remember(value: StreamMetadata, record: SinkRecord, *, or_repeated: bool = False) -> bool:
+    """Whether this is the next batch of its sink (or the one that was to be appended), and there is room for it."""
+    known = value.sink(record.last.sink)
+    if known is None and len(value.sinks) >= SINKS_MAX:
+        return False
+    verdict = standing(known, record.last)
+    return verdict is Standing.NEW or (or_repeated and verdict is Standing.REPEATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """A completed segment lies elsewhere from now on, the same entries under the same ids."""
+
+    number: SegmentNumber
+    store: str
+    place: str
+    to_store: str
+    to_place: str
+
+    def apply(self, value: StreamMetadata) -> StreamMetadata:
+        segment = value.segment(self.number)
+        if segment is None or not segment.completed or segment.truncation is Truncation.TRUNCATED:
+            return value
+        if (segment.store, segment.place) != (self.store, self.place):
+            return value
+        return value.with_segment(replace(segment, store=self.to_store, place=self.to_place))
+
+    def took_place(self, value: StreamMetadata) -> bool:
+        segment = value.segment(self.number)
+        return segment is not None and (segment.store, segment.place) == (self.to_store, self.to_place)
+
+
+@dataclass(frozen=True, slots=True)
 class MarkReleased:
     """Hand the stream back: anybody may claim it without evidence."""
 
@@ -202,6 +301,9 @@ Change = (
     | TruncateTo
     | Expire
     | ForgetSegment
+    | TakeSegmentsIn
+    | RememberSink
+    | Relocate
     | MarkReleased
 )
 

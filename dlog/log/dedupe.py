@@ -73,6 +73,13 @@ class ProducerTable:
     def __len__(self) -> int:
         return len(self._producers)
 
+    def has_certainly_not_written(self, id: bytes, since: Place | None) -> bool:
+        """Whether nothing of this producer, which began at `since` (None: nobody knows), is in the log or on its way:
+        had it written since then, it would be here."""
+        if id in self._producers:
+            return False
+        return self.horizon == NOTHING_FORGOTTEN or (since is not None and since > self.horizon)
+
     # ---- admission --------------------------------------------------------------------------------------------------
 
     def judge(self, request: WriteBatch) -> Producer | Batch | BatchWritten | DLogError:
@@ -94,7 +101,7 @@ class ProducerTable:
     def _judge_stranger(self, request: WriteBatch) -> Producer | DLogError:
         """A producer that is not in the table: new, or forgotten?"""
         sequence = request.sequence
-        if not self._has_certainly_not_written(request):
+        if not self.has_certainly_not_written(request.producer, request.since):
             return ProducerUnknownError(
                 f"this producer is not remembered, begin anew as another: sequence={sequence}",
                 outcome_unknown=request.retry,
@@ -102,12 +109,6 @@ class ProducerTable:
         if sequence == 0:
             return self._add(request.producer, 0)
         return SequenceGapError(f"this producer has not written yet: sequence={sequence} expected=0", expected=0)
-
-    def _has_certainly_not_written(self, request: WriteBatch) -> bool:
-        """Of a producer that is not in the table: had it written since it began, it would be."""
-        if self.horizon == NOTHING_FORGOTTEN:
-            return True
-        return request.since is not None and request.since > self.horizon
 
     def accept(self, batch: Batch) -> None:
         """Take a batch that `judge` found new; it is pending until `confirm`."""

@@ -13,6 +13,7 @@ from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Segment
+from dlog.model.sink import SinkBatch
 from dlog.values import value
 
 Buffer = bytes | bytearray | memoryview
@@ -76,6 +77,55 @@ class TruncateBefore:
     """Records before `dlsn` may go."""
 
     dlsn: DLSN
+
+
+@dataclass(frozen=True, slots=True)
+class TakeIn:
+    """Take closed segments in that were written elsewhere for this stream, in this order, behind all that is written:
+    one change of metadata, no byte moves. Answered with TakenIn.
+
+    parts: place and last entry of each. batch: whose it is; a repeated one is answered and nothing taken. None: what is
+    in the list already is not taken again. since: who asks has read the log, and nothing of this batch lies below this
+    segment and entry. Raises InvalidRequestError (no such stage, it ends elsewhere, another program writes under this
+    name), TxidOutOfOrderError (`last`: write them again with that txid or a higher one), OverCapacityError,
+    ProducerUnknownError (it was to be appended before: read the log from what is remembered to `since`).
+    """
+
+    batch: SinkBatch | None
+    parts: tuple[tuple[str, EntryId], ...]
+    store: str = "ledger"
+    since: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """Answer to TakeIn: as which segments, from `first` on; duplicate: it was done before, `first` is 0."""
+
+    first: SegmentNumber
+    segments: int
+    records: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AppendOnce:
+    """Append a sink's batch, as one record set; a repeated one is answered and not written again. Answered with
+    BatchWritten. write: producer and sequence of it are ours to choose; its `since` as of TakeIn. Raises as WriteBatch,
+    and InvalidRequestError (another program writes under this name)."""
+
+    batch: SinkBatch
+    write: WriteBatch
+
+
+@dataclass(frozen=True, slots=True)
+class RelocateSegment:
+    """Let a completed segment lie elsewhere: the same entries, under the same ids. Answered with None. Raises
+    InvalidRequestError (not completed, or not where it is said to be), TruncatedError."""
+
+    number: SegmentNumber
+    place: str
+    to_store: str
+    to_place: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +237,24 @@ class SegmentSealed:
 
 
 @dataclass(frozen=True, slots=True)
+class ExamineStage:
+    """Where does a segment end that was written for this stream and is in no list?"""
+
+    store: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class StageExamined:
+    """It ends at `last_entry`, for good; payloads of the first entry and of the last, none if it is empty."""
+
+    store: str
+    place: str
+    last_entry: EntryId
+    payloads: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteSegment:
     """Delete what lies at `place`; answered by SegmentDeleted or StoreFailed(question=...)."""
 
@@ -204,7 +272,7 @@ class SegmentDeleted:
 class StoreFailed:
     """The question failed. An AppendEntry that failed has killed its segment's writer."""
 
-    question: CreateSegment | RecoverSegment | ReadEntries | AppendEntry | SealSegment | DeleteSegment
+    question: StoreQuestion
     error: DLogError
 
 
@@ -218,7 +286,14 @@ class StreamChanged:
     """The stream's metadata may have changed: worth a look at whose it is."""
 
 
-StoreQuestion = CreateSegment | RecoverSegment | ReadEntries | AppendEntry | SealSegment | DeleteSegment
+StoreQuestion = CreateSegment | RecoverSegment | ReadEntries | AppendEntry | SealSegment | ExamineStage | DeleteSegment
 StoreReply = (
-    SegmentCreated | SegmentRecovered | EntriesRead | EntryAppended | SegmentSealed | SegmentDeleted | StoreFailed
+    SegmentCreated
+    | SegmentRecovered
+    | EntriesRead
+    | EntryAppended
+    | SegmentSealed
+    | StageExamined
+    | SegmentDeleted
+    | StoreFailed
 )

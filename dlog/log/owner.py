@@ -10,9 +10,10 @@ the next one appended to. Every change of the list names the version it was comp
 After the claim is lost nothing is answered as written any more.
 
 The segment store is the peer STORE (dlog/log/messages.py). For one claim there is one StreamOwner: a new claim is a new
-machine with a new nonce. Facts it hears: Asked with TakeStream first, then WriteBatch, TruncateBefore, SealStream,
-ReleaseStream, StatStream; Received(STORE, ...); Received(HINTS, StreamChanged()); PeerLost(STORE); MetadataSeen;
-TimerFired. `has_ended` says that it may be put away: everything asked is answered and nothing will happen any more.
+machine with a new nonce. Facts it hears: Asked with TakeStream first, then WriteBatch, TakeIn, AppendOnce,
+RelocateSegment, TruncateBefore, SealStream, ReleaseStream, StatStream; Received(STORE, ...); Received(HINTS,
+StreamChanged()); PeerLost(STORE); MetadataSeen; TimerFired. `has_ended` says that it may be put away: everything asked
+is answered and nothing will happen any more.
 
 Source: DistributedLog's write handler (docs/decisions say where we differ), architecture notes 3.2.
 """
@@ -43,29 +44,37 @@ from dlog.log.changes import (
     ForgetSegment,
     MarkReleased,
     Refresh,
+    Relocate,
+    RememberSink,
     StartSegment,
+    TakeSegmentsIn,
     TruncateTo,
 )
 from dlog.log.messages import (
     AppendEntry,
+    AppendOnce,
     CreateSegment,
     DeleteSegment,
     EntriesRead,
     EntryAppended,
+    ExamineStage,
     ReadEntries,
     RecoverSegment,
     ReleaseStream,
+    RelocateSegment,
     SealSegment,
     SealStream,
     SegmentCreated,
     SegmentDeleted,
     SegmentRecovered,
     SegmentSealed,
+    StageExamined,
     StatStream,
     StoreFailed,
     StreamChanged,
     StreamStat,
     StreamTaken,
+    TakeIn,
     TakeStream,
     TruncateBefore,
     WriteBatch,
@@ -73,6 +82,7 @@ from dlog.log.messages import (
 from dlog.log.options import OwnerOptions
 from dlog.log.rolling import AGE_TIMER, AHEAD_TIMER, Roll, Rolling
 from dlog.log.taking import MEND_TIMER, Taking
+from dlog.log.taking_in import TakingIn
 from dlog.log.tenure import Phase, Tenure
 from dlog.log.truncating import Truncating
 from dlog.log.writing import CONTROL_TIMER
@@ -114,6 +124,13 @@ class StreamOwner:
         self._taking = Taking(tenure, self._serving, self._refusal)
         self._rolling = Rolling(tenure)
         self._truncating = Truncating(tenure)
+        self._taking_in = TakingIn(
+            tenure,
+            admit=self._write,
+            admit_early=self._taking.admit_early,
+            restart=self._taking.restart,
+            refusal=self._refusal,
+        )
         self._takers: list[Ticket] = []
         self._sealers: list[Ticket] = []
         self._releasers: list[Ticket] = []
@@ -150,6 +167,7 @@ class StreamOwner:
     def let_go(self) -> None:
         """Nothing is asked any more: leave no circle of objects behind."""
         self._taking.let_go()
+        self._taking_in.let_go()
 
     # ---- the door ---------------------------------------------------------------------------------------------------
 
@@ -194,6 +212,10 @@ class StreamOwner:
                 self._take(ticket, if_epoch)
             case _ if self.has_ended or t.phase is Phase.IDLE:
                 t.out.append(Answer(ticket, self._refusal()))
+            case TakeIn() | AppendOnce():
+                self._taking_in.ask(ticket, request)
+            case RelocateSegment():
+                self._taking_in.relocate(ticket, request)
             case TruncateBefore(dlsn):
                 self._truncating.ask(ticket, dlsn)
             case SealStream():
@@ -255,6 +277,8 @@ class StreamOwner:
                     t.disposal.add(unwanted)
             case SegmentSealed(number, last_entry):
                 self._segment_sealed(number, last_entry)
+            case StageExamined():
+                self._taking_in.hear(message)
             case SegmentDeleted(place):
                 self._truncating.deleted(t.disposal.deleted(place))
             case StoreFailed():
@@ -300,6 +324,8 @@ class StreamOwner:
                 self._taking.progress()
             case Phase.SERVING:
                 self._rolling.progress()
+                if self._rolling.state is Roll.NONE:
+                    self._taking_in.progress()
                 self._progress_draining()
             case Phase.SEALED:
                 self._progress_sealed()
@@ -323,6 +349,12 @@ class StreamOwner:
                 self._end_released()
             case TruncateTo():
                 self._truncating.done(change)
+            case TakeSegmentsIn():
+                self._taking_in.taken_in(change)
+            case RememberSink():
+                self._taking_in.remembered(change)
+            case Relocate():
+                self._taking_in.relocated(change)
             case Expire():
                 self._truncating.doom()
             case ForgetSegment(number, place):
@@ -348,7 +380,7 @@ class StreamOwner:
     def _write(self, ticket: Ticket, request: WriteBatch) -> None:
         t, taking = self._tenure, self._taking
         refusal = self._refusal()
-        if taking.table_known and not self.has_ended:
+        if taking.table_known and not self.has_ended and not t.is_holding:
             if not t.writing.admit(ticket, request, refusal, t.out):
                 self._check_claim()
         elif refusal is not None:
@@ -400,6 +432,9 @@ class StreamOwner:
             return
         end = t.writing.end_of_current()
         t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
+        if self._taking_in.is_sealing:
+            self._taking_in.sealed(segment, end)
+            return
         if end.last_entry != NO_ENTRY:
             t.register.want(CompleteSegment(SegmentNumber(number), segment.place, end, t.unix_ms))
         if self._rolling.state is Roll.CLOSING:
@@ -430,6 +465,8 @@ class StreamOwner:
                 self._taking.hear(failed)
             case CreateSegment():
                 t.out += t.allocation.failed()
+            case ExamineStage():
+                self._taking_in.failed(question, error)
             case DeleteSegment():
                 self._truncating.deleted(t.disposal.failed(question, error))
                 t.out += t.disposal.later()
@@ -441,12 +478,14 @@ class StreamOwner:
             t.disposal.add(unlisted)
         t.disposal.lost()
         t.out += t.disposal.later()
+        self._taking_in.lost()
         if t.phase in (Phase.SERVING, Phase.RECOVERING):
             self._trouble()
 
     def _trouble(self) -> None:
         self._rolling.abandon()
         self._taking.trouble()
+        self._taking_in.abandon()
 
     # ---- ends -------------------------------------------------------------------------------------------------------
 
@@ -469,6 +508,7 @@ class StreamOwner:
         t = self._tenure
         t.out.extend(Answer(ticket, None) for ticket in self._sealers)
         self._sealers.clear()
+        self._taking_in.progress()
         if self._releasers and not t.is_closing:
             t.is_closing = True
             t.register.want(MarkReleased())
@@ -514,6 +554,7 @@ class StreamOwner:
         waiting = [*self._takers, *self._sealers, *self._releasers, *(ticket for ticket, _ in early)]
         t.out.extend(Answer(ticket, error) for ticket in waiting)
         self._truncating.fail(error)
+        self._taking_in.fail(error, unknown)
         for tickets in (self._takers, self._sealers, self._releasers):
             tickets.clear()
         early.clear()

@@ -11,7 +11,8 @@ follows, and those that entries of ours were on their way to when somebody else 
 
 A segment with entries but without a note in its last few was written by another implementation: it holds no producers
 of ours, so the table is looked for one segment further back. If it is not found within reach, it begins empty, with all
-that was written so far below its horizon.
+that was written so far below its horizon. Segments that were taken in (dlog/log/taking_in.py) say so in their notes,
+and do not count.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ class Recovery:
         self._max_segment = value.max_segment
         self._failed: list[StoreQuestion] = []
         self._search: list[Segment] = []  # segments in which the table may be, newest first
+        self._budget = options.recover_segments_max  # how many of them may be looked into
         self._sees_all = False  # no segment before those, and none that is gone
         self._replaying: Segment | None = None
         self._newest_note: Note | None = None  # of that segment
@@ -187,9 +189,8 @@ class Recovery:
             self.is_done = True
             return []
         if self._replaying is None:
-            ended = [s for s in map(self._as_ended, reversed(self._segments)) if s is not None]
-            self._search = ended[: self._options.recover_segments_max]
-            self._sees_all = len(ended) == len(self._search) and self._reaches_back()
+            self._search = [s for s in map(self._as_ended, reversed(self._segments)) if s is not None]
+            self._sees_all = self._reaches_back()
             return self._look_into_next()
         return []
 
@@ -213,12 +214,13 @@ class Recovery:
 
     def _look_into_next(self) -> list[Effect]:
         assert self._table is not None
-        if not self._search:
-            if not self._sees_all:  # else nobody wrote with a producer id
+        if not self._search or not self._budget:
+            if self._search or not self._sees_all:  # else nobody wrote with a producer id
                 self._table.horizon = (self.next_number - 1, _ANY_ENTRY)
             self.is_done = True
             return []
         self._replaying = segment = self._search.pop(0)
+        self._budget -= 1
         self._replay_from, self._newest_note = -1, None
         ending = self._endings.get(segment.number)
         if ending is not None and ending.note is not None:
@@ -258,8 +260,11 @@ class Recovery:
         return []
 
     def _replay_since(self, note: Note) -> list[Effect]:
-        """Read from the snapshot that a note names to the segment's end."""
+        """Read from the snapshot that a note names to the segment's end; further back if it was taken in."""
         assert self._replaying is not None
+        if note.snapshot_entry == NO_ENTRY:
+            self._budget += 1
+            return self._look_into_next()
         self._replay_from = note.snapshot_entry
         self.unix_ms = max(self.unix_ms, note.unix_ms)
         return [Send(STORE, ReadEntries(self._replaying, note.snapshot_entry, self._replaying.last_entry))]

@@ -62,7 +62,7 @@ class Rolling:
         t, segment = self._tenure, self._tenure.writing.current
         if segment is None:
             return
-        if self.state is Roll.NONE and segment.next_entry > 0 and not t.is_draining:
+        if self.state is Roll.NONE and segment.next_entry > 0 and not t.is_draining and not t.is_holding:
             self._progress_allocation(segment)
             if self._is_due(segment):
                 self._begin(segment)

@@ -60,6 +60,14 @@ class Taking:
         self._recovery = Recovery(t.value, t.lease.epoch, t.options, table, places)
         t.out += self._recovery.begin()
 
+    def restart(self) -> None:
+        """Our segment is complete, and more behind it: begin the next one, unless a recovery is under way or due."""
+        t = self._tenure
+        if t.phase is Phase.SERVING:
+            t.lose_segment()
+            self.stop()
+            self.begin()
+
     def hear(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> None:
         if self._recovery is not None:
             self._tenure.out += self._recovery.handle(message)

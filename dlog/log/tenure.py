@@ -34,7 +34,8 @@ class Phase(enum.Enum):
 
 
 class Tenure:
-    """out: effects of the fact at hand, in order. is_draining: no new writes; the stream is sealed or handed over."""
+    """out: effects of the fact at hand, in order. is_draining: no new writes; the stream is sealed or handed over.
+    is_holding: writes wait, and no segment is begun; others are taken in."""
 
     def __init__(self, key: StreamKey, claimant: Claimant, options: OwnerOptions, final_stores: frozenset[str]) -> None:
         self.stream = key.stream
@@ -51,6 +52,7 @@ class Tenure:
         self.disposal = Disposal(options)
         self.out: list[Effect] = []
         self.is_draining = False
+        self.is_holding = False
         self.is_closing = False  # the end of the last segment, or of the tenure, is on its way to metadata
         self._register: Register | None = None
         self._final_stores = final_stores

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.quorum import Quorum
+from dlog.model.sink import SinkRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,7 @@ class StreamMetadata:
     allocated: str = ""  # place of a segment created ahead of need and not yet in `segments`
     owner: Owner = field(default_factory=Owner)
     settings: StreamSettings = field(default_factory=StreamSettings)
+    sinks: tuple[SinkRecord, ...] = ()  # by name, one each
     life: str = field(default="", compare=False)  # given by the store at creation: another for each stream of the name
 
     def segment(self, number: int) -> Segment | None:
@@ -109,6 +111,14 @@ class StreamMetadata:
     @property
     def is_sealed(self) -> bool:
         return self.max_txid == 2**63 - 1
+
+    def sink(self, name: str) -> SinkRecord | None:
+        return next((record for record in self.sinks if record.last.sink == name), None)
+
+    def with_sink(self, record: SinkRecord) -> StreamMetadata:
+        """Remember this of its sink, in the place of what was."""
+        others = [known for known in self.sinks if known.last.sink != record.last.sink]
+        return replace(self, sinks=tuple(sorted([*others, record], key=lambda r: r.last.sink)))
 
     def has_lost(self, number: int) -> bool:
         """Whether a segment left the list with all that was before it."""

@@ -110,6 +110,10 @@ class MisconfiguredError(StoreError):
     remedy = Remedy.FIX
 
 
+#: number of a segment that is written before it is in any list (a stage): segments of a stream begin with 1
+STAGE = SegmentNumber(0)
+
+
 # ---- values ---------------------------------------------------------------------------------------------------------
 
 
@@ -118,11 +122,13 @@ class Capabilities:
     """What the core may rely on or must do without.
 
     visible_is_final: an entry a reader can see can never be dropped, so no control record is needed to move the LAC.
-    min_latency_s: a floor below which appends will not resolve; a hint for packing.
+    min_latency_s: a floor below which appends will not resolve; a hint for packing. is_written: segments may be created
+    there; False where they only come by being moved.
     """
 
     visible_is_final: bool
     entry_bytes_max: int
+    is_written: bool = True
     min_latency_s: float = 0.0
     conditional_put: bool = False
     delete_prefix: bool = False
@@ -239,6 +245,13 @@ class SegmentStore(Protocol):
 
         Then `end` is known at once, and it is the store's where that has decided another: a Java writer that was fenced
         completes its segment in the list by what it knows. Should the store not have decided yet, this recovers.
+        """
+        ...
+
+    async def stage_of(self, place: str) -> StreamName | None:
+        """The stream for which a segment was created under the number STAGE, None if it was created under another.
+
+        Raises SegmentNotFoundError, StoreUnavailableError.
         """
         ...
 

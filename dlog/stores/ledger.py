@@ -27,9 +27,11 @@ from dlog.errors import (
     UnauthorizedError,
 )
 from dlog.model.ids import EntryId, Epoch, LedgerId, SegmentNumber, StreamName
+from dlog.model.ledger import LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.options import MiB
 from dlog.stores.contract import (
+    STAGE,
     AppendSink,
     Buffer,
     Capabilities,
@@ -124,6 +126,8 @@ class Ledgers(Protocol):
         """Fence and close."""
         ...
 
+    async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata: ...
+
     async def find_tail(self, ledger: LedgerId) -> EntryId:
         """At least all that was confirmed before; all of it is kept by every recovery. Without fencing."""
         ...
@@ -170,6 +174,14 @@ class LedgerStore:
                 await self._ledgers.recover(ledger)  # completed in the list before it was closed: nobody may write
                 reader = await self._ledgers.open(ledger)
             return LedgerSegmentReader(reader)
+
+    async def stage_of(self, place: str) -> StreamName | None:
+        with _store_errors():
+            metadata = await self._ledgers.metadata_of(_ledger_of(SegmentRef(StreamName(""), STAGE, place)))
+        custom = dict(metadata.custom)
+        if custom.get(_NUMBER) != b"%d" % STAGE:
+            return None
+        return StreamName(custom.get(_STREAM, b"").decode(errors="replace"))
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         with _store_errors():

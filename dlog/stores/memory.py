@@ -17,6 +17,7 @@ from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.quorum import Quorum
 from dlog.options import MiB
 from dlog.stores.contract import (
+    STAGE,
     AppendSink,
     Buffer,
     Capabilities,
@@ -37,8 +38,9 @@ ENTRY_BYTES_MAX = 1 * MiB
 class _Segment:
     """What is kept of one segment."""
 
-    def __init__(self, epoch: Epoch) -> None:
+    def __init__(self, epoch: Epoch, stage_of: StreamName | None = None) -> None:
         self.epoch = epoch
+        self.stage_of = stage_of
         self.entries: list[bytes] = []
         self.sums: list[int] = []
         self.lac = NO_ENTRY
@@ -91,7 +93,7 @@ class MemoryStore:
         """See SegmentStore.create; the quorum has no meaning here."""
         self._check_open()
         place = self.state.new_place()
-        segment = self.state.segments[place] = _Segment(epoch)
+        segment = self.state.segments[place] = _Segment(epoch, stage_of=stream if number == STAGE else None)
         writer = MemoryWriter(place, segment, self.capabilities.entry_bytes_max)
         self._writers = [w for w in self._writers if not w.is_dead] + [writer]
         return writer
@@ -114,6 +116,10 @@ class MemoryStore:
         self._check_open()
         self.state.find(ref.place)
         return MemoryReader(self.state, ref.place, sealed_at)
+
+    async def stage_of(self, place: str) -> StreamName | None:
+        self._check_open()
+        return self.state.find(place).stage_of
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
         self._check_open()

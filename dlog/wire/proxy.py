@@ -37,6 +37,9 @@ class Op(enum.IntEnum):
     RELEASE = 14
     TAIL = 15
     PING = 16
+    TAKE_IN = 17
+    SINK_WRITE = 18
+    RELOCATE = 19
     WELCOME = 64
     WRITTEN = 65
     FAILED = 66
@@ -226,6 +229,55 @@ class Ping:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeIn:
+    """Take closed ledgers in as segments, behind all that is written, in this order: all of them or none. parts: place
+    and last entry of each. sink, epoch, query, batch: whose batch it is (dlog/model/sink.py); sink "": nobody's, what
+    is in the list is not taken again. since: who asks has read the log, and nothing of the batch lies below.
+
+    Done {"first": segment, "segments": n, "records": n, "duplicate": bool}.
+    """
+
+    request: int
+    stream: str
+    sink: str
+    epoch: int
+    query: str
+    batch: int
+    since: tuple[int, int, int] | None
+    parts: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SinkWrite:
+    """Append a sink's batch as one record set, once whatever is repeated. Done {"dlsn": [s, e, slot] or nil, "count":
+    n, "txid": n, "duplicate": bool}."""
+
+    request: int
+    stream: str
+    sink: str
+    epoch: int
+    query: str
+    batch: int
+    since: tuple[int, int, int] | None
+    count: int
+    txid: int | None
+    crc: int
+    body: Buffer = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Relocate:
+    """Completed segment `segment` lies at `to_place` of `to_store` from now on, no longer at `place`."""
+
+    request: int
+    stream: str
+    segment: int
+    place: str
+    to_store: str
+    to_place: str
+
+
+@dataclass(frozen=True, slots=True)
 class Welcome:
     """version: the one both will speak. limits: frame_bytes_max, batch_bytes_max, inflight_bytes_max, ..."""
 
@@ -326,6 +378,9 @@ Question = (
     | Release
     | Tail
     | Ping
+    | TakeIn
+    | SinkWrite
+    | Relocate
 )
 Reply = Welcome | Written | Failed | Done | Entries | ReaderEvent | Lac | GoAway
 Message = Question | Reply

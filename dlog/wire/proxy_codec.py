@@ -26,6 +26,7 @@ from dlog.wire.proxy import Message, Op, ReaderEventKind, Start
 
 HELLO_LENGTH_MAX = 4096  # until a hello was taken, nobody may make us keep more
 HEADER_BYTES_MAX = 65_535
+PARTS_MAX = 1000  # of a TakeIn
 ARRAY_MAX = 256  # elements of an array in a header
 RESULT_ARRAY_MAX = 16_384  # elements of an array in a Done's result
 MAP_MAX = 1024
@@ -140,6 +141,11 @@ START = Kind("start", Start)
 PLACE = Kind("place", _place)
 EVENT = Kind("event", ReaderEventKind)
 
+_SINK: tuple[tuple[str, Kind], ...] = (
+    *(("sink", TEXT), ("epoch", U63), ("query", TEXT), ("batch", U63)),
+    ("since", _or_nil(DLSN)),
+)
+
 #: op -> class and kinds of its fields, in the order in which they follow the op in the header
 SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     Op.HELLO: (
@@ -192,6 +198,22 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     Op.RELEASE: (proxy.Release, (("request", U63), ("stream", TEXT))),
     Op.TAIL: (proxy.Tail, (("request", U63), ("stream", TEXT))),
     Op.PING: (proxy.Ping, (("request", U63),)),
+    Op.TAKE_IN: (proxy.TakeIn, (("request", U63), ("stream", TEXT), *_SINK)),
+    Op.SINK_WRITE: (
+        proxy.SinkWrite,
+        (("request", U63), ("stream", TEXT), *_SINK, ("count", COUNT), ("txid", _or_nil(U63)), ("crc", U32)),
+    ),
+    Op.RELOCATE: (
+        proxy.Relocate,
+        (
+            ("request", U63),
+            ("stream", TEXT),
+            ("segment", U63),
+            ("place", TEXT),
+            ("to_store", TEXT),
+            ("to_place", TEXT),
+        ),
+    ),
     Op.WELCOME: (
         proxy.Welcome,
         (("request", U63), ("version", U16), ("server", TEXT), ("role", TEXT), ("limits", LIMITS)),
@@ -233,10 +255,12 @@ def encode(message: Message) -> list[Buffer]:
     """
     body: Buffer = b""
     match message:
-        case proxy.Write() | proxy.Entries():
+        case proxy.Write() | proxy.Entries() | proxy.SinkWrite():
             body = message.body
         case proxy.Done():
             body = _packed(message.result, message)
+        case proxy.TakeIn():
+            body = _packed(message.parts, message)
     header = _packed(_HEADERS[type(message)](message), message)
     if len(header) > HEADER_BYTES_MAX:
         raise InvalidRequestError(f"message too large: message={type(message).__name__} header_bytes={len(header)}")
@@ -381,6 +405,17 @@ def _result(body: memoryview) -> dict[str, Any]:
     return _map(msgpack.unpackb(body, **_BOUNDS, max_array_len=array_max, max_str_len=1 << 20, max_bin_len=1 << 20))
 
 
+def _parts(body: memoryview) -> tuple[tuple[str, int], ...]:
+    bounds = {**_BOUNDS, "max_array_len": min(PARTS_MAX, len(body)), "max_str_len": TEXT_MAX, "max_bin_len": 0}
+    value = msgpack.unpackb(body, **bounds)
+    if type(value) is not list or not value:
+        raise ValueError("not parts")
+    for part in value:
+        if type(part) is not list or len(part) != 2 or type(part[0]) is not str:
+            raise ValueError("not a part")
+    return tuple((place, U63.check(last)) for place, last in value)
+
+
 def _as_it_is(body: memoryview) -> Buffer:
     return body
 
@@ -412,7 +447,13 @@ _WHOLE: dict[type[Any], Callable[[Any], None]] = {
     proxy.Entries: _check_entries,
     proxy.Written: _check_written,
 }
-_BODIES: dict[Op, Callable[[memoryview], Any]] = {Op.WRITE: _as_it_is, Op.ENTRIES: _as_it_is, Op.DONE: _result}
+_BODIES: dict[Op, Callable[[memoryview], Any]] = {
+    Op.WRITE: _as_it_is,
+    Op.ENTRIES: _as_it_is,
+    Op.DONE: _result,
+    Op.TAKE_IN: _parts,
+    Op.SINK_WRITE: _as_it_is,
+}
 _DECODERS = {
     int(op): (cls, tuple(kind.check for _, kind in fields), _BODIES.get(op)) for op, (cls, fields) in SCHEMA.items()
 }

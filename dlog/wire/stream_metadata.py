@@ -1,4 +1,4 @@
-"""What DistributedLog keeps of a stream in ZooKeeper, as bytes; and the two znodes of ours beside it.
+"""What DistributedLog keeps of a stream in ZooKeeper, as bytes; and the three znodes of ours beside it.
 
 A segment is one znode, `inprogress_<number>` or `logrecs_<number>` (18 digits), whose data are decimal fields joined by
 semicolons. The first packs: bits 0-7 format version, 8-15 truncation, 28-31 region, 32-63 record count (completed).
@@ -10,6 +10,8 @@ semicolons. The first packs: bits 0-7 format version, 8-15 truncation, 28-31 reg
 
 A segment that does not lie in a ledger has -1 for it, and two fields more: `;store;place` (percent-encoded). Java
 refuses such a string, as it must. The znodes `owner` and `settings` are JSON objects; unknown keys are left alone.
+`sinks`, which is there once a sink has written, is one of them too: a sink's name and
+`[epoch, query, batch, [segment, entry] or null]` (dlog/model/sink.py).
 Every fault is a DamagedError, a newer format an UnsupportedVersionError.
 Source: DistributedLog, LogSegmentMetadata, BKDLConfig, DLMetadata.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote
@@ -26,6 +29,7 @@ from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionErr
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamSettings, Truncation
+from dlog.model.sink import SinkBatch, SinkRecord
 
 Buffer = bytes | bytearray | memoryview
 
@@ -291,6 +295,35 @@ def decode_settings(data: Buffer) -> StreamSettings:
         return settings_from_map({name: value for name, value in found.items() if name in known})
     except InvalidRequestError as error:
         raise DamagedError(f"settings of a stream: {error.message}") from None
+
+
+def encode_sinks(sinks: Sequence[SinkRecord]) -> bytes:
+    """Data of R/sinks."""
+    return _json({r.last.sink: [r.last.epoch, r.last.query, r.last.batch, r.since and list(r.since)] for r in sinks})
+
+
+def decode_sinks(data: Buffer) -> tuple[SinkRecord, ...]:
+    """Raises DamagedError: what a sink has written would be written again if it were forgotten."""
+    found = _object(_text(data), "sinks") if data else {}
+    return tuple(_decode_sink(name, found[name]) for name in sorted(found))
+
+
+def _decode_sink(name: str, told: Any) -> SinkRecord:
+    try:
+        epoch, query, batch, since = told
+        place = since if since is None else (_count(since[0]), _count(since[1]))
+        is_well = type(query) is str and _is_utf8(query) and (since is None or len(since) == 2)
+        if is_well:
+            return SinkRecord(SinkBatch(name, _count(epoch), query, _count(batch)), place)
+    except (TypeError, ValueError, IndexError, KeyError):
+        pass
+    raise DamagedError(f"what is remembered of a sink does not parse: sink={name[:40]!r} found={str(told)[:80]!r}")
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError("not a count")
+    return value
 
 
 def _text(data: Buffer) -> str:

@@ -16,11 +16,11 @@ from dlog.errors import ConnectionLostError, RequestTimeoutError, StreamUnavaila
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Metadata
 from dlog.lease.ring import Ring
-from dlog.wire.proxy import Create, Delete, GetOwner, Release, Seal, Truncate
+from dlog.wire.proxy import Create, Delete, GetOwner, Release, Relocate, Seal, SinkWrite, TakeIn, Truncate
 from proxies.dialling import Dialler
 from proxies.link import Link
 
-Handed = Create | Delete | GetOwner | Release | Seal | Truncate
+Handed = Create | Delete | GetOwner | Release | Relocate | Seal | SinkWrite | TakeIn | Truncate
 
 CONNECT_S = 0.3
 ANSWER_S = 15.0

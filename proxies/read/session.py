@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from dlog.errors import (
     DLogError,
@@ -25,9 +25,7 @@ from dlog.errors import (
 from dlog.model.ids import stream_name
 from dlog.wire.proxy import (
     Cancel,
-    Create,
     Credit,
-    Delete,
     Done,
     GetOwner,
     GetOwners,
@@ -35,10 +33,7 @@ from dlog.wire.proxy import (
     Read,
     ReaderEvent,
     ReaderEventKind,
-    Release,
-    Seal,
     Tail,
-    Truncate,
     Write,
 )
 from proxies import catalog, dispatch
@@ -79,7 +74,7 @@ class ReadSession(Dispatch):
             GetOwners: self._get_owners,
             Write: self._write,
             Tail: self._wrong_door,
-            **dict.fromkeys((Create, Delete, Truncate, Seal, GetOwner, Release), self._hand_on),
+            **dict.fromkeys(get_args(Handed), self._hand_on),
         }
 
     # ---- what the connection tells ----------------------------------------------------------------------------------

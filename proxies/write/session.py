@@ -21,9 +21,11 @@ from dlog.errors import (
     StreamUnavailableError,
 )
 from dlog.io.clock import unix_ms
-from dlog.log.messages import BatchWritten, SealStream, TruncateBefore, WriteBatch
+from dlog.log import messages as asked
+from dlog.log.messages import AppendOnce, BatchWritten, RelocateSegment, SealStream, TruncateBefore, WriteBatch
 from dlog.model.dlsn import DLSN, of
-from dlog.model.ids import Txid, stream_name
+from dlog.model.ids import EntryId, SegmentNumber, Txid, stream_name
+from dlog.model.sink import SinkBatch, sink_name
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import RECORD_BYTES_MAX, SET_OVERHEAD, record_set_head
 from dlog.wire.proxy import (
@@ -39,8 +41,11 @@ from dlog.wire.proxy import (
     ReaderEvent,
     ReaderEventKind,
     Release,
+    Relocate,
     Seal,
+    SinkWrite,
     Tail,
+    TakeIn,
     Truncate,
     Write,
 )
@@ -100,6 +105,9 @@ class WriteSession(Dispatch):
             Truncate: self._truncate,
             Seal: self._seal,
             Release: self._release,
+            TakeIn: self._take_in,
+            SinkWrite: self._sink_write,
+            Relocate: self._relocate,
             Read: self._read,
             Credit: self._credit,
         }
@@ -256,6 +264,16 @@ class WriteSession(Dispatch):
     def _release(self, m: Release) -> None:
         self._answer(m, self._house.release(m.stream))
 
+    def _take_in(self, m: TakeIn) -> None:
+        self._answer(m, self._taken_in(m))
+
+    def _sink_write(self, m: SinkWrite) -> None:
+        _check(m)
+        self._answer(m, self._written_once(m))
+
+    def _relocate(self, m: Relocate) -> None:
+        self._answer(m, self._relocated(m))
+
     def _read(self, m: Read) -> None:
         """Somebody came to the wrong door: we know the right one, or serve the read through it."""
         location = self._house.read_proxy(m.stream)
@@ -279,6 +297,35 @@ class WriteSession(Dispatch):
         first = await self._house.holdings.ask(stream_name(stream), TruncateBefore(dlsn))
         return {"first": list(first)}
 
+    async def _taken_in(self, m: TakeIn) -> dict[str, Any]:
+        parts = tuple((place, EntryId(last)) for place, last in m.parts)
+        since = None if m.since is None else m.since[:2]
+        request = asked.TakeIn(_batch_of(m) if m.sink else None, parts, since=since)
+        taken = await self._house.holdings.ask(stream_name(m.stream), request)
+        told = {"first": taken.first, "segments": taken.segments, "records": taken.records}
+        return told | {"duplicate": taken.duplicate}
+
+    async def _written_once(self, m: SinkWrite) -> dict[str, Any]:
+        stream, batch = stream_name(m.stream), _batch_of(m)
+        house, size = self._house, len(m.body)
+        if size > house.batch_bytes_max:
+            raise RecordTooLargeError(f"a batch has at most {house.batch_bytes_max} bytes: bytes={size}")
+        cost = house.admission.take(stream, size)
+        try:
+            txid = None if m.txid is None else Txid(m.txid)
+            since = None if m.since is None else m.since[:2]
+            write = WriteBatch(kept(m.body), m.count, txid, batch.producer, 0, m.crc, True, unix_ms(), since)
+            written = await house.holdings.ask(stream, AppendOnce(batch, write))
+        finally:
+            house.admission.give_back(stream, cost)
+        place = list(written.dlsn) if written.dlsn.segment else None
+        return {"dlsn": place, "count": written.count, "txid": written.txid, "duplicate": written.duplicate}
+
+    async def _relocated(self, m: Relocate) -> dict[str, Any]:
+        request = RelocateSegment(SegmentNumber(m.segment), m.place, m.to_store, m.to_place)
+        await self._house.holdings.ask(stream_name(m.stream), request)
+        return {}
+
     async def _seal_stream(self, stream: str) -> dict[str, Any]:
         await self._house.holdings.ask(stream_name(stream), SealStream())
         return {}
@@ -293,7 +340,11 @@ def _owned(owned: list[list[Any]]) -> dict[str, Any]:
     return {"owned": owned[: catalog.NAMES_MAX], "more": len(owned) > catalog.NAMES_MAX}
 
 
-def _check(m: Write) -> None:
+def _batch_of(m: TakeIn | SinkWrite) -> SinkBatch:
+    return SinkBatch(sink_name(m.sink), m.epoch, sink_name(m.query), m.batch)
+
+
+def _check(m: Write | SinkWrite) -> None:
     """What is stored under a wrong sum or count would be damaged for every reader: it does not get in."""
     try:
         count, size = record_set_head(m.body)

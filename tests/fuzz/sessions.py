@@ -38,6 +38,9 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
     stream = f"fuzz-{rng.randrange(4)}"
     settings = {"ensemble": 1, "write_quorum": 1, "ack_quorum": 1}
     number = rng.randrange(1, 1000)
+    sink = (rng.choice(("", "sink", "-")), rng.randrange(2), rng.choice(("q", "r")), rng.randrange(3), None)
+    batch = write(stream, sequence=0, producer=b"p" * 16)
+    rest = (batch.count, rng.choice((None, 1, 1 << 60)), batch.crc, batch.body)
     makers = (
         lambda: said(proxy.Create(number, stream, dict(settings))),
         lambda: said(write(stream, sequence=rng.choice((0, 2, 4, 100)), producer=rng.randbytes(16))),
@@ -50,6 +53,9 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
         lambda: said(proxy.GetOwner(number, stream, rng.choice((None, "127.0.0.1:1", "x")))),
         lambda: said(proxy.Truncate(number, stream, (rng.randrange(3), rng.randrange(3), 0))),
         lambda: said(proxy.Release(number, stream)),
+        lambda: said(proxy.TakeIn(number, stream, *sink, ((str(rng.randrange(9)), rng.randrange(3)),))),
+        lambda: said(proxy.SinkWrite(number, stream, *sink, *rest)),
+        lambda: said(proxy.Relocate(number, stream, rng.randrange(3), "1", "cold", "file:/nowhere")),
         lambda: said(proxy.List(number, "", rng.randrange(10))),
         lambda: said(proxy.Ping(number)),
         lambda: said(proxy.Seal(number, stream)) if rng.random() < 0.02 else said(proxy.Ping(number)),

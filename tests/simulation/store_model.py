@@ -20,6 +20,7 @@ from dlog.log.messages import (
     DeleteSegment,
     EntriesRead,
     EntryAppended,
+    ExamineStage,
     ReadEntries,
     RecoverSegment,
     SealSegment,
@@ -27,11 +28,18 @@ from dlog.log.messages import (
     SegmentDeleted,
     SegmentRecovered,
     SegmentSealed,
+    StageExamined,
     StoreFailed,
 )
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, SegmentNumber
-from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, StoreTooSmallError, StoreUnavailableError
+from dlog.stores.contract import (
+    STAGE,
+    SegmentFencedError,
+    SegmentNotFoundError,
+    StoreTooSmallError,
+    StoreUnavailableError,
+)
 
 
 class StoreTransport:
@@ -49,6 +57,8 @@ class StoreTransport:
                 return ("append", number, entry)
             case SealSegment(number):
                 return ("seal", number)
+            case ExamineStage(_, place):
+                return ("examine", place)
             case DeleteSegment(_, place):
                 return ("delete", place)
         return None
@@ -65,6 +75,8 @@ class StoreTransport:
                 return ("append", number, entry)
             case SegmentSealed(number):
                 return ("seal", number)
+            case StageExamined(_, place):
+                return ("examine", place)
             case SegmentDeleted(place):
                 return ("delete", place)
             case StoreFailed(question):
@@ -151,6 +163,8 @@ class StoreModel:
                 return self._read(peer, message)
             case SealSegment():
                 return self._seal(peer, message)
+            case ExamineStage():
+                return self._examine(peer, message)
             case DeleteSegment(_, place):
                 return self._persist(("delete", place), lambda: self._delete(peer, place))
         raise AssertionError(f"not a question to a store: {message}")
@@ -205,6 +219,17 @@ class StoreModel:
         end = EntryId(segment.end if segment.end is not None else -1)
         reply = SegmentRecovered(message.segment.number, end)
         return self._persist(("end", segment.place, end), lambda: self._ended(peer, segment, reply))
+
+    def _examine(self, peer: str, message: ExamineStage) -> list[Effect]:
+        segment = self.segments.get(message.place)
+        if segment is None or segment.number != STAGE:
+            return [Send(peer, StoreFailed(message, SegmentNotFoundError("no such stage")))]
+        if segment.end is None:
+            self._decide(segment, self._rng.randint(segment.confirmed, len(segment.payloads) - 1))
+        assert segment.end is not None
+        ends = () if segment.end < 0 else (segment.payloads[0], segment.payloads[segment.end])
+        reply = StageExamined(message.store, message.place, EntryId(segment.end), ends)
+        return self._persist(("end", segment.place, segment.end), lambda: self._ended(peer, segment, reply))
 
     def _seal(self, peer: str, message: SealSegment) -> list[Effect]:
         segment = self._of_writer(peer, message.number)

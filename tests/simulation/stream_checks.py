@@ -1,4 +1,4 @@
-"""What must hold of a stream: S1-S12 and T1-T6 of the reliability notes, over everything that was said and is stored.
+"""What must hold of a stream: S1-S13 and T1-T7 of the reliability notes, over everything that was said and is stored.
 
 Online checks (`changed`, `appended`, `answered`, `delivered`) fail at the event; `final` reads everything back once the
 world has settled. A payload says who wrote it: producer, sequence.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -175,10 +176,18 @@ class StreamChecks:
 
     # ---- at the end -------------------------------------------------------------------------------------------------
 
-    def final(self, value: StreamMetadata, store: StoreModel) -> None:
+    def final(
+        self,
+        value: StreamMetadata,
+        store: StoreModel,
+        check_sinks: Callable[[list[bytes], bool], set[bytes]],
+    ) -> None:
         """Everything is settled: read all there is, and compare."""
         master = self._master(value, store)
-        self._check_writes(master, value)
+        kept = [s for s in value.segments if s.truncation is Truncation.ACTIVE]
+        has_lost = not kept or kept[0].number > 1
+        sinks = check_sinks([master[dlsn] for dlsn in sorted(master)], has_lost)
+        self._check_writes({dlsn: p for dlsn, p in master.items() if p not in sinks}, value)
         self._check_order()
         self._check_readers(master, first_readable(value) or of(1, 0, 0))
 

@@ -6,6 +6,7 @@ Styles of plan:
 - "final": as swarm, on a store where what is visible is final;
 - "forget": a producer table too small for the producers there are;
 - "stranger": somebody else takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
+- "sink": programs write batches as sinks too, and repeat them (stream_sinks.py);
 - "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
 
 After the faults the world heals; then every client must have its answers, every reader must have reached the tail, and
@@ -17,6 +18,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from dlog.errors import DLogError
@@ -37,6 +39,7 @@ from tests.simulation.store_model import StoredSegment, StoreModel, StoreTranspo
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_follower import Follower
 from tests.simulation.stream_parts import Client, Proxy, Reader
+from tests.simulation.stream_sinks import SINK_NODE, SinkProgram, SinkWritten, check_sinks
 from tests.simulation.stream_stranger import STRANGER, Stranger
 from tests.simulation.worlds import Outcome, Room
 
@@ -44,7 +47,7 @@ STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
 STORE_NODE, READ_NODE, STRANGE_NODE = "store", "r", "j"
 MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
-STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm")
+STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink")
 MUST_REACH = (
     "ack",
     "duplicate",
@@ -71,6 +74,14 @@ MUST_REACH = (
     "stalled",
     "stranger",
     "misstated",
+    "staged",
+    "taken_in",
+    "sink_appended",
+    "sink_repeated",
+    "sink_behind",
+    "sink_in_doubt",
+    "sink_found",
+    "sink_shut_out",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -128,6 +139,9 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     config["too_small"] = 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.4))
     if style == "stranger":
         config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 4))))
+    if style == "sink":
+        config["sinks"] = [[rng.uniform(0, duration), rng.choice((2, 5, 10))] for _ in range(rng.choice((1, 2, 3)))]
+        config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.2 else []
     return Plan(seed=seed, config=config, faults=faults)
 
 
@@ -177,6 +191,12 @@ class StreamWorld:
         self.clients = [Client(self, f"c{i + 1}", config["batches"]) for i in range(config["clients"])]
         for client in self.clients:
             sim.node(client.name)
+        self.sinks: list[SinkWritten] = []
+        self.programs = [
+            SinkProgram(self, f"k{i + 1}", i, batches) for i, (_, batches) in enumerate(config.get("sinks", ()))
+        ]
+        if self.programs:
+            sim.node(SINK_NODE)
         self.readers: dict[int, Reader] = {}
         self.follower = Follower(self)
         sim.node(READ_NODE, start=self._start_readers)
@@ -259,6 +279,8 @@ class StreamWorld:
             sim.call_in(at_s, self._truncate)
         for at_s in self.config.get("strangers", ()):
             sim.call_in(at_s, self._estrange)
+        for program, (at_s, _) in zip(self.programs, self.config.get("sinks", ()), strict=True):
+            sim.call_in(at_s, program.begin)
         for at_s in self.config["touch"]:
             sim.call_in(at_s, self._touch)
         for _ in range(self.config["readers"]):
@@ -355,10 +377,10 @@ class StreamWorld:
         self._care()
         if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: self._is_settled() and self.follower.is_at_tail):
             self.checks.fail("T6" if self._is_settled() else "T5", self._unsettled())
-        self.checks.final(self.value, self.store)
+        self.checks.final(self.value, self.store, partial(check_sinks, self))
 
     def _is_settled(self) -> bool:
-        if not all(c.is_done for c in self.clients):
+        if not (all(c.is_done for c in self.clients) and all(p.is_done for p in self.programs)):
             return False
         if self.config["seal"] and not self.value.is_sealed:
             return False
@@ -373,9 +395,10 @@ class StreamWorld:
 
     def _unsettled(self) -> str:
         clients = {c.name: (c.left, len(c.queue), c.proxy) for c in self.clients if not c.is_done}
+        programs = {p.name: (p.left, p.doing) for p in self.programs if not p.is_done}
         readers = {n: r.next for n, r in self.readers.items() if not self._has_reached_tail(r)}
         heard = self.follower.lacs
-        return f"not settled: clients={clients} readers={readers} heard={heard} metadata={self.value}"
+        return f"not settled: clients={clients} sinks={programs} readers={readers} heard={heard} metadata={self.value}"
 
 
 def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool = False) -> Outcome:

@@ -18,6 +18,7 @@ import pytest
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.quorum import Quorum
 from dlog.stores.contract import (
+    STAGE,
     EntryTooLargeError,
     SegmentFencedError,
     SegmentNotFoundError,
@@ -462,6 +463,20 @@ class StoreContract:
         assert run.ref.place not in places and kept.ref.place in places
         with pytest.raises(SegmentNotFoundError):
             await store.recover(run.ref, Epoch(2))
+
+    async def test_a_stage_says_for_which_stream_it_was_written(self, stores: OpenStore) -> None:
+        store = await stores()
+        stage = await store.create(STREAM, STAGE, Epoch(0), QUORUM)
+        await stage.append(EntryId(0), [b"x"])
+        assert await stage.seal() == 0
+        segment = await store.create(STREAM, SegmentNumber(1), Epoch(1), QUORUM)
+        other = await stores()
+        assert await other.stage_of(stage.place) == STREAM
+        assert await other.stage_of(segment.place) is None
+        with pytest.raises(SegmentNotFoundError):
+            await other.stage_of("987654321")
+        assert await other.recover(SegmentRef(STREAM, STAGE, stage.place), Epoch(0)) == 0
+        await segment.abandon()
 
     async def test_what_never_was_is_not_found(self, stores: OpenStore) -> None:
         store = await stores()

@@ -10,14 +10,16 @@ from typing import Any
 
 from actors.upstream import Heard
 from dlog.lease.lease import Lease
-from dlog.log.changes import StartSegment, TruncateTo
+from dlog.log.changes import RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
 from dlog.log.dedupe import ProducerTable
+from dlog.log.owner import StreamOwner
 from dlog.log.reading import StreamReader
 from dlog.log.recovery import Recovery
 from dlog.log.register import Register
 from dlog.log.rolling import Rolling
 from dlog.log.seeking import Goal
 from dlog.log.taking import Taking
+from dlog.log.taking_in import TakingIn
 from dlog.log.writing import Writing
 from proxies.write.tails import Tail
 from tests.simulation.mutants import edited
@@ -202,7 +204,12 @@ WRITING = (
         invariants=("S2",),
         style="forget",
         parts=planted(
-            ProducerTable, ("_has_certainly_not_written", "self.horizon == NOTHING_FORGOTTEN", "request.sequence == 0")
+            ProducerTable,
+            (
+                "_judge_stranger",
+                "self.has_certainly_not_written(request.producer, request.since)",
+                "request.sequence == 0",
+            ),
         ),
     ),
     Mutant(
@@ -211,7 +218,8 @@ WRITING = (
         style="forget",
         seeds=2000,
         parts=planted(
-            ProducerTable, ("_has_certainly_not_written", "self.horizon == NOTHING_FORGOTTEN", "not request.retry")
+            ProducerTable,
+            ("_judge_stranger", "if not self.has_certainly", "if request.retry and not self.has_certainly"),
         ),
     ),
     Mutant(
@@ -426,4 +434,72 @@ FOLLOWING = (
     ),
 )
 
-MUTANTS = (*LEASE, *TAKING, *WRITING, *READING, *FOLLOWING)
+SINKS = (
+    Mutant(
+        name="a batch of a sink is taken in as often as it is asked for",
+        invariants=("S13",),
+        style="sink",
+        parts={
+            "planted": (
+                (TakingIn, edited(TakingIn, ("_is_dealt_with", "verdict is Standing.DONE or (", "False or ("))),
+                (
+                    TakeSegmentsIn,
+                    edited(
+                        TakeSegmentsIn,
+                        ("apply", "not may_remember(value, record, or_repeated=True)", "False"),
+                        ("took_place", "self.record is not None", "False"),
+                    ),
+                ),
+            ),
+        },
+    ),
+    Mutant(
+        name="a batch of a sink is appended under another producer each time",
+        invariants=("S13",),
+        style="sink",
+        parts=planted(TakingIn, ("_append", "producer=record.last.producer", "producer=b'%016d' % head.ticket")),
+    ),
+    Mutant(
+        name="a batch that was to be appended is taken in whatever became of it",
+        invariants=("S13",),
+        style="sink",
+        parts=planted(TakingIn, ("_doubt", "record.since is None", "True")),
+    ),
+    Mutant(
+        name="a program that was shut out goes on",
+        invariants=("T7",),
+        style="sink",
+        parts={
+            "planted": (
+                (
+                    TakingIn,
+                    edited(
+                        TakingIn,
+                        ("_judge", "verdict = standing(record, batch)", "verdict = standing(None, batch)"),
+                    ),
+                ),
+                (RememberSink, edited(RememberSink, ("apply", "if may_remember(value, self.record)", "if True"))),
+            ),
+        },
+    ),
+    Mutant(
+        name="writes go on while segments are taken in",
+        invariants=("S7",),
+        style="sink",
+        parts=planted(StreamOwner, ("_write", " and not t.is_holding", "")),
+    ),
+    Mutant(
+        name="segments are taken in whatever their txids",
+        invariants=("S7",),
+        style="sink",
+        parts=planted(TakingIn, ("_is_taken_in", "error = self._order(head)", "error = None")),
+    ),
+    Mutant(
+        name="txids go on from before what was taken in",
+        invariants=("S7",),
+        style="sink",
+        parts=planted(TakingIn, ("taken_in", "t.writing.txid = max(", "t.writing.txid = min(")),
+    ),
+)
+
+MUTANTS = (*LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS)

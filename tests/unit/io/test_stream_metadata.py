@@ -18,6 +18,7 @@ from dlog.io.stream_metadata import (
 from dlog.io.zookeeper_protocol import Check, Create, Created, Delete, Op, Set, Stat
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
+from dlog.model.sink import SinkBatch, SinkRecord
 
 R = "/ns/s/<default>"
 DONE = Segment(number=SegmentNumber(1), place="9", first_txid=Txid(0), completed=True, last_entry=EntryId(4))
@@ -36,11 +37,13 @@ READ = StreamVersion(
     allocation=13,
     owner=14,
     settings=15,
+    sinks=None,
     segments={"logrecs_000000000000000001": 1, "inprogress_000000000000000002": 2},
     life="1f",
 )
 CLOSED = replace(OPEN, completed=True, last_entry=EntryId(7))
 
+SINK = SinkRecord(SinkBatch("s", 0, "q", 1), (2, 3))
 Change = Callable[[StreamMetadata], StreamMetadata]
 
 
@@ -76,11 +79,18 @@ def shape(ops: list[Op]) -> list[tuple[str, str, int | None]]:
             [("Delete", "ledgers/logrecs_000000000000000001", 1), ("Set", "ledgers", 11)],
         ),
         (lambda v: replace(v, max_segment=SegmentNumber(3)), [("Set", "ledgers", 11)]),
+        (lambda v: v.with_sink(SINK), [("Check", "ledgers", 11), ("Create", "sinks", None)]),
     ],
 )
 def test_a_change_sets_the_owner_and_guards_the_list(change: Change, expected: list[object]) -> None:
     guards = [("Check", "life-1f", 0), ("Set", "owner", 14)]
     assert shape(plan_change(R, READ, change(VALUE))) == [*guards, *expected]
+
+
+def test_what_a_sink_has_written_is_changed_under_its_version() -> None:
+    known = VALUE.with_sink(SINK)
+    ops = plan_change(R, replace(READ, value=known, sinks=4), known.with_sink(SinkRecord(replace(SINK.last, batch=9))))
+    assert shape(ops)[-1] == ("Set", "sinks", 4)
 
 
 def test_znodes_java_does_not_make_are_made_with_the_first_change() -> None:
@@ -132,6 +142,7 @@ def test_the_next_version_is_that_of_the_znodes_written() -> None:
         allocation=14,
         owner=15,
         settings=15,
+        sinks=None,
         segments={"logrecs_000000000000000001": 1, "logrecs_000000000000000002": 0},
         life="1f",
     )

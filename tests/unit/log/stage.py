@@ -19,6 +19,7 @@ from dlog.log.messages import (
     DeleteSegment,
     EntriesRead,
     EntryAppended,
+    ExamineStage,
     ReadEntries,
     RecoverSegment,
     SealSegment,
@@ -26,12 +27,14 @@ from dlog.log.messages import (
     SegmentDeleted,
     SegmentRecovered,
     SegmentSealed,
+    StageExamined,
     StoreFailed,
     TakeStream,
     WriteBatch,
 )
 from dlog.log.options import OwnerOptions
 from dlog.log.owner import StreamOwner
+from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import (
     Answer,
     Asked,
@@ -56,6 +59,7 @@ from dlog.wire.entry import build_record_set
 
 KEY = StreamKey(StreamName("s"))
 ALICE = b"alice".ljust(16, b".")
+STAGER = b"stager".ljust(16, b".")
 BOB = b"bob".ljust(16, b".")
 
 
@@ -117,6 +121,16 @@ class Stage:
         while self.held:
             self.held.popleft()()
 
+    def staged(self, name: str, *txids: int) -> tuple[str, EntryId]:
+        """A stage with an entry of one record for each txid; what a TakeIn names it by."""
+        packer, place = StagePacker(STAGER), Place(0)
+        for number, txid in enumerate(txids):
+            body = build_record_set([b"%s %d" % (name.encode(), number)])
+            place.payloads.append(b"".join(map(bytes, packer.entry([StagedSet(txid, 1, body)], 5000))))
+        place.end = len(txids) - 1
+        self.places[name] = place
+        return name, EntryId(place.end)
+
     # ---- the store and metadata -------------------------------------------------------------------------------------
 
     def ask(self, actor: Actor, question: Any, answer: Callable[[], Fact | None]) -> None:
@@ -167,6 +181,12 @@ class Stage:
                 return SegmentRecovered(segment.number, EntryId(place.end))
             case ReadEntries(segment, first, last):
                 return EntriesRead(segment.number, first, tuple(self.places[segment.place].payloads[first : last + 1]))
+            case ExamineStage(store, name):
+                found = self.places.get(name)
+                if found is None:
+                    return StoreFailed(question, SegmentNotFoundError("no such place"))
+                found.end = len(found.payloads) - 1 if found.end is None else found.end
+                return StageExamined(store, name, EntryId(found.end), tuple(found.payloads[: found.end + 1]))
             case DeleteSegment(_, name):
                 self.deleted.append(name)
                 if self.places.pop(name, None) is None:

@@ -51,6 +51,7 @@ BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "map": st.dictionaries(TEXT, PLAIN, max_size=3),
     "map of u63": st.dictionaries(TEXT, U63, max_size=3),
     "dlsn": DLSN,
+    "dlsn or nil": st.none() | DLSN,
     "bin 16": st.binary(min_size=16, max_size=16),
     "event": st.sampled_from(ReaderEventKind),
 }
@@ -64,6 +65,10 @@ def messages(draw: st.DrawFn) -> Message:
     if op is Op.WRITE:
         values["sequence"] = draw(st.integers(0, 2**62))
         values["body"] = draw(st.binary(max_size=100))
+    elif op is Op.SINK_WRITE:
+        values["body"] = draw(st.binary(max_size=100))
+    elif op is Op.TAKE_IN:
+        values["parts"] = tuple(draw(st.lists(st.tuples(TEXT, U63), min_size=1, max_size=5)))
     elif op is Op.READ:
         values["start"] = draw(st.sampled_from(Start))
         values["value"] = draw({Start.DLSN: DLSN, Start.TXID: U63, Start.TIME: U63}.get(values["start"], st.none()))
@@ -114,6 +119,12 @@ def test_a_changed_byte_ends_in_messages_or_a_protocol_error(message: Message, d
 def test_fields_of_any_kind_end_in_a_message_or_a_protocol_error(op: Op, fields: list[Any], body: bytes) -> None:
     with contextlib.suppress(ProtocolError):
         decoded(op, *fields, body=body)
+
+
+@pytest.mark.parametrize("parts", [[], [["1"]], [["1", -1]], [[1, 1]], ["1"], {}, [["1", 0]] * 1001])
+def test_parts_are_named_with_their_last_entries(parts: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decoded(Op.TAKE_IN, 1, "s", "", 0, "", 0, None, body=msgpack.packb(parts))
 
 
 def frame_of(header: bytes, body: bytes = b"") -> bytes:
@@ -195,12 +206,12 @@ def test_a_header_longer_than_its_frame_is_refused() -> None:
             list(FrameDecoder().feed(frame))
 
 
-def test_only_three_messages_have_a_body() -> None:
+def test_only_five_messages_have_a_body() -> None:
     with_body = set()
     for op, (cls, fields) in SCHEMA.items():
         if {f.name for f in dataclasses.fields(cls)} != {name for name, _ in fields}:
             with_body.add(op)
-    assert with_body == {Op.WRITE, Op.ENTRIES, Op.DONE}
+    assert with_body == {Op.WRITE, Op.SINK_WRITE, Op.TAKE_IN, Op.ENTRIES, Op.DONE}
     with pytest.raises(ProtocolError, match="no body"):
         decoded(16, 1, body=b"x")
 
@@ -316,7 +327,7 @@ def test_the_schema_has_every_op_and_every_field_in_order() -> None:
     for cls, fields in SCHEMA.values():
         names = [f.name for f in dataclasses.fields(cls)]
         assert [name for name, _ in fields] == names[: len(fields)], cls
-        assert names[len(fields) :] in ([], ["body"], ["result"]), cls
+        assert names[len(fields) :] in ([], ["body"], ["result"], ["parts"]), cls
 
 
 def test_every_kind_refuses_what_is_not_of_it() -> None:

@@ -13,6 +13,7 @@ from dlog.errors import DamagedError, InvalidRequestError, UnsupportedVersionErr
 from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNumber, Txid
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamSettings, Truncation
+from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.wire.stream_metadata import (
     Binding,
     decode_binding,
@@ -21,11 +22,13 @@ from dlog.wire.stream_metadata import (
     decode_owner,
     decode_segment,
     decode_settings,
+    decode_sinks,
     encode_binding,
     encode_number,
     encode_owner,
     encode_segment,
     encode_settings,
+    encode_sinks,
     parse_segment_name,
     segment_name,
     settings_from_map,
@@ -225,3 +228,24 @@ def test_settings_asked_for_start_from_a_base() -> None:
 def test_settings_asked_for_in_vain_say_why(values: dict[str, object]) -> None:
     with pytest.raises(InvalidRequestError):
         settings_from_map(values)
+
+
+SINK_NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,20}", fullmatch=True)
+COUNTS = st.integers(0, 2**63 - 1)
+
+
+@given(st.lists(st.tuples(SINK_NAMES, COUNTS, SINK_NAMES, COUNTS, st.none() | st.tuples(COUNTS, COUNTS)), max_size=5))
+def test_sinks_read_back(told: list[tuple[str, int, str, int, tuple[int, int] | None]]) -> None:
+    by_name = {t[0]: SinkRecord(SinkBatch(*t[:4]), t[4]) for t in told}
+    records = tuple(by_name[name] for name in sorted(by_name))
+    assert decode_sinks(encode_sinks(records)) == records
+    assert decode_sinks(b"") == ()
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b"[]", b'{"s":[1,"q",2]}', b'{"s":[-1,"q",2,null]}', b'{"s":[1,"q",2,[1]]}', b'{"s":[1,2,3,null]}']
+)
+def test_broken_sinks_are_damaged(data: bytes) -> None:
+    """To forget one would be to write its batches again."""
+    with pytest.raises(DamagedError):
+        decode_sinks(data)

@@ -1,0 +1,406 @@
+"""Taking in: closed segments that were written elsewhere become the stream's, and sinks write each batch once.
+
+The law of this room: what is taken in lies behind all that was acknowledged and before all that comes. So writes wait,
+what was admitted is confirmed and the current segment sealed; then one compare-and-set completes it, lists what is
+taken in and remembers whose batch it was; then the next segment is started as after a recovery. What a stage holds its
+store says, not who asks. A batch of a sink is judged by what metadata remembers, at the moment it is admitted; batches
+of one sink are dealt with one after another, so that who was shut out has nothing on its way.
+
+Source: ours; docs/decisions/0021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from dlog.errors import (
+    DamagedError,
+    DLogError,
+    InvalidRequestError,
+    OverCapacityError,
+    ProducerUnknownError,
+    Remedy,
+    StreamUnavailableError,
+    TruncatedError,
+    TxidOutOfOrderError,
+)
+from dlog.events import LacMoved, SegmentCompleted
+from dlog.log.changes import (
+    CompleteSegment,
+    DropEmptySegment,
+    Relocate,
+    RememberSink,
+    SegmentEnd,
+    Stage,
+    TakeSegmentsIn,
+    allocated_name,
+)
+from dlog.log.contents import read_contents
+from dlog.log.messages import (
+    STORE,
+    AppendOnce,
+    BatchWritten,
+    ExamineStage,
+    RelocateSegment,
+    StageExamined,
+    TakeIn,
+    TakenIn,
+    WriteBatch,
+)
+from dlog.log.packing import OpenSegment
+from dlog.log.tenure import Tenure
+from dlog.machine import Answer, Send, Tell, Ticket
+from dlog.model.dlsn import DLSN_INVALID
+from dlog.model.ids import NO_ENTRY, NO_TXID, SegmentNumber, Txid
+from dlog.model.segment import Truncation
+from dlog.model.sink import SINKS_MAX, SinkBatch, SinkRecord, Standing, standing
+
+WAITING_MAX = 64
+_EXAMINED_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class _Taking:
+    """Segments to be taken in. found: by place. change: on its way to metadata."""
+
+    ticket: Ticket
+    request: TakeIn
+    asked: set[str] = field(default_factory=set)
+    found: dict[str, Stage] = field(default_factory=dict)
+    error: DLogError | None = None
+    change: TakeSegmentsIn | None = None
+
+
+@dataclass(slots=True)
+class _Appending:
+    """A batch to be appended. change: on its way to metadata."""
+
+    ticket: Ticket
+    request: AppendOnce
+    change: RememberSink | None = None
+
+
+class TakingIn:
+    """admit: hand a batch to the writing of the stream. admit_early: hand over those that were held back. restart:
+    begin the next segment, the current one being complete. refusal: what to say to new writes now."""
+
+    def __init__(
+        self,
+        tenure: Tenure,
+        *,
+        admit: Callable[[Ticket, WriteBatch], None],
+        admit_early: Callable[[], None],
+        restart: Callable[[], None],
+        refusal: Callable[[], DLogError | None],
+    ) -> None:
+        self._tenure = tenure
+        self._admit = admit
+        self._admit_early = admit_early
+        self._restart = restart
+        self._refusal = refusal
+        self._waiting: list[_Taking | _Appending] = []
+        self._relocating: list[tuple[Ticket, Relocate]] = []
+
+    @property
+    def is_sealing(self) -> bool:
+        """Whether the seal of the current segment was asked for by us."""
+        return self._tenure.is_holding and self._head is not None
+
+    @property
+    def _head(self) -> _Taking | None:
+        head = self._waiting[0] if self._waiting else None
+        return head if isinstance(head, _Taking) else None
+
+    def ask(self, ticket: Ticket, request: TakeIn | AppendOnce) -> None:
+        if len(self._waiting) >= WAITING_MAX:
+            self._answer(ticket, OverCapacityError("too many batches of sinks wait for this stream"))
+        elif isinstance(request, TakeIn) and len(dict(request.parts)) < max(1, len(request.parts)):
+            self._answer(ticket, InvalidRequestError("stages are named, each of them once"))
+        elif isinstance(request, TakeIn):
+            self._waiting.append(_Taking(ticket, request))
+        else:
+            self._waiting.append(_Appending(ticket, request))
+
+    # ---- going on ---------------------------------------------------------------------------------------------------
+
+    def progress(self) -> None:
+        """While no segment is being changed: deal with what waits, in its order."""
+        while self._waiting and self._is_dealt_with(self._waiting[0]):
+            pass
+
+    def _is_dealt_with(self, head: _Taking | _Appending) -> bool:
+        """Whether the head waits no longer."""
+        if head.change is not None:
+            return False  # on its way to metadata
+        verdict = self._judge(head.request.batch)
+        if isinstance(verdict, DLogError):
+            return self._drop(verdict)
+        if isinstance(head, _Appending):
+            return self._is_appended(head, verdict)
+        listed = self._listed(head.request)
+        if verdict is Standing.DONE or (head.request.batch is None and len(listed) == len(head.request.parts)):
+            return self._drop(TakenIn(SegmentNumber(0), len(head.request.parts), 0, True))
+        if listed:
+            return self._drop(InvalidRequestError(f"these are segments already: places={', '.join(listed)[:100]}"))
+        return self._is_taken_in(head)
+
+    def _judge(self, batch: SinkBatch | None) -> Standing | DLogError:
+        if batch is None:
+            return Standing.NEW
+        value = self._tenure.value
+        record = value.sink(batch.sink)
+        if record is None:
+            full = f"a stream remembers {SINKS_MAX} sinks at most: sink={batch.sink}"
+            return Standing.NEW if len(value.sinks) < SINKS_MAX else InvalidRequestError(full)
+        verdict = standing(record, batch)
+        if verdict is Standing.SHUT_OUT:
+            return InvalidRequestError(
+                f"this sink was taken over by another program: sink={batch.sink} epoch={batch.epoch} "
+                f"newer={record.last.epoch}"
+            )
+        if verdict is Standing.ANOTHER:
+            return InvalidRequestError(
+                f"another program writes under the name of this sink, a higher epoch shuts it out: sink={batch.sink} "
+                f"epoch={batch.epoch} query={record.last.query}"
+            )
+        return verdict
+
+    # ---- small batches, appended ------------------------------------------------------------------------------------
+
+    def _is_appended(self, head: _Appending, verdict: Standing) -> bool:
+        t = self._tenure
+        if verdict is Standing.DONE:
+            return self._drop(BatchWritten(DLSN_INVALID, head.request.write.count, NO_TXID, True))
+        if verdict is Standing.REPEATED:
+            record = t.value.sink(head.request.batch.sink)
+            assert record is not None
+            self._append(record)
+            return True
+        refusal = self._refusal()
+        if refusal is not None:
+            return self._drop(refusal)
+        head.change = RememberSink(SinkRecord(head.request.batch, t.writing.undecided))
+        t.register.want(head.change)
+        return False
+
+    def remembered(self, change: RememberSink) -> None:
+        """A sink's batch may be appended now."""
+        head = self._waiting[0]
+        assert isinstance(head, _Appending) and head.change is change
+        head.change = None
+        if self._tenure.value.sink(change.record.last.sink) == change.record:
+            self._append(change.record)
+
+    def _append(self, record: SinkRecord) -> None:
+        head = self._waiting.pop(0)
+        assert isinstance(head, _Appending)
+        since = _later(record.since, head.request.write.since)
+        write = replace(head.request.write, producer=record.last.producer, sequence=0, since=since)
+        self._admit(head.ticket, write)
+
+    # ---- segments ---------------------------------------------------------------------------------------------------
+
+    def _listed(self, request: TakeIn) -> list[str]:
+        """Places of a request that are in the list."""
+        known = {s.place for s in self._tenure.value.segments if s.store == request.store}
+        return [place for place, _ in request.parts if place in known]
+
+    def _is_taken_in(self, head: _Taking) -> bool:
+        """Whether it waits no longer: given up, since what is taken in answers once metadata says so."""
+        t = self._tenure
+        if t.is_seal_asked:
+            return False
+        error = self._refusal() or head.error or self._doubt(head.request)
+        if error is not None:
+            return self._let_on(error)
+        for place, _ in head.request.parts:
+            if place not in head.asked and len(head.asked) - len(head.found) < _EXAMINED_AT_ONCE:
+                head.asked.add(place)
+                t.out.append(Send(STORE, ExamineStage(head.request.store, place)))
+        if len(head.found) < len(head.request.parts):
+            return False
+        t.is_holding = True  # from here on, until it is decided, nothing is given a txid
+        if not t.writing.is_drained:
+            return False
+        error = self._order(head)
+        if error is not None:
+            return self._let_on(error)
+        t.writing.is_cutting = False
+        t.ask_seal()
+        return False
+
+    def _doubt(self, request: TakeIn) -> DLogError | None:
+        """If it was to be appended before, it must be certain that it was not."""
+        t, batch = self._tenure, request.batch
+        record = None if batch is None else t.value.sink(batch.sink)
+        if record is None or record.last != batch or record.since is None:
+            return None
+        if t.table.has_certainly_not_written(record.last.producer, _later(record.since, request.since)):
+            return None
+        text = f"this batch was appended before, or may have been: batch={record.last.batch}"
+        return ProducerUnknownError(text, since=t.writing.undecided)
+
+    def _order(self, head: _Taking) -> DLogError | None:
+        """Txids may not fall, from what is written to the first stage and from one to the next."""
+        last = self._tenure.writing.txid
+        for place, _ in head.request.parts:
+            stage = head.found[place]
+            if stage.first_txid < last:
+                return TxidOutOfOrderError(
+                    f"a txid may not fall: place={place} txid={stage.first_txid} last={last}", last=last
+                )
+            last = stage.end.last_txid
+        return None
+
+    def hear(self, message: StageExamined) -> None:
+        """The store has looked at a stage; an answer that nobody waits for changes nothing."""
+        head = self._head_for(message.place)
+        if head is None:
+            return
+        expected = dict(head.request.parts)[message.place]
+        if message.last_entry != expected or not message.payloads:
+            head.error = InvalidRequestError(
+                f"a stage ends elsewhere: place={message.place} said={expected} found={message.last_entry}"
+            )
+            return
+        try:
+            head.found[message.place] = _stage_of(message)
+        except DamagedError as error:
+            head.error = InvalidRequestError(f"a stage cannot be read: place={message.place}: {error.message}")
+
+    def failed(self, question: ExamineStage, error: DLogError) -> None:
+        head = self._head_for(question.place)
+        if head is not None:
+            gone = InvalidRequestError(f"no such stage, it may have been swept: place={question.place}")
+            head.error = gone if error.remedy is Remedy.STOP else error
+
+    def lost(self) -> None:
+        """The store is gone: what was asked is not answered."""
+        head = self._head
+        if head is not None and head.change is None:
+            head.asked = set(head.found)
+
+    def _head_for(self, place: str) -> _Taking | None:
+        head = self._head
+        if head is None or place in head.found or all(place != known for known, _ in head.request.parts):
+            return None
+        return head
+
+    def sealed(self, segment: OpenSegment, end: SegmentEnd) -> None:
+        """The current segment is sealed as we asked: now all of it in one change."""
+        t, head = self._tenure, self._head
+        assert head is not None and head.change is None
+        number, place = SegmentNumber(segment.number), segment.place
+        if end.last_entry != NO_ENTRY:
+            t.register.want(CompleteSegment(number, place, end, t.unix_ms))
+        else:
+            t.register.want(DropEmptySegment(number, place, allocated_name(segment.store, place)))
+        record = None if head.request.batch is None else SinkRecord(head.request.batch)
+        stages = tuple(head.found[place] for place, _ in head.request.parts)
+        head.change = TakeSegmentsIn(stages, record, t.unix_ms)
+        t.register.want(head.change)
+
+    def taken_in(self, change: TakeSegmentsIn) -> None:
+        """The change has been applied: it took place, or could not, since somebody else writes."""
+        t, head = self._tenure, self._head
+        assert head is not None and head.change is change
+        listed = {(s.store, s.place): s for s in t.value.segments}
+        found = [listed[s.store, s.place] for s in change.stages if (s.store, s.place) in listed]
+        t.tell_dropped()  # before its number is told again
+        for s in found:
+            t.out.append(Tell(SegmentCompleted(t.stream, s.number, s.last_entry, s.record_count)))
+            t.out.append(Tell(LacMoved(t.stream, s.number, s.last_entry, True)))
+        t.writing.txid = max(t.writing.txid, *(s.end.last_txid for s in change.stages))
+        if change.took_place(t.value):
+            first = found[0].number if found else SegmentNumber(0)
+            self._drop(TakenIn(first, len(change.stages), sum(s.end.records for s in change.stages)))
+        else:
+            self._drop(StreamUnavailableError("not taken in, somebody else writes to the stream: ask again"))
+        self._release_held()
+        self._restart()
+
+    # ---- places -----------------------------------------------------------------------------------------------------
+
+    def relocate(self, ticket: Ticket, request: RelocateSegment) -> None:
+        t = self._tenure
+        segment = t.value.segment(request.number) if t.is_held else None
+        if segment is None or segment.truncation is Truncation.TRUNCATED:
+            is_gone = t.is_held and request.number <= t.value.max_segment
+            text = f"no such segment{', it was truncated' if is_gone else ''}: segment={request.number}"
+            self._answer(ticket, TruncatedError(text) if is_gone else InvalidRequestError(text))
+            return
+        change = Relocate(request.number, segment.store, request.place, request.to_store, request.to_place)
+        self._relocating.append((ticket, change))
+        t.register.want(change)
+
+    def relocated(self, change: Relocate) -> None:
+        for waiting in [w for w in self._relocating if w[1] is change]:
+            self._relocating.remove(waiting)
+            if change.took_place(self._tenure.value):
+                self._answer(waiting[0], None)
+                continue
+            text = f"the segment is not completed, or lies elsewhere: segment={change.number} place={change.place}"
+            self._answer(waiting[0], InvalidRequestError(text))
+
+    # ---- giving up --------------------------------------------------------------------------------------------------
+
+    def abandon(self) -> None:
+        """The current segment failed. What is on its way to metadata is decided there; the rest begins anew later."""
+        head = self._head
+        if head is None or head.change is None:
+            self._release_held()
+
+    def fail(self, error: DLogError, unknown: DLogError) -> None:
+        """Nothing will be done any more. unknown: said to those whose change is on its way."""
+        for waiting in self._waiting:
+            is_on_its_way = isinstance(waiting, _Taking) and waiting.change is not None
+            self._answer(waiting.ticket, unknown if is_on_its_way else error)
+        for ticket, _ in self._relocating:
+            self._answer(ticket, unknown)
+        self._waiting.clear()
+        self._relocating.clear()
+        self._tenure.is_holding = False
+
+    def let_go(self) -> None:
+        """Call back no more."""
+        self._admit, self._admit_early, self._restart, self._refusal = _ignore, _nothing, _nothing, _nothing
+
+    def _let_on(self, error: DLogError) -> bool:
+        """The head is not taken in: answer it, and let writes go on."""
+        self._drop(error)
+        self._release_held()
+        return True
+
+    def _release_held(self) -> None:
+        if self._tenure.is_holding:
+            self._tenure.is_holding = False
+            self._admit_early()
+
+    def _drop(self, result: object) -> bool:
+        self._answer(self._waiting.pop(0).ticket, result)
+        return True
+
+    def _answer(self, ticket: Ticket, result: object) -> None:
+        self._tenure.out.append(Answer(ticket, result))
+
+
+def _later(remembered: tuple[int, int] | None, told: tuple[int, int] | None) -> tuple[int, int] | None:
+    return remembered if remembered is None or told is None else max(remembered, told)
+
+
+def _stage_of(found: StageExamined) -> Stage:
+    """Raises DamagedError."""
+    first, last = read_contents(found.payloads[0]), read_contents(found.payloads[-1])
+    if not first.txids:
+        raise DamagedError("its first entry holds no record")
+    end = SegmentEnd(found.last_entry, last.last_slot, Txid(last.last_txid), last.position)
+    return Stage(found.store, found.place, Txid(first.txids[0]), end)
+
+
+def _ignore(_ticket: Ticket, _batch: WriteBatch) -> None:
+    """Nobody writes."""
+
+
+def _nothing() -> None:
+    """Nobody waits."""
