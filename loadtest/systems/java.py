@@ -102,6 +102,7 @@ BOOKKEEPER = Jars(
     "bookkeeper", ROOT / "tests" / "interop" / "java" / "pom.xml", CACHE / "lib", "bookkeeper-server-*.jar"
 )
 KAFKA = Jars("kafka", SOURCES / "kafka.pom.xml", CACHE / "kafka" / "lib", "kafka_2.13-*.jar")
+HDFS = Jars("hdfs", SOURCES / "hdfs.pom.xml", CACHE / "hdfs" / "lib", "hadoop-hdfs-client-*.jar")  # for cold storage
 
 
 def find_java() -> str:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dlog.io import process
-from proxies import serving
+from proxies import parts, serving
 from proxies.read import life
 from proxies.read.options import ReadOptions
 from proxies.read.server import ReadProxy
@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     async def live() -> int:
         options = serving.configure("read", ReadOptions, flags)
+        tuning = parts.tuned(flags["config"])
         stop = process.stop_event(serving.tell)
 
         def ready(proxy: ReadProxy) -> None:
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             process.ready("read", proxy.id, proxy.address)
 
         async with serving.metrics_endpoint(options.metrics_port):
-            await life.live(options, stop, ready)
+            await life.live(options, stop, ready, tuning=tuning)
         return 0
 
     return process.run(live)

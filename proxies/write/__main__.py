@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from dlog.io import process
-from proxies import serving
+from proxies import parts, serving
 from proxies.write import life
 from proxies.write.options import WriteOptions
 from proxies.write.server import WriteProxy
@@ -18,6 +18,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     async def live() -> int:
         options = serving.configure("write", WriteOptions, flags)
+        tuning = parts.tuned(flags["config"])
         stop = process.stop_event(serving.tell)
 
         def ready(proxy: WriteProxy) -> None:
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             process.ready("write", proxy.id, proxy.address)
 
         async with serving.metrics_endpoint(options.metrics_port):
-            await life.live(options, stop, ready)
+            await life.live(options, stop, ready, tuning=tuning)
         return 0
 
     return process.run(live)

@@ -117,8 +117,10 @@ class Admin:
 
     def _settings(self, given: Mapping[str, Any]) -> StreamSettings:
         settings = settings_from_map(dict(given))
-        if settings.store not in self._stores:
-            raise InvalidRequestError(f"no such store, known are {sorted(self._stores)}: store={settings.store}")
+        written = sorted(name for name, store in self._stores.items() if store.capabilities.is_written)
+        if settings.store not in written:
+            what = "segments are moved there, not written" if settings.store in self._stores else "no such store"
+            raise InvalidRequestError(f"{what}, known are {written}: store={settings.store}")
         if settings.segment_bytes < SEGMENT_BYTES_MIN:
             raise InvalidRequestError(f"a segment has at least {SEGMENT_BYTES_MIN} bytes: {settings.segment_bytes}")
         if settings.segment_age_s < SEGMENT_AGE_S_MIN:

@@ -1,0 +1,288 @@
+"""Objects on a Hadoop file system, by WebHDFS: a NameNode's HTTP address, or that of an HttpFS gateway.
+
+The law of this file: an object is written beside its place and renamed when it is whole, so it is there at once or not
+at all. Of several hosts the one that answered last is asked first, and the next one if it is on standby or away. What
+is read back is what counts: that a DataNode syncs what it closes is its own setting (dfs.datanode.synconclose).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+from dlog.options import MiB
+from dlog.stores.cold.objects import Buffer, Found
+from dlog.stores.cold.options import ColdOptions
+from dlog.stores.cold.places import Location
+from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
+
+_PART = ".part"
+_REDIRECTS = (301, 302, 307)
+_ANSWER_BYTES_MAX = 64 * MiB  # of JSON: a folder of some hundred thousand objects
+_REFUSED = ("AccessControlException", "SecurityException", "IllegalArgumentException", "UnsupportedOperationException")
+
+
+class WebHdfsObjects:
+    """See dlog/stores/cold/objects.py. Calls block, so they are made in threads."""
+
+    def __init__(self, options: ColdOptions) -> None:
+        self._options = options
+        self._good: dict[str, str] = {}  # hosts as told -> the one that answered last
+
+    async def read(self, place: Location, offset: int, size: int) -> bytes:
+        return await asyncio.to_thread(self._read, place, offset, size) if size > 0 else b""
+
+    async def read_end(self, place: Location, size: int) -> tuple[bytes, int]:
+        return await asyncio.to_thread(self._read_end, place, size)
+
+    async def create(self, place: Location) -> WebHdfsWriter:
+        return await asyncio.to_thread(WebHdfsWriter, self, place)
+
+    async def delete(self, place: Location) -> None:
+        with contextlib.suppress(SegmentNotFoundError):
+            await asyncio.to_thread(self.ask, place, "DELETE", "DELETE")
+
+    async def list(self, folder: Location) -> AsyncIterator[Found]:
+        async for found in self._each(folder):
+            if not _is_part(found):
+                yield found
+
+    async def unfinished(self, folder: Location) -> AsyncIterator[Found]:
+        async for found in self._each(folder):
+            if _is_part(found):
+                yield found
+
+    async def discard(self, left: Found) -> None:
+        scheme, _, rest = left.place.partition("://")
+        authority, _, path = rest.partition("/")
+        await self.delete(Location(scheme, authority, f"/{path}"))
+
+    async def _each(self, folder: Location) -> AsyncIterator[Found]:
+        folders = [folder]
+        while folders:
+            at = folders.pop()
+            try:
+                told = await asyncio.to_thread(self.ask, at, "GET", "LISTSTATUS")
+            except SegmentNotFoundError:
+                continue
+            for status in told["FileStatuses"]["FileStatus"]:
+                below = at.below(status["pathSuffix"]) if status["pathSuffix"] else at
+                if status["type"] == "DIRECTORY":
+                    folders.append(below)
+                else:
+                    yield Found(str(below), status["length"], status["modificationTime"])
+
+    # ---- in threads -------------------------------------------------------------------------------------------------
+
+    def ask(self, place: Location, method: str, operation: str, **more: Any) -> dict[str, Any]:
+        """A question that is answered in JSON."""
+        answer = self._first(place, method, operation, more)
+        try:
+            data = answer.read(_ANSWER_BYTES_MAX)
+        except (OSError, http.client.HTTPException) as error:
+            raise StoreUnavailableError(f"the answer broke off: {error}: place={place}") from error
+        finally:
+            answer.close()
+        return _map_of(data)
+
+    def connect(self, place: Location, operation: str, **more: Any) -> tuple[http.client.HTTPConnection, str]:
+        """Where the bytes of an object are to be sent: a connection, and what to ask for there."""
+        answer = self._first(place, "PUT", operation, more, follow=False)
+        target = answer.headers.get("Location", "")
+        answer.close()
+        if answer.status not in _REDIRECTS or not target:
+            raise StoreUnavailableError(f"the NameNode names no DataNode: status={answer.status} place={place}")
+        return self._connection(target), _target(target)
+
+    def _read(self, place: Location, offset: int, size: int) -> bytes:
+        try:
+            answer = self._first(place, "GET", "OPEN", {"offset": offset, "length": size})
+        except _OutOfRangeError:
+            return b""
+        try:
+            data = answer.read(size)
+        except (OSError, http.client.HTTPException) as error:
+            raise StoreUnavailableError(f"the DataNode broke off: {error}: place={place}") from error
+        finally:
+            answer.close()
+        if answer.length:
+            raise StoreUnavailableError(f"the DataNode broke off: place={place} bytes={len(data)}")
+        return data
+
+    def _read_end(self, place: Location, size: int) -> tuple[bytes, int]:
+        whole = int(self.ask(place, "GET", "GETFILESTATUS")["FileStatus"]["length"])
+        size = min(size, whole)
+        return (self._read(place, whole - size, size) if size else b""), whole
+
+    def _first(
+        self, place: Location, method: str, operation: str, more: dict[str, Any], *, follow: bool = True
+    ) -> http.client.HTTPResponse:
+        """The answer of the first host that has one. Raises StoreError."""
+        hosts = place.authority.split(",")
+        good = self._good.get(place.authority, hosts[0])
+        failure: StoreError = StoreUnavailableError(f"no host is named: place={place}")
+        for host in [good, *(host for host in hosts if host != good)]:
+            url = f"{'https' if place.scheme == 'swebhdfs' else 'http'}://{host}/webhdfs/v1{quote(place.path)}"
+            query = {"op": operation, **self._who(), **more}
+            try:
+                answer = self._one(f"{url}?{urlencode(query)}", method, place, follow)
+            except _StandbyError as error:
+                failure = StoreUnavailableError(f"{error}: place={place}")
+                continue
+            self._good[place.authority] = host
+            return answer
+        raise failure
+
+    def _one(self, url: str, method: str, place: Location, follow: bool) -> http.client.HTTPResponse:
+        """Raises _StandbyError where another host may be asked."""
+        for hop in range(4):
+            connection = self._connection(url)
+            try:
+                connection.request(method, _target(url), headers={"Connection": "close"})
+                answer = connection.getresponse()
+            except (OSError, http.client.HTTPException) as error:
+                connection.close()
+                where = f"host={connection.host}:{connection.port}"
+                if hop == 0:
+                    raise _StandbyError(f"cannot be reached: {error}: {where}") from error
+                raise StoreUnavailableError(
+                    f"the DataNode cannot be reached: {error}: {where} place={place}"
+                ) from error
+            if answer.status in _REDIRECTS and follow:
+                url = answer.headers.get("Location", "")
+                answer.close()
+                continue
+            if answer.status >= 400:
+                with contextlib.closing(answer):
+                    raise _error_of(answer.status, answer.read(MiB), place)
+            return answer
+        raise StoreUnavailableError(f"sent from one to the next without end: place={place}")
+
+    def _connection(self, url: str) -> http.client.HTTPConnection:
+        parts = urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        return kind(parts.hostname or "", parts.port, timeout=self._options.timeout_s)
+
+    def _who(self) -> dict[str, str]:
+        if self._options.webhdfs_token:
+            return {"delegation": self._options.webhdfs_token}
+        return {"user.name": self._options.webhdfs_user} if self._options.webhdfs_user else {}
+
+    @property
+    def copies(self) -> dict[str, int]:
+        """As a part of a question that creates."""
+        return {"replication": self._options.webhdfs_replication} if self._options.webhdfs_replication else {}
+
+
+class WebHdfsWriter:
+    """Sends a file to a DataNode as it comes, and renames it. Made in a thread."""
+
+    def __init__(self, objects: WebHdfsObjects, place: Location) -> None:
+        self._objects = objects
+        self._place = place
+        self._part = place.parent.below(f".{place.name}.{os.urandom(4).hex()}{_PART}")
+        self._connection, target = objects.connect(self._part, "CREATE", overwrite="false", **objects.copies)
+        try:
+            self._connection.putrequest("PUT", target)
+            self._connection.putheader("Content-Type", "application/octet-stream")
+            self._connection.putheader("Transfer-Encoding", "chunked")
+            self._connection.endheaders()
+        except (OSError, http.client.HTTPException) as error:
+            self._connection.close()
+            raise StoreUnavailableError(f"the DataNode cannot be reached: {error}: place={place}") from error
+
+    async def write(self, parts: Sequence[Buffer]) -> None:
+        await asyncio.to_thread(self._write, parts)
+
+    async def finish(self) -> None:
+        await asyncio.to_thread(self._finish)
+
+    async def abort(self) -> None:
+        self._connection.close()
+        with contextlib.suppress(StoreError):
+            await self._objects.delete(self._part)
+
+    def _write(self, parts: Sequence[Buffer]) -> None:
+        size = sum(map(len, parts))
+        if not size:
+            return  # an empty chunk would end the file
+        try:
+            self._connection.send(b"%x\r\n" % size)
+            self._connection.send(b"".join(parts))
+            self._connection.send(b"\r\n")
+        except OSError as error:
+            raise StoreUnavailableError(f"the DataNode broke off: {error}: place={self._place}") from error
+
+    def _finish(self) -> None:
+        try:
+            self._connection.send(b"0\r\n\r\n")
+            answer = self._connection.getresponse()
+            with contextlib.closing(answer):
+                said = answer.read(MiB)
+        except (OSError, http.client.HTTPException) as error:
+            raise StoreUnavailableError(f"the DataNode broke off: {error}: place={self._place}") from error
+        finally:
+            self._connection.close()
+        if answer.status >= 300:
+            failure = _error_of(answer.status, said, self._place)
+            known = isinstance(failure, StoreError)
+            raise failure if known else StoreUnavailableError(f"{failure}: place={self._place}")
+        if self._rename():
+            return
+        self._objects.ask(self._place, "DELETE", "DELETE")  # written before, by somebody who was killed
+        if not self._rename():
+            raise StoreUnavailableError(f"the object cannot be renamed: from={self._part} to={self._place}")
+
+    def _rename(self) -> bool:
+        return bool(self._objects.ask(self._part, "PUT", "RENAME", destination=self._place.path).get("boolean"))
+
+
+class _StandbyError(Exception):
+    """Another host may know."""
+
+
+class _OutOfRangeError(Exception):
+    """The object ends before."""
+
+
+def _error_of(status: int, said: bytes, place: Location) -> Exception:
+    told: Any = {}
+    with contextlib.suppress(StoreUnavailableError):
+        told = _map_of(said).get("RemoteException", {})
+    name, text = str(told.get("exception", "")), str(told.get("message", "")).partition("\n")[0][:300]
+    if name == "StandbyException":
+        return _StandbyError(text)
+    if name == "FileNotFoundException" or (status == 404 and not name):
+        return SegmentNotFoundError(f"no such object: place={place}")
+    if "out of the range" in text:
+        return _OutOfRangeError(text)
+    message = f"WebHDFS says {status} {name}: {text}: place={place}"
+    return MisconfiguredError(message) if name in _REFUSED or status == 401 else StoreUnavailableError(message)
+
+
+def _map_of(data: bytes) -> dict[str, Any]:
+    if not data:
+        return {}
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise StoreUnavailableError(f"that is no WebHDFS: said={data[:80]!r}")
+    return told
+
+
+def _target(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.path}?{parts.query}"
+
+
+def _is_part(found: Found) -> bool:
+    name = found.place.rpartition("/")[2]
+    return name.startswith(".") and name.endswith(_PART)

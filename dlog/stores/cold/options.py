@@ -1,0 +1,58 @@
+"""How cold storage is reached, and how much of it is kept in memory: section [cold], `DLOG_COLD_*`.
+
+Who reads cold segments needs these: proxies, and programs with Spark. What is empty is left to what is usual with that
+storage: for S3 its own environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...) and files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dlog.options import MiB, at_least_one
+from dlog.stores.cold.places import Location, parse_root
+
+S3_ADDRESSING = ("auto", "path", "virtual")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdOptions:
+    """Memory is bounded by cache_bytes_max, and by fetches_max times extent_bytes of what is under way.
+
+    roots: places below which objects may be read and deleted, as `s3://bucket/prefix`; none: wherever segments are said
+    to lie. s3_addressing: whether the bucket stands in the path or in the host's name. webhdfs_user: as which user,
+    where the cluster asks for no proof; webhdfs_token: a delegation token, where it does. webhdfs_replication: copies
+    of what is written, 0 for the cluster's own number.
+    """
+
+    roots: tuple[str, ...] = ()
+    extent_bytes: int = 4 * MiB  # read at once, for who reads on and on
+    cache_bytes_max: int = 64 * MiB  # of what was read and may be asked for again
+    fetches_max: int = 8  # at once
+    timeout_s: float = 60.0  # of each request
+    s3_endpoint: str = ""
+    s3_region: str = ""
+    s3_access_key: str = ""
+    s3_secret_key: str = field(default="", repr=False)
+    s3_session_token: str = field(default="", repr=False)
+    s3_addressing: str = "auto"
+    webhdfs_user: str = ""
+    webhdfs_token: str = field(default="", repr=False)
+    webhdfs_replication: int = 0
+
+    def __post_init__(self) -> None:
+        at_least_one(self, "extent_bytes", "cache_bytes_max", "fetches_max", "timeout_s")
+        if self.s3_addressing not in S3_ADDRESSING:
+            raise ValueError(f"s3_addressing is one of {', '.join(S3_ADDRESSING)}: {self.s3_addressing!r}")
+        if bool(self.s3_access_key) != bool(self.s3_secret_key):
+            raise ValueError("s3_access_key and s3_secret_key go together")
+        self.allowed()
+
+    def allowed(self) -> tuple[Location, ...]:
+        """The roots, taken apart. Raises ConfigError."""
+        whole: list[str] = []
+        for text in self.roots:
+            if "://" in text or not whole:
+                whole.append(text)
+            else:
+                whole[-1] += f",{text}"  # hosts have commas between them too
+        return tuple(map(parse_root, whole))

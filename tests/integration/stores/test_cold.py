@@ -1,0 +1,374 @@
+"""The cold store keeps the contract, as far as one can who writes nothing: on a directory, a real S3 and a real HDFS.
+
+A segment comes there as the job brings it: whole, and after it was sealed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlog.io.objects import Objects
+from dlog.io.settings import load
+from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.quorum import Quorum
+from dlog.stores.cold.format import Builder, Contents, Head
+from dlog.stores.cold.options import ColdOptions
+from dlog.stores.cold.places import Location, ObjectName, folder_of, parse_root
+from dlog.stores.cold.store import ColdStore
+from dlog.stores.contract import (
+    AppendSink,
+    Buffer,
+    Capabilities,
+    EntryTooLargeError,
+    MisconfiguredError,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentSealedError,
+    SegmentStore,
+    SegmentWriter,
+    StoreUnavailableError,
+)
+from tests.integration.storage import Storage, storage
+from tests.integration.stores.contract import OpenStore, Run, StoreContract
+from tests.ports import free_port
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    with storage("file", tmp_path_factory.mktemp("storage")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    with storage("s3", tmp_path_factory.mktemp("s3")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    with storage("webhdfs", tmp_path_factory.mktemp("hdfs")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module", params=("directory", "s3", "hdfs"))
+def kept(request: pytest.FixtureRequest) -> Storage:
+    started: Storage = request.getfixturevalue(request.param)
+    return started
+
+
+def options_of(kept: Storage, **changes: Any) -> ColdOptions:
+    return load(ColdOptions, "cold", None, {"roots": (kept.root,), **changes}, environ=kept.environment)
+
+
+class Bringing(ColdStore):
+    """Takes a segment in and, when it is sealed, brings it to cold storage as an object."""
+
+    def __init__(self, objects: Objects, options: ColdOptions, root: str) -> None:
+        super().__init__(objects, options)
+        self._root = parse_root(root)
+        self.capabilities = Capabilities(visible_is_final=True, entry_bytes_max=1_000_000)
+
+    async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> SegmentWriter:
+        name = ObjectName(number, os.urandom(8).hex(), 0)
+        place = folder_of(self._root, "cluster", "/dlog", stream).below(str(name))
+        return BringingWriter(self, place, stream, number)
+
+
+class BringingWriter:
+    def __init__(self, store: Bringing, place: Location, stream: str, number: int) -> None:
+        self.place = str(place)
+        self._store = store
+        self._location = place
+        self._whose = (stream, number)
+        self._entries: list[bytes] = []
+        self._sealed = False
+
+    @property
+    def last_confirmed(self) -> EntryId:
+        return EntryId(len(self._entries) - 1)
+
+    def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        body = b"".join(payload)
+        if self._sealed:
+            future.set_exception(SegmentSealedError("sealed"))
+        elif len(body) > self._store.capabilities.entry_bytes_max:
+            future.set_exception(EntryTooLargeError("too large"))
+        else:
+            self._entries.append(body)
+            future.set_result(None)
+        return future
+
+    def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
+        error = self.append(entry_id, payload).exception()
+        sink(error if error is None or isinstance(error, (SegmentSealedError, EntryTooLargeError)) else None)
+
+    def flush(self) -> None:
+        """Nothing is batched here."""
+
+    async def seal(self) -> EntryId:
+        if not self._sealed:
+            self._sealed = True
+            await bring(self._store.objects, self._location, self._entries, *self._whose)
+        return self.last_confirmed
+
+    async def abandon(self) -> None:
+        """Nothing is held."""
+
+
+async def bring(objects: Any, place: Location, entries: Sequence[bytes], stream: str, number: int) -> None:
+    """Write an object as the job does."""
+    builder = Builder(
+        Head(
+            stream=stream,
+            life="",
+            number=number,
+            last_entry=len(entries) - 1,
+            last_slot=0,
+            first_txid=0,
+            last_txid=0,
+            records=0,
+            completed_unix_ms=1,
+            start_sequence_id=0,
+            is_enveloped=True,
+            source_store="ledger",
+            source_place="1",
+        )
+    )
+    writer = await objects.create(place)
+    await writer.write((builder.begin(),))
+    for entry in entries:
+        builder.add(entry, Contents())
+    await writer.write(entries)
+    await writer.write(builder.end())
+    await writer.finish()
+
+
+class TestColdStore:
+    """Those tests of the contract in which a segment is sealed before it is looked at."""
+
+    async def _run(self, store: SegmentStore, epoch: int = 1) -> Run:
+        return await StoreContract._run(StoreContract(), store, epoch)
+
+    @pytest.fixture
+    async def stores(self, kept: Storage) -> AsyncIterator[OpenStore]:
+        async with AsyncExitStack() as stack:
+
+            async def open_store() -> Bringing:
+                options = options_of(kept, extent_bytes=4_000)
+                objects = await stack.enter_async_context(Objects(options))
+                store = Bringing(objects, options, kept.root)
+                await stack.enter_async_context(store)
+                return store
+
+            yield open_store
+
+    test_what_was_sealed_is_read_back = StoreContract.test_appends_resolve_in_order_and_are_read_back
+    test_a_sink_hears_of_each_entry = StoreContract.test_a_sink_hears_of_each_entry_once_and_in_order
+    test_seal_is_idempotent_and_final = StoreContract.test_seal_is_idempotent_and_final
+    test_a_large_entry = StoreContract.test_an_entry_too_large_is_refused_and_nothing_is_taken
+    test_reads_are_contiguous_and_bounded = StoreContract.test_reads_are_contiguous_and_bounded
+    test_the_end_may_be_told = StoreContract.test_the_end_may_be_told_instead_of_asked
+    test_the_end_that_was_decided = StoreContract.test_the_end_that_is_told_gives_way_to_the_one_that_was_decided
+    test_what_never_was_is_not_found = StoreContract.test_what_never_was_is_not_found
+    test_verify_counts_what_is_sound = StoreContract.test_verify_counts_what_is_sound
+
+    async def test_delete_is_idempotent_and_certain(self, stores: OpenStore) -> None:
+        store = await stores()
+        run, left = await self._run(store), await self._run(store)
+        for one in (run, left):
+            one.append()
+            await one.writer.seal()
+        await store.delete(run.ref)
+        await store.delete(run.ref)
+        places = [place async for place in (await stores()).list()]
+        assert run.ref.place not in places and left.ref.place in places
+        for call in (store.open_reader, store.find_tail, store.verify):
+            with pytest.raises(SegmentNotFoundError):
+                await call(run.ref)
+        with pytest.raises(SegmentNotFoundError):
+            await store.recover(run.ref, Epoch(2))
+
+    async def test_nothing_is_created_but_by_the_job(self, kept: Storage) -> None:
+        async with Objects(options_of(kept)) as objects, ColdStore(objects, options_of(kept)) as store:
+            assert not store.capabilities.is_written
+            with pytest.raises(MisconfiguredError, match="dlog pipeline offload"):
+                await store.create(StreamName("s"), SegmentNumber(1), Epoch(1), Quorum(ensemble=1, write=1, ack=1))
+
+
+class TestObjects:
+    """Each kind of storage by itself."""
+
+    @pytest.fixture
+    async def objects(self, kept: Storage) -> AsyncIterator[Objects]:
+        async with Objects(options_of(kept)) as objects:
+            yield objects
+
+    @pytest.fixture
+    def folder(self, kept: Storage) -> Location:
+        return parse_root(kept.root).below(os.urandom(6).hex())
+
+    async def test_an_object_is_there_when_it_is_finished_and_not_before(
+        self, objects: Objects, folder: Location
+    ) -> None:
+        place = folder.below("a", "one")
+        writer = await objects.create(place)
+        await writer.write((b"some ", memoryview(b"bytes"), bytearray(b"")))
+        await writer.write(())
+        assert [found async for found in objects.list(folder)] == []
+        with pytest.raises((SegmentNotFoundError, StoreUnavailableError)):
+            await objects.read_end(place, 10)
+        await writer.write((b" more",))
+        await writer.finish()
+        assert await objects.read_end(place, 4) == (b"more", 15)
+        assert await objects.read_end(place, 1000) == (b"some bytes more", 15)
+        assert await objects.read(place, 5, 5) == b"bytes"
+        assert await objects.read(place, 12, 100) == b"ore"
+        assert await objects.read(place, 15, 5) == b""
+        assert await objects.read(place, 3, 0) == b""
+        (found,) = [found async for found in objects.list(folder)]
+        assert (found.place, found.bytes) == (str(place), 15)
+        assert found.modified_unix_ms > 1_600_000_000_000
+
+    async def test_an_object_of_many_megabytes_in_many_parts(self, objects: Objects, folder: Location) -> None:
+        """More than one part of an upload to S3, more than one packet to a DataNode."""
+        place, block = folder.below("large"), os.urandom(1 << 20)
+        writer = await objects.create(place)
+        for number in range(40):
+            await writer.write((number.to_bytes(4, "big"), block, b"x" * number))
+        await writer.finish()
+        size = sum(4 + len(block) + number for number in range(40))
+        end, whole = await objects.read_end(place, 39 + 8)
+        assert (whole, end[-39:]) == (size, b"x" * 39)
+        at = sum(4 + len(block) + number for number in range(33))
+        assert await objects.read(place, at, 4 + len(block)) == (33).to_bytes(4, "big") + block
+
+    async def test_writing_again_puts_another_in_its_place(self, objects: Objects, folder: Location) -> None:
+        place = folder.below("twice")
+        for text in (b"first", b"second"):
+            writer = await objects.create(place)
+            await writer.write((text,))
+            await writer.finish()
+        assert await objects.read_end(place, 100) == (b"second", 6)
+        assert len([found async for found in objects.list(folder)]) == 1
+
+    async def test_what_is_aborted_leaves_nothing(self, objects: Objects, folder: Location) -> None:
+        writer = await objects.create(folder.below("aborted"))
+        await writer.write((b"x" * (17 << 20),))
+        await writer.abort()
+        await writer.abort()
+        assert [found async for found in objects.list(folder)] == []
+        assert [found async for found in objects.unfinished(folder)] == []
+
+    async def test_what_a_killed_writer_left_is_found_and_discarded(self, objects: Objects, folder: Location) -> None:
+        writer = await objects.create(folder.below("deep", "left"))
+        await writer.write((b"x" * (17 << 20),))  # larger than a part: S3 knows of it
+        await writer.write((b"y" * (17 << 20),))
+        left = [found async for found in objects.unfinished(folder)]
+        assert len(left) == 1 and left[0].modified_unix_ms > 1_600_000_000_000
+        await objects.discard(left[0])
+        await objects.discard(left[0])
+        assert [found async for found in objects.unfinished(folder)] == []
+        with suppress(StoreUnavailableError, SegmentNotFoundError):
+            await writer.write((b"z" * (17 << 20),))
+            await writer.finish()
+            pytest.fail("what was discarded cannot be finished")
+        await writer.abort()
+        assert [found async for found in objects.list(folder)] == []
+
+    async def test_deleting_what_is_not_there_is_no_error(self, objects: Objects, folder: Location) -> None:
+        writer = await objects.create(folder.below("here"))
+        await writer.finish()
+        await objects.delete(folder.below("not-here"))
+        await objects.delete(folder.below("here"))
+        await objects.delete(folder.below("here"))
+        assert [found async for found in objects.list(folder)] == []
+        with pytest.raises(SegmentNotFoundError):
+            await objects.read(folder.below("here"), 0, 1)
+
+    async def test_a_folder_that_is_not_there_is_empty(self, objects: Objects, folder: Location) -> None:
+        assert [found async for found in objects.list(folder)] == []
+        assert [found async for found in objects.unfinished(folder)] == []
+
+
+@pytest.mark.parametrize("kind", ["file", "s3", "webhdfs"])
+async def test_storage_that_is_away_is_asked_again_later(kind: str, tmp_path: Path) -> None:
+    """A server that has ended, and a mount that is gone, are not taken for objects that are gone."""
+    name = ("cluster", "dlog", "s", str(ObjectName(1, "0" * 16, 5)))
+    nobody = f"127.0.0.1:{free_port()}"
+    root = {"file": f"file://{tmp_path}/cold", "s3": "s3://cold/logs", "webhdfs": f"webhdfs://{nobody}/cold"}[kind]
+    place = parse_root(root).below(*name)
+    told = {"S3_ENDPOINT": f"http://{nobody}", "S3_REGION": "x", "S3_ACCESS_KEY": "a", "S3_SECRET_KEY": "b"}
+    environ = {f"DLOG_COLD_{key}": value for key, value in told.items()}
+    options = load(ColdOptions, "cold", None, {"timeout_s": 5.0}, environ=environ)
+    ref = SegmentRef(StreamName("s"), SegmentNumber(1), str(place))
+    async with Objects(options) as objects, ColdStore(objects, options) as store:
+        if kind == "file":
+            await bring(objects, place, [b"entry"], "s", 1)
+            (tmp_path / "cold").rename(tmp_path / "unmounted")
+        for call in (store.open_reader, store.verify, store.delete):
+            with pytest.raises(StoreUnavailableError):
+                await call(ref)
+        if kind == "file":
+            (tmp_path / "unmounted").rename(tmp_path / "cold")
+            assert (await store.open_reader(ref)).end == 0
+
+
+async def test_a_bucket_that_is_not_there_and_a_key_that_is_wrong_are_told(s3: Storage) -> None:
+    for root, changes, hint in (
+        ("s3://another/logs", {}, "NoSuchBucket"),
+        (s3.root, {"s3_secret_key": "wrong"}, "SignatureDoesNotMatch"),
+        (s3.root, {"s3_endpoint": "no endpoint"}, "cannot be reached like this"),
+    ):
+        options = load(ColdOptions, "cold", None, changes, environ=s3.environment)
+        async with Objects(options) as objects:
+            with pytest.raises(MisconfiguredError, match=hint):
+                await objects.read_end(parse_root(root).below("x"), 1)
+
+
+async def test_without_its_package_s3_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    for name in ("aiobotocore.config", "aiobotocore.session"):
+        monkeypatch.setitem(sys.modules, name, None)
+    async with Objects(ColdOptions()) as objects:
+        with pytest.raises(MisconfiguredError, match=r"pip install 'dlogd\[s3\]'"):
+            await objects.read_end(parse_root("s3://bucket/x"), 1)
+
+
+async def test_of_several_name_nodes_the_one_that_answers_is_asked(hdfs: Storage) -> None:
+    root = parse_root(hdfs.root)
+    both = Location(root.scheme, f"127.0.0.1:{free_port()},{root.authority}", root.path)
+    options = load(ColdOptions, "cold", None, {"timeout_s": 5.0}, environ=hdfs.environment)
+    async with Objects(options) as objects:
+        place = both.below("here")
+        writer = await objects.create(place)
+        await writer.write((b"bytes",))
+        await writer.finish()
+        assert await objects.read_end(place, 10) == (b"bytes", 5)
+
+
+async def test_a_damaged_file_is_told_and_what_is_sound_is_read(directory: Storage) -> None:
+    place = folder_of(parse_root(directory.root), "cluster", "/dlog", "s").below(str(ObjectName(1, "0" * 16, 0)))
+    ref = SegmentRef(StreamName("s"), SegmentNumber(1), str(place))
+    async with Objects() as objects, ColdStore(objects) as store:
+        await bring(objects, place, [b"first entry", b"second entry"], "s", 1)
+        assert (await store.open_reader(ref, sealed_at=NO_ENTRY)).end == 1
+        file = directory.file_of(str(place))
+        data = bytearray(file.read_bytes())
+        data[data.index(b"second") + 1] ^= 1
+        file.write_bytes(data)
+        reader = await store.open_reader(ref)
+        assert await reader.read(EntryId(0), EntryId(1), 1 << 20) == [b"first entry"]
+        with pytest.raises(SegmentCorruptError):
+            await reader.read(EntryId(1), EntryId(1), 1 << 20)
+        assert [entry for entry, _ in (await store.verify(ref)).damaged] == [1]
