@@ -25,6 +25,7 @@ from dlog.errors import (
     ConnectionLostError,
     DLogError,
     OwnedElsewhereError,
+    ProducerUnknownError,
     ProtocolError,
     Remedy,
     RequestTimeoutError,
@@ -380,6 +381,8 @@ class Router:
                             return {}
                         if error.remedy not in (Remedy.RETRY, Remedy.FOLLOW, Remedy.REOPEN):
                             raise
+                        if isinstance(error, ProducerUnknownError):
+                            raise  # asked again it would be the same: who asks must look
                         obstacle = error
                         unknown = unknown or error.outcome_unknown
                         suspect = self._suspect(stream, connection, error)

@@ -17,6 +17,9 @@ SESSION = {
     "spark.sql.session.timeZone": "UTC",
 }
 
+#: of the driver's environment, what workers are told too: how cold storage is reached
+_TOLD = ("DLOG_COLD_", "AWS_")
+
 
 def register(spark: SparkSession) -> None:
     """Make the format known to a session. Once a session; again does no harm."""
@@ -26,7 +29,7 @@ def register(spark: SparkSession) -> None:
 
 
 def session(name: str = "dlog", **settings: Any) -> SparkSession:
-    """A session with `SESSION` and `settings` (`_` stands for `.`) that knows the format."""
+    """A session with `SESSION` and `settings` that knows the format. In a key without a dot `_` stands for one."""
     import os
     import sys
 
@@ -37,8 +40,13 @@ def session(name: str = "dlog", **settings: Any) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     provide_java()
     builder = SparkSession.builder.appName(name)
-    for key, value in {**SESSION, **{key.replace("_", "."): value for key, value in settings.items()}}.items():
+    told = {f"spark.executorEnv.{key}": value for key, value in os.environ.items() if key.startswith(_TOLD)}
+    for key, value in {**told, **SESSION, **{_key(key): value for key, value in settings.items()}}.items():
         builder = builder.config(key, str(value))
     spark = builder.getOrCreate()
     register(spark)
     return spark
+
+
+def _key(name: str) -> str:
+    return name if "." in name else name.replace("_", ".")

@@ -1,8 +1,8 @@
 """Entries into Arrow: one record batch for thousands of records, column by column.
 
 The law of this file: nothing is done a record that can be done a record set: what a set shares (entry, txid, time) is
-kept once and spread when a batch is made; values are joined once. Bytes that their producer checksummed are handed on
-only if the checksum still holds, unless nobody wants to know.
+kept once and spread when a batch is made; values are copied once, into their batch, as soon as their set is opened.
+Bytes that their producer checksummed are handed on only if the checksum still holds, unless nobody wants to know.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,10 +21,15 @@ from dlog.errors import DamagedError
 from dlog.log.note import decode_note, is_note
 from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
-from dlog.wire.entry import Record, decode_entry, parse_record_set
+from dlog.wire.entry import Record, decode_entry, open_record_set, parse_record_set
 
 ROWS_MIN = 8192  # of a batch, while there are more
 BYTES_MAX = 8 << 20  # of values: a batch is ended beyond it, however few rows it has
+ROOM_FIRST = 256 << 10  # for a batch's values, as long as nobody knows how large batches are
+ALIKE_MIN = 16  # fewer records of a set are as well taken one by one
+LENGTH_BYTES = 4  # before each record of a set
+_FEW = 64  # rows a run: with more of them there are few runs
+_UP = np.arange(2 * ROWS_MIN, dtype=np.int64)
 
 #: every column there is, in order, as Arrow has it
 COLUMNS: dict[str, pa.DataType] = {
@@ -37,6 +44,40 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 
 
+class Alike:
+    """Values of one length, as they lie in a record set: each behind its own length, nothing copied."""
+
+    __slots__ = ("_rows",)
+
+    def __init__(self, rows: NDArray[np.uint8]) -> None:
+        self._rows = rows  # of LENGTH_BYTES and the value
+
+    @classmethod
+    def of(cls, count: int, body: memoryview) -> Alike | None:
+        """None: there are few, or they are not alike."""
+        width = len(body) // count if count >= ALIKE_MIN else 0
+        if not width or width * count != len(body):
+            return None
+        rows = np.frombuffer(body, np.uint8).reshape(count, width)
+        lengths = np.ndarray((count,), ">i4", rows, 0, (width,))
+        return cls(rows) if bool((lengths == width - LENGTH_BYTES).all()) else None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, part: slice) -> Alike:
+        return Alike(self._rows[part])
+
+    @property
+    def length(self) -> int:
+        """Of each value."""
+        return int(self._rows.shape[1]) - LENGTH_BYTES
+
+    @property
+    def values(self) -> NDArray[np.uint8]:
+        return self._rows[:, LENGTH_BYTES:]
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """Records of one entry with consecutive slots, one txid and one time. position: of the first in its segment."""
@@ -46,7 +87,7 @@ class Run:
     position: int
     txid: int
     unix_ms: int
-    values: list[bytes]
+    values: list[bytes] | Alike
 
     def cut(self, first_slot: int, end_slot: int) -> Run | None:
         """What lies from `first_slot` up to before `end_slot` (0: to the end); None if nothing."""
@@ -71,11 +112,14 @@ def runs_of(payload: bytes, entry: int, *, is_enveloped: bool = True, verify: st
             expected = sums.get(record.slot) if verify != "none" else None
             if expected is not None and crc32c(record.payload) != expected:
                 raise DamagedError(f"the producer's checksum does not match: slot={record.slot}")
-            values = parse_record_set(record.payload)
+            values = Alike.of(*open_record_set(record.payload)) or parse_record_set(record.payload)
             if values:
                 runs.append(Run(entry, record.slot, record.position, record.txid, unix_ms, values))
-        elif runs and runs[-1].txid == record.txid and runs[-1].slot + len(runs[-1].values) == record.slot:
-            runs[-1].values.append(bytes(record.payload))
+            continue
+        before = runs[-1] if runs else None
+        follows = before is not None and (before.txid, before.slot + len(before.values)) == (record.txid, record.slot)
+        if before is not None and follows and isinstance(before.values, list):
+            before.values.append(bytes(record.payload))
         else:
             runs.append(Run(entry, record.slot, record.position, record.txid, unix_ms, [bytes(record.payload)]))
     if verify == "full":
@@ -100,90 +144,167 @@ def _check_order(runs: Sequence[Run]) -> None:
             raise DamagedError(f"positions have a gap: slot={after.slot} position={after.position}")
 
 
+class Head(NamedTuple):
+    """A run but for its values."""
+
+    of: Range
+    entry: int
+    slot: int
+    position: int
+    txid: int
+    unix_ms: int
+
+
 class Batches:
-    """Gathers runs and makes record batches of `schema`'s columns."""
+    """Gathers runs and makes record batches of `schema`'s columns. Values that are no column are not kept."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._runs: list[tuple[Range, Run]] = []
-        self._rows = self._bytes = 0
+        self._heads: list[Head] = []
+        self._counts: list[int] = []
+        self._rows = 0
+        self._joined = Joined() if "value" in schema.names else None
 
     def add(self, of: Range, run: Run) -> pa.RecordBatch | None:
         """A batch, if it is large enough with this."""
-        self._runs.append((of, run))
+        self._heads.append(Head(of, run.entry, run.slot, run.position, run.txid, run.unix_ms))
+        self._counts.append(len(run.values))
         self._rows += len(run.values)
-        self._bytes += sum(map(len, run.values))
-        return self.take() if self._rows >= ROWS_MIN or self._bytes >= BYTES_MAX else None
+        if self._joined is not None:
+            self._joined.add(run.values)  # now, while the processor has them at hand
+            if self._joined.size >= BYTES_MAX:
+                return self.take()
+        return self.take() if self._rows >= ROWS_MIN else None
 
     def take(self) -> pa.RecordBatch | None:
         """A batch of what is left; None: nothing."""
-        runs, self._runs = self._runs, []
-        rows, self._rows, self._bytes = self._rows, 0, 0
-        if not runs:
+        heads, self._heads = self._heads, []
+        counts, self._counts = np.array(self._counts, np.int64), []
+        rows, self._rows = self._rows, 0
+        if not heads:
             return None
-        counts = np.fromiter((len(run.values) for _, run in runs), np.int64, len(runs))
-        made = [_MAKERS[field.name](runs, counts, rows).cast(field.type) for field in self._schema]
+        made = []
+        for field in self._schema:
+            if field.name == "value":
+                assert self._joined is not None, "it is of the schema"
+                column = self._joined.take(rows)
+            else:
+                column = _MAKERS[field.name](heads, counts, rows)
+            made.append(column if column.type == field.type else column.cast(field.type))
         return pa.RecordBatch.from_arrays(made, schema=self._schema)
 
 
-_Runs = list[tuple[Range, Run]]
+class Joined:
+    """Values of a batch, one behind the other. size: their bytes so far."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._lengths: list[NDArray[np.int32]] = []
+        self._room = ROOM_FIRST
+        self._open()
+
+    def _open(self) -> None:
+        self._buffer = pa.allocate_buffer(self._room, resizable=True)
+        self._bytes = np.frombuffer(self._buffer, np.uint8)
+        self.size, self._lengths = 0, []
+
+    def add(self, values: list[bytes] | Alike) -> None:
+        begin = self.size
+        if isinstance(values, Alike):
+            self.size += len(values) * values.length
+            self._reserve()
+            self._bytes[begin : self.size].reshape(len(values), values.length)[:] = values.values
+            self._lengths.append(np.full(len(values), values.length, np.int32))
+            return
+        lengths = np.fromiter(map(len, values), np.int32, len(values))
+        self.size += int(lengths.sum(dtype=np.int64))
+        self._reserve()
+        self._bytes[begin : self.size] = np.frombuffer(b"".join(values), np.uint8)
+        self._lengths.append(lengths)
+
+    def take(self, rows: int) -> pa.Array:
+        offsets = np.empty(rows + 1, np.int32)
+        offsets[0] = 0
+        np.cumsum(np.concatenate(self._lengths), out=offsets[1:])
+        data = self._buffer.slice(0, self.size)
+        self._room = max(ROOM_FIRST, self.size + self.size // 4)  # the next one will be about as large
+        self._open()
+        return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
+
+    def _reserve(self) -> None:
+        if self.size > len(self._bytes):
+            before = self._bytes
+            self._buffer = pa.allocate_buffer(2 * self.size, resizable=True)
+            self._bytes = np.frombuffer(self._buffer, np.uint8)
+            self._bytes[: len(before)] = before
+
+
+_Heads = list[Head]
 _Counts = NDArray[np.int64]
 
 
-def _spread(numbers: list[int], counts: _Counts) -> _Counts:
-    return np.repeat(np.array(numbers, np.int64), counts)
+def _spread(numbers: list[int], counts: _Counts, rows: int) -> _Counts:
+    """numbers[i], counts[i] times."""
+    if rows < _FEW * len(numbers):
+        return np.repeat(np.array(numbers, np.int64), counts)
+    spread = np.empty(rows, np.int64)  # a few long stretches: filled one by one, each at the speed of memory
+    begin = 0
+    for number, count in zip(numbers, counts.tolist(), strict=True):
+        spread[begin : begin + count] = number
+        begin += count
+    return spread
 
 
 def _rising(firsts: list[int], counts: _Counts, rows: int) -> _Counts:
     """firsts[i], firsts[i] + 1, ... for each run."""
-    begins = np.cumsum(counts) - counts
-    shifts: _Counts = np.repeat(np.array(firsts, np.int64) - begins, counts)
-    return np.arange(rows, dtype=np.int64) + shifts
+    begins = (np.cumsum(counts) - counts).tolist()
+    shifts = _spread([first - begin for first, begin in zip(firsts, begins, strict=True)], counts, rows)
+    shifts += _UP[:rows] if rows <= len(_UP) else np.arange(rows, dtype=np.int64)
+    return shifts
 
 
-def _stream(runs: _Runs, counts: _Counts, rows: int) -> pa.Array:
-    names = [of.stream for of, _ in runs]
-    if len(set(names)) == 1:
-        return pa.repeat(pa.scalar(names[0], pa.string()), rows)
+def _stream(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
+    names = [head.of.stream for head in heads]
+    if names.count(names[0]) == len(names):
+        return _named(names[0], max(rows, 2 * ROWS_MIN)).slice(0, rows)
     return pa.array(names, pa.string()).take(pa.array(np.repeat(np.arange(len(names)), counts)))
 
 
-def _segment(runs: _Runs, counts: _Counts, rows: int) -> pa.Array:
-    return pa.array(_spread([of.segment for of, _ in runs], counts))
+@lru_cache(maxsize=2)
+def _named(name: str, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(name, pa.string()), rows)
 
 
-def _entry(runs: _Runs, counts: _Counts, rows: int) -> pa.Array:
-    return pa.array(_spread([run.entry for _, run in runs], counts))
+def _segment(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
+    return pa.array(_spread([head.of.segment for head in heads], counts, rows))
 
 
-def _slot(runs: _Runs, counts: _Counts, rows: int) -> pa.Array:
-    return pa.array(_rising([run.slot for _, run in runs], counts, rows).astype(np.int32))
+def _entry(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
+    return pa.array(_spread([head.entry for head in heads], counts, rows))
 
 
-def _txid(runs: _Runs, counts: _Counts, rows: int) -> pa.Array:
-    return pa.array(_spread([run.txid for _, run in runs], counts))
+def _slot(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
+    return pa.array(_rising([head.slot for head in heads], counts, rows).astype(np.int32))
 
 
-def _sequence_id(runs: _Runs, counts: _Counts, rows: int) -> pa.Array:
+def _txid(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
+    return pa.array(_spread([head.txid for head in heads], counts, rows))
+
+
+def _sequence_id(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
     """Position in the stream, from 0, as DistributedLog counts; null where it was not counted."""
-    firsts = [max(0, of.start_sequence_id) + run.position - 1 for of, run in runs]
-    unknown = [of.start_sequence_id < 0 for of, _ in runs]
-    mask = _spread([int(no) for no in unknown], counts).astype(bool) if any(unknown) else None
-    return pa.array(_rising(firsts, counts, rows), mask=mask)
+    firsts = [max(0, head.of.start_sequence_id) + head.position - 1 for head in heads]
+    unknown = [head.of.start_sequence_id < 0 for head in heads]
+    return pa.array(_rising(firsts, counts, rows), mask=_mask(unknown, counts))
 
 
-def _timestamp(runs: _Runs, counts: _Counts, rows: int) -> pa.Array:
-    times = _spread([run.unix_ms * 1000 for _, run in runs], counts)
-    unknown = [not run.unix_ms for _, run in runs]
-    mask = _spread([int(no) for no in unknown], counts).astype(bool) if any(unknown) else None
-    return pa.array(times, mask=mask).cast(COLUMNS["timestamp"])
+def _timestamp(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
+    times = _spread([head.unix_ms * 1000 for head in heads], counts, rows)
+    return pa.array(times, mask=_mask([not head.unix_ms for head in heads], counts)).view(COLUMNS["timestamp"])
 
 
-def _value(runs: _Runs, counts: _Counts, rows: int) -> pa.Array:
-    values = [value for _, run in runs for value in run.values] if len(runs) > 1 else runs[0][1].values
-    offsets = np.zeros(rows + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, values), np.int32, rows), out=offsets[1:])
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(values))])
+def _mask(unknown: list[bool], counts: _Counts) -> NDArray[np.bool_] | None:
+    return np.repeat(np.array(unknown), counts) if any(unknown) else None
 
 
 _MAKERS = {
@@ -194,5 +315,4 @@ _MAKERS = {
     "txid": _txid,
     "sequence_id": _sequence_id,
     "timestamp": _timestamp,
-    "value": _value,
 }

@@ -18,9 +18,11 @@ from enum import Enum
 from typing import Any
 
 from dlog.errors import ConfigError, InvalidRequestError
+from dlog.io.settings import load
 from dlog.model.ids import TXID_MAX, stream_name
 from dlog.options import parse_bytes, parse_duration_s
 from dlog.spark.places import Place, place_of
+from dlog.stores.cold.options import ColdOptions
 
 NAMESPACE = "/dlog"
 _SPARK_UNITS = re.compile(r"(?i)\s*(\d{1,15})\s*(b|k|kb|m|mb|g|gb)?\s*\Z")  # as in Spark's own settings: powers of 1024
@@ -92,6 +94,7 @@ class SourceOptions:
     poll_interval_min_s: float = 0.2
     fetch_retries: int = 3
     fetch_timeout_s: float = 30.0
+    cold: ColdOptions = field(default_factory=ColdOptions)
 
     def __post_init__(self) -> None:
         if self.pattern:
@@ -118,12 +121,13 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     reads: dict[str, Any] = {}
     for key, (name, read) in _SIMPLE.items():
         if key.lower() in told:
-            reads[name] = _read(key, told[key.lower()], read)
+            reads[name] = read_value(key, told[key.lower()], read)
     options = SourceOptions(
-        zookeeper=_zookeeper(told),
+        zookeeper=zookeeper_of(told),
         **_selector(told),
         starting=_starting(told, streaming),
         ending=_ending(told),
+        cold=_cold(told),
         **reads,
     )
     _check(options, told, streaming)
@@ -133,14 +137,14 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
 # ---- single values --------------------------------------------------------------------------------------------------
 
 
-def _read(key: str, text: str, read: Callable[[str], Any]) -> Any:
+def read_value(key: str, text: str, read: Callable[[str], Any]) -> Any:
     try:
         return read(text)
     except ConfigError as error:
         raise ConfigError(f"{key}: {error.message}") from None
 
 
-def _size(text: str) -> int:
+def read_size(text: str) -> int:
     """Spark's spelling (128m) and ours (128MiB)."""
     spark = _SPARK_UNITS.match(text)
     if spark is None:
@@ -149,14 +153,14 @@ def _size(text: str) -> int:
     return _positive(int(spark[1]) * 1024**power, text)
 
 
-def _count(text: str) -> int:
+def read_count(text: str) -> int:
     if not (text.strip().isdecimal() and text.isascii() and len(text.strip()) <= 15):
         raise ConfigError(f"a whole number is wanted: value={text[:60]!r}")
     return _positive(int(text), text)
 
 
-def _retries(text: str) -> int:
-    return 0 if text.strip() == "0" else _count(text)
+def read_retries(text: str) -> int:
+    return 0 if text.strip() == "0" else read_count(text)
 
 
 def _positive(value: int, text: str) -> int:
@@ -165,8 +169,8 @@ def _positive(value: int, text: str) -> int:
     return value
 
 
-def _milliseconds(text: str) -> float:
-    return _count(text) / 1000
+def read_milliseconds(text: str) -> float:
+    return read_count(text) / 1000
 
 
 def _flag(text: str) -> bool:
@@ -175,7 +179,7 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
-def _one_of(*values: str) -> Callable[[str], str]:
+def read_one_of(*values: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.lower() not in values:
             raise ConfigError(f"one of {', '.join(values)} is wanted: value={text[:60]!r}")
@@ -202,7 +206,7 @@ def _identifier(text: str) -> str:
     return text
 
 
-def _path(text: str) -> str:
+def read_path(text: str) -> str:
     if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", text):
         raise ConfigError(f"a path as /dlog is wanted: value={text[:60]!r}")
     return text
@@ -210,26 +214,26 @@ def _path(text: str) -> str:
 
 #: option -> field and what reads it
 _SIMPLE: Mapping[str, tuple[str, Callable[[str], Any]]] = {
-    "namespace": ("namespace", _path),
-    "startingStrategy": ("starting_strategy", _one_of("error", "latest")),
+    "namespace": ("namespace", read_path),
+    "startingStrategy": ("starting_strategy", read_one_of("error", "latest")),
     "readerId": ("reader_id", _identifier),
-    "maxOffsetsPerTrigger": ("offsets_per_trigger_max", _count),
-    "maxBytesPerTrigger": ("bytes_per_trigger_max", _size),
-    "maxSegmentsPerTrigger": ("segments_per_trigger_max", _count),
-    "minOffsetsPerTrigger": ("offsets_per_trigger_min", _count),
+    "maxOffsetsPerTrigger": ("offsets_per_trigger_max", read_count),
+    "maxBytesPerTrigger": ("bytes_per_trigger_max", read_size),
+    "maxSegmentsPerTrigger": ("segments_per_trigger_max", read_count),
+    "minOffsetsPerTrigger": ("offsets_per_trigger_min", read_count),
     "maxTriggerDelay": ("trigger_delay_max_s", parse_duration_s),
-    "minPartitions": ("partitions_min", _count),
-    "maxRecordsPerPartition": ("records_per_partition_max", _count),
-    "splitBytes": ("split_bytes", _size),
-    "openCostBytes": ("open_cost_bytes", _size),
+    "minPartitions": ("partitions_min", read_count),
+    "maxRecordsPerPartition": ("records_per_partition_max", read_count),
+    "splitBytes": ("split_bytes", read_size),
+    "openCostBytes": ("open_cost_bytes", read_size),
     "failOnDataLoss": ("fail_on_data_loss", _flag),
     "pushdown": ("pushdown", _pushdown),
-    "metadata": ("metadata", _one_of("streams", "segments", "entries", "lag")),
-    "verify": ("verify", _one_of("crc", "full", "none")),
-    "onCorruption": ("on_corruption", _one_of("fail", "skip-entry")),
-    "minPollIntervalMs": ("poll_interval_min_s", _milliseconds),
-    "fetchRetries": ("fetch_retries", _retries),
-    "fetchTimeoutMs": ("fetch_timeout_s", _milliseconds),
+    "metadata": ("metadata", read_one_of("streams", "segments", "entries", "lag")),
+    "verify": ("verify", read_one_of("crc", "full", "none")),
+    "onCorruption": ("on_corruption", read_one_of("fail", "skip-entry")),
+    "minPollIntervalMs": ("poll_interval_min_s", read_milliseconds),
+    "fetchRetries": ("fetch_retries", read_retries),
+    "fetchTimeoutMs": ("fetch_timeout_s", read_milliseconds),
 }
 _SELECTORS = ("stream", "streams", "streamsPattern")
 _STARTS = (
@@ -242,6 +246,7 @@ _STREAM_ONLY = (
     *("maxTriggerDelay", "minPollIntervalMs"),
 )
 _BATCH_ONLY = (*_ENDS, "metadata", "pushdown")
+_COLD = "cold."  # begins the name of an option of cold storage: cold.s3_endpoint
 KNOWN = ("zookeeper", *_SELECTORS, *_STARTS, *_ENDS, *_SIMPLE)
 
 
@@ -250,7 +255,7 @@ def _refuse_unknown(told: Mapping[str, str], streaming: bool) -> None:
     for key in told:
         if key == "path":
             raise ConfigError("load() takes no path: name the stream with option('stream', NAME)")
-        if key not in known:
+        if key not in known and not key.startswith(_COLD):
             near = difflib.get_close_matches(key, known, 1)
             hint = f", did you mean {known[near[0]]}?" if near else f", there are {', '.join(sorted(KNOWN))}"
             raise ConfigError(f"no such option of format dlog{hint}: option={key[:60]}")
@@ -262,7 +267,7 @@ def _refuse_unknown(told: Mapping[str, str], streaming: bool) -> None:
 # ---- where and what -------------------------------------------------------------------------------------------------
 
 
-def _zookeeper(told: Mapping[str, str]) -> str:
+def zookeeper_of(told: Mapping[str, str]) -> str:
     hosts = told.get("zookeeper") or os.environ.get("DLOG_ZOOKEEPER", "")
     if not re.fullmatch(r"[^\s,/]+:\d{1,5}(,[^\s,/]+:\d{1,5})*(/[A-Za-z0-9._/-]+)?", hosts):
         raise ConfigError(
@@ -284,6 +289,12 @@ def _selector(told: Mapping[str, str]) -> dict[str, Any]:
         return {"streams": tuple(dict.fromkeys(stream_name(name) for name in names))}
     except InvalidRequestError as error:
         raise ConfigError(f"{given[0]}: {error.message}") from None
+
+
+def _cold(told: Mapping[str, str]) -> ColdOptions:
+    """As the driver's environment says, but for what is told."""
+    given = {key.removeprefix(_COLD): value for key, value in told.items() if key.startswith(_COLD)}
+    return load(ColdOptions, "cold", None, given)
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 def ask(options: SourceOptions, work: Work[T]) -> T:
     """Do this with the cluster that is meant, as patiently as was asked for."""
-    return reach(options.zookeeper, options.namespace).ask(
+    return reach(options.zookeeper, options.namespace, options.cold).ask(
         work, retries=options.fetch_retries, timeout_s=options.fetch_timeout_s
     )
 

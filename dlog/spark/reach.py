@@ -8,29 +8,37 @@ be interrupted; what it asked for is cancelled then.
 from __future__ import annotations
 
 import asyncio
+import atexit
+import concurrent.futures
 import os
 import random
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import uvloop
 
 from dlog.errors import DLogError, Remedy
 from dlog.io.bookie_client import BookieClient
 from dlog.io.ledgers import Ledgers, resolver
+from dlog.io.objects import Objects
+from dlog.io.settings import load
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.stores.cold.options import ColdOptions
+from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentStore
 from dlog.stores.ledger import LedgerStore
 
 IDLE_S = 10.0
 AHEAD = 3  # items made before somebody took the first
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 2.0
+END_S = 2.0
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +76,23 @@ async def patiently(work: Callable[[], Awaitable[T]], retries: int) -> T:
 class Reach:
     """One cluster, for the threads of one process. `reach` gives it out."""
 
-    def __init__(self, zookeeper: str, namespace: str) -> None:
+    def __init__(self, zookeeper: str, namespace: str, cold: ColdOptions) -> None:
         self._zookeeper = zookeeper
         self._namespace = namespace
+        self._cold = cold
         self._loop = uvloop.new_event_loop()
         self._opened: asyncio.Future[Cluster] | None = None  # the loop's, as is all that follows
         self._over = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
         self._users = 0
         self._idle: asyncio.TimerHandle | None = None
-        threading.Thread(target=self._loop.run_forever, name=f"dlog {namespace}", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"dlog {namespace}", daemon=True)
+        self._thread.start()
 
-    def ask(self, work: Work[T], *, retries: int = 0, timeout_s: float = 60.0) -> T:
+    def ask(self, work: Work[T], *, retries: int = 0, timeout_s: float | None = 60.0) -> T:
         """Do this with the cluster. What may succeed later is tried again, up to so many times, each time at most
-        `timeout_s` long. Raises what `work` raises, TimeoutError, MetadataUnavailableError."""
+        `timeout_s` long (None: as long as it takes). Raises what `work` raises, TimeoutError,
+        MetadataUnavailableError."""
         running = asyncio.run_coroutine_threadsafe(patiently(lambda: self._once(work, timeout_s), retries), self._loop)
         try:
             return running.result()
@@ -110,6 +121,19 @@ class Reach:
                 raise item.error
         finally:
             running.cancel()
+
+    def feed(self, consume: Callable[[Cluster, AsyncIterator[T]], Awaitable[R]]) -> Feed[T, R]:
+        """Hand items to `consume`, which runs until it has taken all of them; see Feed."""
+        queue: asyncio.Queue[T | _Over] = asyncio.Queue(AHEAD)
+
+        async def given() -> AsyncIterator[T]:
+            while not isinstance(item := await queue.get(), _Over):
+                yield item
+
+        async def work(cluster: Cluster) -> R:
+            return await consume(cluster, given())
+
+        return Feed(self._loop, queue, asyncio.run_coroutine_threadsafe(self._once(work, None), self._loop))
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
 
@@ -145,8 +169,10 @@ class Reach:
                 await ZooKeeperMetadata.connect(self._zookeeper, self._namespace, rng=rng) as metadata,
                 BookieClient(resolver(metadata), rng=rng) as bookies,
                 Ledgers(metadata, bookies, rng=rng) as ledgers,
+                Objects(self._cold) as objects,
+                ColdStore(objects, self._cold) as cold,
             ):
-                opened.set_result(Cluster(metadata, ledgers, {"ledger": LedgerStore(ledgers)}))
+                opened.set_result(Cluster(metadata, ledgers, {"ledger": LedgerStore(ledgers), cold.name: cold}))
                 await over.wait()
         except Exception as error:  # noqa: BLE001 - whoever waits hears it
             if not opened.done():
@@ -157,6 +183,18 @@ class Reach:
             self._opened = None
             self._over.set()
 
+    def end(self) -> None:
+        """For the end of the process: a loop that runs while the interpreter is taken down calls into nothing."""
+        ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        concurrent.futures.wait((ending,), END_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(END_S)
+
+    async def _end(self) -> None:
+        self._over.set()
+        if self._keeping is not None:
+            await asyncio.wait((self._keeping,), timeout=END_S)
+
 
 def _looked_at(opened: asyncio.Future[Cluster]) -> None:
     """A failure is told to those who wait; if they have left, it is no news."""
@@ -164,15 +202,55 @@ def _looked_at(opened: asyncio.Future[Cluster]) -> None:
         opened.exception()
 
 
-_reaches: dict[tuple[int, str, str], Reach] = {}
+class Feed(Generic[T, R]):
+    """The near end of something that takes items. `put` waits while `AHEAD` of them were not taken; it raises what the
+    far end failed with, as `finish` does, which returns what that made of them. Either finish or abandon it."""
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[T | _Over], running: concurrent.futures.Future[R]
+    ) -> None:
+        self._loop = loop
+        self._queue = queue
+        self._running = running
+
+    def put(self, item: T) -> None:
+        self._hand(item)
+
+    def finish(self) -> R:
+        self._hand(_Over(None))
+        return self._running.result()
+
+    def abandon(self) -> None:
+        self._running.cancel()
+
+    def _hand(self, item: T | _Over) -> None:
+        handed = asyncio.run_coroutine_threadsafe(self._queue.put(item), self._loop)
+        either: list[concurrent.futures.Future[Any]] = [handed, self._running]
+        concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
+        if not handed.done():
+            handed.cancel()
+            self._running.result()  # raises: it takes nothing any more
+            raise AssertionError("who takes items ended before they did")
+
+
+_reaches: dict[tuple[int, str, str, ColdOptions], Reach] = {}
 _lock = threading.Lock()
 
 
-def reach(zookeeper: str, namespace: str) -> Reach:
-    """The one of this process for this cluster."""
-    key = (os.getpid(), zookeeper, namespace)
+def reach(zookeeper: str, namespace: str, cold: ColdOptions | None = None) -> Reach:
+    """The one of this process for this cluster. cold: how cold storage is reached; None: as this process's environment
+    says. Raises ConfigError for an environment that says nothing of sense."""
+    cold = load(ColdOptions, "cold", None, {}) if cold is None else cold
+    key = (os.getpid(), zookeeper, namespace, cold)
     with _lock:
         found = _reaches.get(key)
         if found is None:
-            found = _reaches[key] = Reach(zookeeper, namespace)
+            found = _reaches[key] = Reach(zookeeper, namespace, cold)
         return found
+
+
+@atexit.register
+def _end_all() -> None:
+    for (pid, *_), found in tuple(_reaches.items()):
+        if pid == os.getpid():
+            found.end()

@@ -7,18 +7,63 @@ its first batch was done begins where it began. It lies in `<namespace>/.readers
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
-from dlog.errors import DamagedError, MetadataUnavailableError
-from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
+from dlog.errors import ConfigError, DamagedError, MetadataUnavailableError
+from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError, Stat
 from dlog.spark.places import Offsets, Place, offsets_json, offsets_of
 from dlog.spark.reach import Cluster
 
 _TRIES = 10
 
 
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """What is kept of one. start: where it began. done: before which it has said that it read all; of a query this is
+    the end of the batch before its last one (Spark says no more). told_unix_ms: when it said so last."""
+
+    name: str
+    start: Offsets
+    done: Offsets
+    told_unix_ms: int
+
+    @property
+    def places(self) -> dict[str, Place]:
+        """By stream: how far it came."""
+        return {**self.start, **self.done}
+
+
 def path_of(namespace: str, reader: str) -> str:
     return f"{namespace}/.readers/{reader}"
+
+
+async def names(cluster: Cluster, namespace: str) -> list[str]:
+    """Every reader of the namespace, in order. Raises MetadataUnavailableError."""
+    try:
+        return sorted((await cluster.metadata.zookeeper.children(f"{namespace}/.readers", fresh=True))[0])
+    except NoNodeError:
+        return []
+
+
+async def find(cluster: Cluster, namespace: str, reader: str) -> Reader | None:
+    """What is kept of this one. Raises DamagedError, MetadataUnavailableError."""
+    path = path_of(namespace, reader)
+    kept = await _read(cluster, path)
+    if kept is None:
+        return None
+    told, stat = kept
+    try:
+        start, done = (offsets_of(told.get(key, {}), f"{key} of reader {reader}") for key in ("start", "done"))
+    except ConfigError as error:
+        raise DamagedError(f"{error.message}; delete the znode to begin anew: path={path}") from None
+    return Reader(reader, start, done, stat.mtime_ms)
+
+
+async def readers(cluster: Cluster, namespace: str) -> list[Reader]:
+    """All of them. Raises as `find` does, for the first that cannot be read."""
+    found = [await find(cluster, namespace, name) for name in await names(cluster, namespace)]
+    return [reader for reader in found if reader is not None]
 
 
 async def begin(cluster: Cluster, namespace: str, reader: str, start: Offsets) -> dict[str, Place]:
@@ -43,16 +88,16 @@ async def commit(cluster: Cluster, namespace: str, reader: str, done: Offsets) -
         kept = await _read(cluster, path)
         if kept is None:
             return
-        told, version = kept
+        told, stat = kept
         told["done"] = offsets_json(done)
         try:
-            await cluster.metadata.zookeeper.set(path, json.dumps(told, sort_keys=True).encode(), version)
+            await cluster.metadata.zookeeper.set(path, json.dumps(told, sort_keys=True).encode(), stat.version)
         except (BadVersionError, NoNodeError):
             continue
         return
 
 
-async def _read(cluster: Cluster, path: str) -> tuple[dict[str, Any], int] | None:
+async def _read(cluster: Cluster, path: str) -> tuple[dict[str, Any], Stat] | None:
     try:
         data, stat = await cluster.metadata.zookeeper.get(path, fresh=True)
     except NoNodeError:
@@ -63,4 +108,4 @@ async def _read(cluster: Cluster, path: str) -> tuple[dict[str, Any], int] | Non
         told = None
     if not isinstance(told, dict):
         raise DamagedError(f"what is kept of a reader cannot be read; delete the znode to begin anew: path={path}")
-    return told, stat.version
+    return told, stat

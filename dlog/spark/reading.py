@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import sys
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -35,23 +35,30 @@ class Shelf(Protocol):
 
 
 Extent = tuple[Range, int, list[bytes | None]]  # entries of a range from this one on; None: damaged, to be left out
+Tell = Callable[[str], None]
 
 _frozen = False
 
 
-def batches(ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The records of these ranges as record batches of `schema`.
+def _say(text: str) -> None:
+    print(f"dlog: {text}", file=sys.stderr)  # noqa: T201 - a task has nobody else to tell
+
+
+def batches(
+    ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema, *, tell: Tell = _say
+) -> Iterator[pa.RecordBatch]:
+    """The records of these ranges as record batches of `schema`. tell: is told of each entry that is left out.
 
     Raises DamagedError, UnavailableError after `fetch_retries`, LedgerNotFoundError where a segment is gone.
     """
     _freeze()
     gathered = Batches(schema)
-    of_cluster = reach(options.zookeeper, options.namespace)
-    for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options)):
+    of_cluster = reach(options.zookeeper, options.namespace, options.cold)
+    for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options, tell=tell)):
         for entry, payload in enumerate(payloads, first):
             if payload is None:
                 continue
-            for run in _runs(of, entry, payload, options):
+            for run in _runs(of, entry, payload, options, tell):
                 batch = gathered.add(of, run)
                 if batch is not None:
                     yield batch
@@ -60,11 +67,11 @@ def batches(ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema) 
         yield batch
 
 
-def _runs(of: Range, entry: int, payload: bytes, options: SourceOptions) -> Iterator[Run]:
+def _runs(of: Range, entry: int, payload: bytes, options: SourceOptions, tell: Tell) -> Iterator[Run]:
     try:
         runs = runs_of(payload, entry, is_enveloped=of.is_enveloped, verify=options.verify)
     except DamagedError as error:
-        _damaged(of, entry, error, options)
+        _damaged(of, entry, error, options, tell)
         return
     first_slot = of.first_slot if entry == of.first else 0
     end_slot = of.end_slot if entry == of.last else 0
@@ -74,21 +81,23 @@ def _runs(of: Range, entry: int, payload: bytes, options: SourceOptions) -> Iter
             yield cut
 
 
-def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions) -> None:
-    """Raise it with the place, or leave the entry out and say so."""
+def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions, tell: Tell) -> None:
+    """Raise it with the place, or leave the entry out and tell of it."""
     text = f"{error.message}: stream={of.stream} segment={of.segment} entry={entry}"
     if options.on_corruption == "fail":
         raise DamagedError(f"{text}; option onCorruption=skip-entry leaves such entries out") from error
-    print(f"dlog: entry left out: {text}", file=sys.stderr)  # noqa: T201 - a task has nobody else to tell
+    tell(f"entry left out: {text}")
 
 
-async def extents(cluster: Cluster, ranges: Sequence[Range], options: SourceOptions) -> AsyncGenerator[Extent, None]:
+async def extents(
+    cluster: Cluster, ranges: Sequence[Range], options: SourceOptions, *, tell: Tell = _say
+) -> AsyncGenerator[Extent, None]:
     """What the store has of these ranges, in order. Raises as `batches` does."""
     for of in ranges:
         async with _Shelf(cluster, of) as shelf:
             entry = of.first
             while entry <= of.last:
-                payloads = await _read(shelf, of, entry, options)
+                payloads = await _read(shelf, of, entry, options, tell)
                 yield of, entry, payloads
                 entry += len(payloads)
 
@@ -125,7 +134,7 @@ class _Shelf:
             await reader.close()
 
 
-async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions) -> list[bytes | None]:
+async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions, tell: Tell = _say) -> list[bytes | None]:
     """At least one entry from `entry` on."""
 
     async def once(last: int) -> list[bytes]:
@@ -139,7 +148,7 @@ async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions) -> 
     try:
         return list(await patiently(partial(once, entry), options.fetch_retries))
     except SegmentCorruptError as error:
-        _damaged(of, entry, error, options)
+        _damaged(of, entry, error, options, tell)
         return [None]
 
 

@@ -11,6 +11,7 @@ from functools import partial
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     BinaryType,
     DataType,
@@ -29,6 +30,9 @@ from dlog.spark.options import SourceOptions, parse
 from dlog.spark.plans import ask, plan_batch, tasks
 from dlog.spark.pruning import Pruning, pruning_of
 from dlog.spark.reading import batches
+from dlog.spark.sink import BatchWriter, StreamWriter
+from dlog.spark.sink_options import SinkOptions, parse_sink
+from dlog.spark.sink_rows import check_columns
 from dlog.spark.source_partitions import Rows, Task
 from dlog.spark.streaming import StreamsStreamReader
 
@@ -80,6 +84,21 @@ class DlogDataSource(DataSource):
             return TableReader(options, arrow_schema(schema, tables.TABLES[options.metadata]))
         wanted = arrow_schema(schema, COLUMNS)
         return PruningReader(options, wanted) if options.pushdown else StreamsReader(options, wanted)
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+        if overwrite:
+            raise ConfigError("mode overwrite: a stream is appended to, say mode('append'); truncate or delete it else")
+        return BatchWriter(self._sink(schema, streaming=False))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        if overwrite:
+            raise ConfigError("outputMode complete: a stream is appended to, say outputMode('append' or 'update')")
+        return StreamWriter(self._sink(schema, streaming=True))
+
+    def _sink(self, schema: StructType, *, streaming: bool) -> SinkOptions:
+        options = parse_sink(self.options, streaming=streaming)
+        check_columns(to_arrow_schema(schema), stream=options.stream)
+        return options
 
     def streamReader(self, schema: StructType) -> StreamsStreamReader:
         return StreamsStreamReader(parse(self.options, streaming=True), arrow_schema(schema, COLUMNS))

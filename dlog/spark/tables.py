@@ -113,7 +113,7 @@ async def rows(cluster: Cluster, *, options: SourceOptions) -> dict[str, list[An
 
 def entries(ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """The table of entries. Raises DamagedError."""
-    of_cluster = reach(options.zookeeper, options.namespace)
+    of_cluster = reach(options.zookeeper, options.namespace, options.cold)
     for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options)):
         columns: dict[str, list[Any]] = {name: [] for name in TABLES["entries"]}
         for entry, payload in enumerate(payloads, first):

@@ -2,16 +2,18 @@
 
 The law of this file: what is shown of a stream is a prefix of it. The end of a segment is what its store has decided;
 of one that is still written it is the tail, which holds all that was acknowledged before the question and which no
-recovery takes back, and nothing behind that segment is shown. Nobody is fenced.
+recovery takes back, and nothing behind that segment is shown. Nobody is fenced here: where an owner died between two
+segments, a proxy is asked to have the stream owned.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dlog.errors import LedgerNotFoundError, MetadataUnavailableError, UnsupportedVersionError
+from dlog.errors import DLogError, LedgerNotFoundError, MetadataUnavailableError, UnsupportedVersionError
 from dlog.log.contents import Contents, read_contents
 from dlog.log.seeking import Goal, Halving
 from dlog.machine import Missing, Versioned
@@ -20,7 +22,10 @@ from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
 from dlog.spark.options import Bound, Kind, SourceOptions
 from dlog.spark.places import BEGINNING, Place
 from dlog.spark.planning import SegmentView, StreamView, prefix
+from dlog.spark.proxies import have_owned
 from dlog.spark.reach import Cluster
+from dlog.stores.cold import store as cold
+from dlog.stores.cold.places import payload_bytes
 from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, StoreUnavailableError
 
 _AT_ONCE = 16
@@ -68,7 +73,9 @@ class Views:
     async def _stream(self, cluster: Cluster, name: StreamName) -> Seen | None:
         """A stream as of now, or None. Raises MetadataUnavailableError; StoreUnavailableError while it cannot be told
         where one of its segments ends."""
-        for _ in range(_LOOKS):
+        for look in range(_LOOKS):
+            if look == _LOOKS // 4:
+                await self._have_owned(cluster, name)
             outcome = await cluster.metadata.read(StreamKey(name))
             if isinstance(outcome, Missing):
                 return None
@@ -86,6 +93,13 @@ class Views:
             f"a segment is not ended though the next one has entries: its owner is at it, or the next owner will be; "
             f"append to the stream, or ask again: stream={name}"
         )
+
+    async def _have_owned(self, cluster: Cluster, name: StreamName) -> None:
+        """An owner that died between two segments left both open; the next one ends them."""
+        try:
+            await have_owned(cluster, name, _LOOKS * _LOOK_AGAIN_S)
+        except DLogError as error:
+            print(f"dlog: nobody could be had to own stream {name}: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
 
     def _view_of(self, value: StreamMetadata, shown: Sequence[SegmentView]) -> StreamView:
         ends = self._past.setdefault((value.name, value.life), {})
@@ -125,6 +139,8 @@ class Views:
             raise UnsupportedVersionError(
                 f"segments in this store cannot be read from Spark: stream={stream} store={segment.store}"
             )
+        if segment.store == cold.NAME:  # it was closed, read and counted before it came there
+            return _End(int(segment.last_entry), payload_bytes(segment.place), segment.record_count, True)
         ref = SegmentRef(stream, segment.number, segment.place)
         ledger_id = LedgerId(int(segment.place))
         ledger = await cluster.ledgers.metadata_of(ledger_id)

@@ -191,10 +191,7 @@ def open_envelope(payload: Buffer) -> memoryview:
 
 def parse_record_set(payload: Buffer) -> list[bytes]:
     """The records of a set, copied out of it. Raises DamagedError."""
-    view = memoryview(payload)
-    count = record_set_count(view)
-    meta, _, size, packed_size = _SET.unpack_from(view)
-    packed = _unpacked(view[_SET.size :], meta & _CODEC_MASK, size, packed_size)
+    count, packed = open_record_set(payload)
     alike = _parse_alike(packed, count)
     if alike is not None:
         return alike
@@ -214,6 +211,17 @@ def parse_record_set(payload: Buffer) -> list[bytes]:
     if at != end or len(records) != count:
         raise DamagedError(f"record set does not add up: records={len(records)} count={count} bytes={end} at={at}")
     return records
+
+
+def open_record_set(payload: Buffer) -> tuple[int, memoryview]:
+    """How many records a set says it holds, and its `count x (length i32 | bytes)`, decompressed and not looked into.
+
+    Raises DamagedError.
+    """
+    view = memoryview(payload)
+    count = record_set_count(view)
+    meta, _, size, packed_size = _SET.unpack_from(view)
+    return count, _unpacked(view[_SET.size :], meta & _CODEC_MASK, size, packed_size)
 
 
 def _parse_alike(body: memoryview, count: int) -> list[bytes] | None:

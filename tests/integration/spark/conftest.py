@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ import dlog
 from dlog.client.sync import SyncClient
 from tests.integration.cli.up import Up, up
 from tests.integration.spark.parts import need_spark
+from tests.integration.storage import Storage, is_startable, storage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,3 +48,30 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def storages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Storage]]:
+    """Cold storage of each kind that can be started here."""
+    with ExitStack() as stack:
+        kinds = [kind for kind in ("file", "s3", "webhdfs") if is_startable(kind)]
+        yield {kind: stack.enter_context(storage(kind, tmp_path_factory.mktemp(kind))) for kind in kinds}
+
+
+@pytest.fixture(scope="session")
+def cold_cluster(storages: dict[str, Storage], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A cluster whose proxies are told how to reach all of them as an operator tells it: by the environment. So is this
+    process."""
+    need_spark()
+    with pytest.MonkeyPatch.context() as patch:
+        for kept in storages.values():
+            for key, value in kept.environment.items():
+                patch.setenv(key, value)
+        with up(tmp_path_factory.mktemp("cold-up") / "cluster") as running:
+            yield running
+
+
+@pytest.fixture(scope="session")
+def cold_client(cold_cluster: Up) -> Iterator[SyncClient]:
+    with dlog.connect_sync(cold_cluster.running.connect) as opened:
+        yield opened

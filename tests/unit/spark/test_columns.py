@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from dlog.errors import DamagedError
 from dlog.log.note import encode_note
-from dlog.spark.columns import COLUMNS, Batches, Run, runs_of
+from dlog.spark.columns import COLUMNS, Alike, Batches, Run, runs_of
 from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import CONTROL, RECORD_SET, Record, build_record_set, encode_entry
@@ -31,7 +33,10 @@ def entry_of(sets: list[tuple[int, list[bytes]]], *, unix_ms: int = 5000, crc: i
     return b"".join(map(bytes, encode_entry(records)))
 
 
-sets = st.lists(st.tuples(st.integers(0, 2**40), st.lists(st.binary(max_size=40), min_size=1, max_size=9)), max_size=5)
+few = st.lists(st.binary(max_size=40), min_size=1, max_size=9)
+alike = st.tuples(st.integers(0, 30), st.integers(1, 60)).map(lambda t: [bytes([i]) * t[0] for i in range(t[1])])
+almost = alike.map(lambda values: [*values, b"one more"])
+sets = st.lists(st.tuples(st.integers(0, 2**40), st.one_of(few, alike, almost)), max_size=5)
 
 
 @given(st.lists(sets, max_size=4))
@@ -82,6 +87,30 @@ def test_a_run_is_cut_at_slots() -> None:
     assert run.cut(5, 0) is None and run.cut(0, 2) is None
 
 
+def test_values_of_one_length_are_not_taken_apart() -> None:
+    values = [b"%03d" % n for n in range(40)]
+    (run,) = runs_of(entry_of([(7, values)]), 0)
+    assert isinstance(run.values, Alike) and (len(run.values), run.values.length) == (40, 3)
+    part = run.cut(10, 13)
+    assert part is not None and (part.slot, part.position, len(part.values)) == (10, 11, 3)
+    gathered = Batches(pa.schema([("value", pa.binary()), ("slot", pa.int32())]))
+    gathered.add(PART, part)
+    gathered.add(PART, Run(1, 0, 41, 7, 0, [b"", b"another"]))
+    batch = gathered.take()
+    assert batch is not None
+    assert batch.column("value").to_pylist() == [b"010", b"011", b"012", b"", b"another"]
+    assert batch.column("slot").to_pylist() == [10, 11, 12, 0, 1]
+
+
+def test_single_records_behind_a_set_of_them_are_a_run_of_their_own() -> None:
+    """As a writer of DistributedLog packs them that sends some in a set and some not."""
+    body = build_record_set([b"%02d" % n for n in range(20)])
+    records = [Record(RECORD_SET, 1, 9, body), Record(0, 21, 9, b"x"), Record(0, 22, 9, b"y")]
+    runs = runs_of(b"".join(map(bytes, encode_entry(records))), 4)
+    assert [(run.slot, run.position, len(run.values)) for run in runs] == [(0, 1, 20), (20, 21, 2)]
+    assert runs[1].values == [b"x", b"y"]
+
+
 def test_a_checksum_that_does_not_hold_is_damage_unless_nobody_wants_to_know() -> None:
     wrong = entry_of([(1, [b"a"])], crc=1)
     with pytest.raises(DamagedError, match="the producer's checksum does not match"):
@@ -100,3 +129,33 @@ def test_batches_are_cut_when_they_are_large() -> None:
     gathered = Batches(SCHEMA)
     made = [gathered.add(PART, Run(n, 0, 1, 0, 0, [b"x"] * 1000)) for n in range(20)]
     assert [batch.num_rows for batch in made if batch is not None] == [9000, 9000]
+    heavy = Batches(SCHEMA)
+    made = [heavy.add(PART, Run(n, 0, 1, 0, 0, [b"%d" % n * 3_000_000])) for n in range(7)]
+    assert [batch.num_rows for batch in made if batch is not None] == [3, 3]
+    assert [len(value) for batch in made if batch is not None for value in batch.column("value").to_pylist()] == [
+        3_000_000
+    ] * 6
+
+
+def test_values_that_are_no_column_are_not_kept() -> None:
+    gathered = Batches(pa.schema([("txid", pa.int64())]))
+    value = b"x" * 1000
+    before = sys.getrefcount(value)
+    gathered.add(PART, Run(0, 0, 1, 5, 0, [value]))
+    assert sys.getrefcount(value) == before
+
+
+@given(st.lists(st.one_of(st.integers(0, 300), st.integers(0, 100_000)), min_size=1, max_size=60))
+def test_many_short_runs_and_few_long_ones_are_spread_alike(counts: list[int]) -> None:
+    counts = [count for count in counts if count] or [1]
+    schema = pa.schema([(name, COLUMNS[name]) for name in ("entry", "slot", "sequence_id", "timestamp", "stream")])
+    gathered = Batches(schema)
+    made = [gathered.add(PART, Run(n, 3, 7, 0, n, [b""] * count)) for n, count in enumerate(counts)]
+    batches = [batch for batch in [*made, gathered.take()] if batch is not None]
+    table = pa.Table.from_batches(batches)
+    assert table.column("entry").to_numpy().tolist() == [n for n, count in enumerate(counts) for _ in range(count)]
+    assert table.column("slot").to_numpy().tolist() == [3 + i for count in counts for i in range(count)]
+    assert table.column("sequence_id").to_numpy().tolist() == [106 + i for count in counts for i in range(count)]
+    times = table.column("timestamp").cast(pa.int64())
+    assert times.null_count == counts[0]  # time 0 is none
+    assert set(table.column("stream").unique().to_pylist()) == {"s"}

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from dlog.errors import LedgerNotFoundError
+from dlog.errors import LedgerNotFoundError, UnavailableError
 from dlog.machine import Versioned
 from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerMetadata
@@ -99,7 +99,21 @@ async def test_the_next_segment_is_shown_once_the_one_before_has_ended() -> None
     assert seen.view.latest == Place(2, 1)
 
 
-async def test_a_segment_that_nobody_ends_is_said() -> None:
+async def test_a_stream_whose_owner_died_between_two_segments_is_given_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World((segment(1), segment(2)), tails={1: 4, 2: 0})
+
+    async def have_owned(cluster: Cluster, stream: str, timeout_s: float) -> None:
+        world.ends |= {1: 5, 2: 3}
+
+    monkeypatch.setattr(views, "have_owned", have_owned)
+    assert (await world.look()).view.latest == Place(2, 4)
+
+
+async def test_a_segment_that_nobody_ends_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody(cluster: Cluster, stream: str, timeout_s: float) -> None:
+        raise UnavailableError("no write proxy is registered")
+
+    monkeypatch.setattr(views, "have_owned", nobody)
     world = World((segment(1), segment(2)), tails={1: 4, 2: 0})
     with pytest.raises(StoreUnavailableError, match="a segment is not ended though the next one has entries"):
         await world.look()

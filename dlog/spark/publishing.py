@@ -1,0 +1,212 @@
+"""Publishing: what the tasks of a batch wrote becomes part of their streams, of each by one step, once.
+
+The law of this file: everything here may be done again. The stream's owner knows whether it has a batch; what it has
+forgotten is read in the log; and stages are swept only behind its answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dlog.client.client import Client
+from dlog.errors import (
+    ConfigError,
+    DLogError,
+    ProducerUnknownError,
+    TruncatedError,
+    TxidOutOfOrderError,
+    UnavailableError,
+)
+from dlog.io.clock import unix_ms
+from dlog.log.contents import read_contents
+from dlog.model.ids import StreamName
+from dlog.model.segment import Segment, Truncation
+from dlog.model.sink import SinkBatch
+from dlog.spark.proxies import proxies_of
+from dlog.spark.reach import Cluster
+from dlog.spark.sink_options import SinkOptions
+from dlog.spark.sink_rows import Cutter, Row, uniform_txid
+from dlog.spark.stages import Staged, Stager, entries_of, stream_of, sweep, write_again
+from dlog.stores.contract import SegmentRef
+from dlog.wire.entry import SET_RECORD_OVERHEAD
+from dlog.wire.proxy_codec import PARTS_MAX
+
+_TRIES = 6
+_SWEEP_EVERY = 64  # batches, also where none of them was staged: a task that failed may have
+_LEAD_MS = 500  # how far txids are put ahead of those of other writers, at first
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one task wrote. inline: rows by stream, if there were few; else stages. txid: of rows that brought none."""
+
+    partition: int
+    batch: SinkBatch
+    txid: int = 0
+    staged: list[Staged] = field(default_factory=list)
+    inline: dict[str, list[Row]] = field(default_factory=dict)
+
+
+async def publish(cluster: Cluster, options: SinkOptions, pieces: Sequence[Piece], *, once: bool) -> dict[str, int]:
+    """Have the streams take this batch; counts of records by stream, 0 where it had it before.
+
+    once: the batch counts among those of its sink; else it is nobody's and is never repeated. Raises what the owners
+    refuse it with; repeating is harmless with `once`.
+    """
+    batch = pieces[0].batch
+    if any(piece.batch != batch for piece in pieces):
+        raise ConfigError("tasks of one batch say that they are of several, or of several queries")
+    ordered = sorted(pieces, key=lambda piece: piece.partition)
+    streams = sorted({s.stream for p in pieces for s in p.staged} | {n for p in pieces for n in p.inline})
+    written: dict[str, int] = {}
+    has_staged = any(piece.staged for piece in pieces)
+    try:
+        if streams:
+            async with await proxies_of(cluster, options.fetch_timeout_s) as client:
+                for stream in streams:
+                    publishing = _Publishing(cluster, client, options, stream, batch if once else None, batch)
+                    written[stream] = await publishing.run(ordered)
+                    has_staged = has_staged or publishing.has_staged
+    except DLogError as error:
+        if not once and not error.outcome_unknown:
+            await sweep(cluster, options.namespace, batch, options.stage_keep_s)  # nobody repeats it
+        raise
+    if has_staged or batch.batch % _SWEEP_EVERY == 0:
+        await sweep(cluster, options.namespace, batch, options.stage_keep_s)
+    return written
+
+
+class _Publishing:
+    """One stream's part of a batch. batch: None if it does not count. name: under which its stages are registered."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        client: Client,
+        options: SinkOptions,
+        stream: str,
+        batch: SinkBatch | None,
+        name: SinkBatch,
+    ) -> None:
+        self._cluster = cluster
+        self._client = client
+        self._options = options
+        self._stream = stream
+        self._batch = batch
+        self._name = name
+        self.has_staged = False
+        self._since: tuple[int, int] | None = None
+
+    async def run(self, pieces: Sequence[Piece]) -> int:
+        rows = [row for piece in pieces for row in piece.inline.get(self._stream, ())]
+        has_stages = any(s.stream == self._stream for piece in pieces for s in piece.staged)
+        if rows and not has_stages:
+            is_uniform, txid = uniform_txid(rows)
+            size = sum(len(row.value) + SET_RECORD_OVERHEAD for row in rows)
+            if is_uniform and size <= self._options.append_bytes:
+                return await self._append([row.value for row in rows], txid)
+        parts = await self._parts(pieces)
+        if len(parts) > PARTS_MAX:
+            raise ConfigError(
+                f"a batch has at most {PARTS_MAX} parts of a stream, coalesce it: stream={self._stream} "
+                f"parts={len(parts)}"
+            )
+        return await self._take_in(parts)
+
+    async def _append(self, values: list[bytes], txid: int | None) -> int:
+        if self._batch is None:
+            return (await self._client.append_batch(self._stream, values, txid=txid)).count
+        while True:
+            try:
+                told = await self._client.append_once(self._stream, values, self._batch, txid=txid, since=self._since)
+            except ProducerUnknownError as error:
+                if await self._is_in_log(error):
+                    return 0
+                continue
+            return 0 if told["duplicate"] else int(told["count"])
+
+    async def _take_in(self, parts: list[Staged]) -> int:
+        for number in range(_TRIES):
+            try:
+                named = [(part.place, part.last_entry) for part in parts]
+                told = await self._client.take_in(self._stream, named, self._batch, since=self._since)
+            except TxidOutOfOrderError as error:
+                if number == _TRIES - 1 or any(part.has_own_txids for part in parts):
+                    raise
+                parts = await self._ahead_of(parts, error.last, _LEAD_MS * 4**number)
+            except ProducerUnknownError as error:
+                if await self._is_in_log(error):
+                    return 0
+            else:
+                return 0 if told["duplicate"] else sum(part.records for part in parts)
+        raise UnavailableError(f"others write to the stream faster than it can be taken in: stream={self._stream}")
+
+    async def _ahead_of(self, parts: Sequence[Staged], last: int, lead_ms: int) -> list[Staged]:
+        """The parts again, under a txid above what others have written meanwhile."""
+        txid = max(last, unix_ms()) + lead_ms
+        return [await write_again(self._cluster, self._options.namespace, self._name, part, txid) for part in parts]
+
+    # ---- parts ------------------------------------------------------------------------------------------------------
+
+    async def _parts(self, pieces: Sequence[Piece]) -> list[Staged]:
+        """Stages in the order of partitions; rows that were not staged are, neighbours together."""
+        parts: list[Staged] = []
+        rows: list[Row] = []
+        txid = max((piece.txid for piece in pieces), default=0) or unix_ms()
+        for piece in pieces:
+            rows += piece.inline.get(self._stream, ())
+            staged = [stage for stage in piece.staged if stage.stream == self._stream]
+            if staged:
+                parts += [*await self._stage(rows, txid), *staged]
+                rows = []
+        return [*parts, *await self._stage(rows, txid)]
+
+    async def _stage(self, rows: Sequence[Row], txid: int) -> list[Staged]:
+        if not rows:
+            return []
+        self.has_staged = True
+        cutter, stager = Cutter(self._stream, txid), Stager(self._cluster, self._options.namespace, self._name)
+        try:
+            for sets in [*cutter.add(rows), cutter.cut()]:
+                await stager.entry(self._stream, sets, has_own_txids=cutter.has_own)
+            return await stager.finish()
+        except BaseException:
+            await stager.abandon()
+            raise
+
+    # ---- what the owner has forgotten -------------------------------------------------------------------------------
+
+    async def _is_in_log(self, unknown: ProducerUnknownError) -> bool:
+        """Whether the batch was appended, by the notes from where it was to be up to where the owner was then."""
+        assert self._batch is not None
+        value = await stream_of(self._cluster, self._stream)
+        record = value.sink(self._batch.sink)
+        if record is None or record.last != self._batch or record.since is None or unknown.since is None:
+            return False  # somebody else has gone on: the owner judges anew
+        (first, entry), (last, end) = record.since, unknown.since
+        for segment in value.segments:
+            if not first <= segment.number <= last:
+                continue
+            if segment.truncation is Truncation.TRUNCATED or segment.store not in self._cluster.stores:
+                break
+            low = entry if segment.number == first else 0
+            high = end - 1 if segment.number == last else await self._end_of(segment)
+            async for payload in entries_of(self._cluster, self._stream, segment.place, high, low):
+                note = read_contents(payload, enveloped=segment.version >= 4).note
+                if note is not None and any(b.producer == self._batch.producer for b in note.batches):
+                    return True
+        else:
+            if value.segments and value.segments[0].number <= first:
+                self._since = unknown.since
+                return False
+        raise TruncatedError(
+            f"whether batch {self._batch.batch} was written cannot be told any more, that part of the stream was "
+            f"truncated: look for its rows, then go on with a higher sinkEpoch: stream={self._stream}"
+        )
+
+    async def _end_of(self, segment: Segment) -> int:
+        if segment.completed:
+            return int(segment.last_entry)
+        ref = SegmentRef(StreamName(self._stream), segment.number, segment.place)
+        return int(await self._cluster.stores[segment.store].find_tail(ref))

@@ -1,0 +1,233 @@
+"""Stages: ledgers that tasks write, registered before a byte is in them, and swept when nobody will take them in.
+
+The law of this file: what is swept is in no stream's list and never will be: its batch was decided, or it is old. A
+sink's stages are named below `<namespace>/.sinks/<sink>`, which Java tools skip.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dlog.errors import DamagedError, InvalidRequestError, MetadataUnavailableError, StreamNotFoundError
+from dlog.io.clock import unix_ms
+from dlog.io.zookeeper_protocol import NodeExistsError, NoNodeError
+from dlog.log.staging import StagedSet, StagePacker
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.model.sink import SinkBatch
+from dlog.spark.reach import Cluster
+from dlog.stores.contract import STAGE, SegmentRef, SegmentWriter
+from dlog.wire.entry import decode_entry
+
+STORE = "ledger"
+_UNDER_WAY_MAX = 8  # entries of a stage without an answer
+_READ_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A stage that is complete. has_own_txids: rows brought their own, so it cannot be written again with others."""
+
+    stream: str
+    place: str
+    last_entry: int
+    records: int
+    bytes: int
+    has_own_txids: bool = False
+
+
+def sink_path(namespace: str, sink: str) -> str:
+    return f"{namespace}/.sinks/{sink}"
+
+
+async def stream_of(cluster: Cluster, name: str) -> StreamMetadata:
+    """A stream as it is now. Raises StreamNotFoundError, MetadataUnavailableError."""
+    outcome = await cluster.metadata.read(StreamKey(StreamName(name)))
+    if isinstance(outcome, Missing):
+        raise StreamNotFoundError(f"no such stream, create it first: stream={name}")
+    if not isinstance(outcome, Versioned):
+        raise MetadataUnavailableError(f"metadata cannot be read now: stream={name}")
+    value: StreamMetadata = outcome.value
+    return value
+
+
+class Stager:
+    """Writes the stages of one task, a ledger for each stream."""
+
+    def __init__(self, cluster: Cluster, namespace: str, batch: SinkBatch) -> None:
+        self._cluster = cluster
+        self._namespace = namespace
+        self._batch = batch
+        self._open: dict[str, _Stage] = {}
+
+    async def entry(self, stream: str, sets: list[StagedSet], *, has_own_txids: bool) -> None:
+        """Write an entry; waits while too many are under way. Raises what the store raises."""
+        stage = self._open.get(stream)
+        if stage is None:
+            stage = self._open[stream] = await self._begin(stream)
+        stage.has_own_txids = stage.has_own_txids or has_own_txids
+        await stage.append(sets)
+
+    async def finish(self) -> list[Staged]:
+        """Close all of them; in the order in which they were begun."""
+        return [await stage.close() for stage in self._open.values()]
+
+    async def abandon(self) -> None:
+        for stage in self._open.values():
+            await stage.writer.abandon()
+
+    async def _begin(self, stream: str) -> _Stage:
+        value = await stream_of(self._cluster, stream)
+        store = self._cluster.stores[STORE]
+        writer = await store.create(value.name, STAGE, Epoch(0), value.settings.quorum)
+        path = f"{sink_path(self._namespace, self._batch.sink)}/stage-{writer.place}"
+        told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
+        told["epoch"] = self._batch.epoch
+        await self._cluster.metadata.zookeeper.create(path, json.dumps(told).encode(), parents=True)
+        return _Stage(stream, writer, StagePacker(self._batch.producer))
+
+
+class _Stage:
+    def __init__(self, stream: str, writer: SegmentWriter, packer: StagePacker) -> None:
+        self.stream = stream
+        self.writer = writer
+        self.has_own_txids = False
+        self._packer = packer
+        self._entries = 0
+        self._bytes = 0
+        self._under_way: deque[Any] = deque()
+
+    async def append(self, sets: list[StagedSet]) -> None:
+        parts = self._packer.entry(sets, unix_ms())
+        self._bytes += sum(map(len, parts))
+        self._under_way.append(self.writer.append(EntryId(self._entries), parts))
+        self._entries += 1
+        if len(self._under_way) >= _UNDER_WAY_MAX:
+            await self._under_way.popleft()
+
+    async def close(self) -> Staged:
+        while self._under_way:
+            await self._under_way.popleft()
+        last = await self.writer.seal()
+        assert last == self._entries - 1, "a stage holds what was appended to it"
+        return Staged(self.stream, self.writer.place, int(last), self._packer.position, self._bytes, self.has_own_txids)
+
+
+async def write_again(cluster: Cluster, namespace: str, batch: SinkBatch, staged: Staged, txid: int) -> Staged:
+    """The same rows in another stage, under this txid. Raises DamagedError, and what the store raises."""
+    stager = Stager(cluster, namespace, batch)
+    try:
+        async for payload in entries_of(cluster, staged.stream, staged.place, staged.last_entry):
+            records = decode_entry(payload, expand=False)
+            sets = [StagedSet(txid, _count(r.payload), bytes(r.payload)) for r in records if r.is_user]
+            await stager.entry(staged.stream, sets, has_own_txids=False)
+        (again,) = await stager.finish()
+    except BaseException:
+        await stager.abandon()
+        raise
+    if again.records != staged.records:
+        raise DamagedError(f"a stage holds another number of records: place={staged.place} found={again.records}")
+    return again
+
+
+def _count(body: Any) -> int:
+    return int.from_bytes(bytes(body[4:8]), "big")
+
+
+async def entries_of(cluster: Cluster, stream: str, place: str, last: int, first: int = 0) -> AsyncIterator[bytes]:
+    """Payloads of entries first..last of a ledger."""
+    reader = await cluster.stores[STORE].open_reader(SegmentRef(StreamName(stream), SegmentNumber(0), place))
+    try:
+        reader.learn_lac(EntryId(last))
+        entry = first
+        while entry <= last:
+            payloads = await reader.read(EntryId(entry), EntryId(last), _READ_BYTES)
+            for payload in payloads:
+                yield payload
+            entry += len(payloads)
+    finally:
+        await reader.close()
+
+
+async def txid_of(cluster: Cluster, namespace: str, batch: SinkBatch, least: int) -> int:
+    """The txid of a batch's rows that bring none: the same for all tasks that ask. least: not below this one."""
+    path = f"{sink_path(namespace, batch.sink)}/txid-{batch.epoch}-{batch.query}-{batch.batch}"
+    zookeeper = cluster.metadata.zookeeper
+    for _ in range(10):
+        with suppress(NoNodeError):
+            data, _ = await zookeeper.get(path, fresh=True)
+            return int(data)
+        with suppress(NodeExistsError):
+            await zookeeper.create(path, b"%d" % max(least, unix_ms()), parents=True)
+    raise MetadataUnavailableError(f"the txid of a batch changes under our hands: path={path}")
+
+
+# ---- sweeping -------------------------------------------------------------------------------------------------------
+
+
+async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float) -> int:
+    """Delete stages of this sink that nobody will take in: those of batches up to `done`, which was decided, and those
+    of other queries that are older than `keep_s`; how many. What is in a list stays, and is registered no longer."""
+    path = sink_path(namespace, done.sink)
+    zookeeper = cluster.metadata.zookeeper
+    try:
+        names, _ = await zookeeper.children(path, fresh=True)
+    except NoNodeError:
+        return 0
+    listed: dict[str, set[str]] = {}
+    swept = 0
+    for name in names:
+        kind, _, rest = name.partition("-")
+        told = await _read(cluster, f"{path}/{name}")
+        if kind == "txid" and _is_decided_txid(rest, done):
+            await _drop(cluster, f"{path}/{name}")
+        if kind != "stage" or told is None or not _is_over(told, done, keep_s):
+            continue
+        stream = str(told.get("stream", ""))
+        if stream not in listed:
+            listed[stream] = await _places(cluster, stream)
+        if rest not in listed[stream]:
+            await cluster.stores[STORE].delete(SegmentRef(StreamName(stream), STAGE, rest))
+            swept += 1
+        await _drop(cluster, f"{path}/{name}")
+    return swept
+
+
+def _is_over(told: dict[str, Any], done: SinkBatch, keep_s: float) -> bool:
+    if (told.get("epoch"), told.get("query")) == (done.epoch, done.query):
+        return int(told.get("batch", 0)) <= done.batch
+    return unix_ms() - int(told.get("unix_ms", 0)) > keep_s * 1000
+
+
+def _is_decided_txid(rest: str, done: SinkBatch) -> bool:
+    epoch, _, more = rest.partition("-")
+    query, _, batch = more.rpartition("-")
+    return (epoch, query) == (str(done.epoch), done.query) and batch.isdigit() and int(batch) <= done.batch
+
+
+async def _places(cluster: Cluster, stream: str) -> set[str]:
+    """Of the segments of a stream; nothing of one that is gone."""
+    try:
+        return {s.place for s in (await stream_of(cluster, stream)).segments if s.store == STORE}
+    except (StreamNotFoundError, InvalidRequestError):
+        return set()
+
+
+async def _read(cluster: Cluster, path: str) -> dict[str, Any] | None:
+    try:
+        data, _ = await cluster.metadata.zookeeper.get(path, fresh=True)
+        told = json.loads(data)
+    except (NoNodeError, ValueError, RecursionError):
+        return None
+    return told if isinstance(told, dict) else None
+
+
+async def _drop(cluster: Cluster, path: str) -> None:
+    with suppress(NoNodeError):
+        await cluster.metadata.zookeeper.delete(path, -1)
