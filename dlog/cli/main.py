@@ -40,6 +40,7 @@ _COMMANDS = {
     "ledger": "dlog.cli.ledgers",
     "bookie": "dlog.cli.bookies",
     "cluster": "dlog.cli.cluster",
+    "pipeline": "dlog.cli.pipeline",
 }
 
 

@@ -247,6 +247,10 @@ class Ledgers:
             verified: Verified = await driver.ask(Verify(last))
             return verified
 
+    def asker(self) -> Asker:
+        """A door to the bookies, for who reads copy by copy. Close it."""
+        return self._bookies.asker()
+
     # ---- ending -----------------------------------------------------------------------------------------------------
 
     async def recover(self, ledger: LedgerId, *, password: bytes | None = None) -> Recovered:

@@ -1,0 +1,1 @@
+"""Commands of `dlog pipeline`, one file a job."""

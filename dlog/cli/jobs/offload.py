@@ -1,0 +1,81 @@
+"""`dlog pipeline offload`: move segments that are complete to cold storage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlog.cli.pipeline import job_options, run
+from dlog.cli.telling import size_text
+from dlog.options import parse_duration_s
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dlog.spark.jobs.frame import Place, Report
+
+
+@click.command()
+@job_options
+@click.option(
+    "--to", required=True, metavar="PLACE", help="file:///DIR, s3://BUCKET/PREFIX or webhdfs://HOST:PORT/DIR."
+)
+@click.option("--older-than", default="24h", show_default=True, metavar="TIME", help="Since a segment was completed.")
+@click.option("--keep", default=1, show_default=True, help="So many of a stream's newest completed segments stay.")
+@click.option("--grace", default="1h", show_default=True, metavar="TIME", help="Until a moved segment's ledger goes.")
+@click.option("--parquet", default="", metavar="PLACE", help="Write Parquet files there too, one a segment.")
+@click.option("--parquet-compression", default="snappy", show_default=True, help="none, snappy, gzip, zstd or lz4.")
+@click.option("--orphan-age", default="24h", show_default=True, metavar="TIME", help="Leavings of killed runs go then.")
+@click.option("--connect", envvar="DLOG_CONNECT", default="", metavar="dlog://HOST:PORT", help="Proxies. Default: all.")
+def offload(
+    to: str,
+    older_than: str,
+    keep: int,
+    grace: str,
+    parquet: str,
+    parquet_compression: str,
+    orphan_age: str,
+    connect: str,
+    **given: Any,
+) -> int:
+    """Copy completed segments to PLACE, where they are read from then on, under the same DLSNs.
+
+    Their ledgers are deleted by a later run, after the grace period. Run it again after a kill, or by a clock: it goes
+    on. How PLACE is reached (keys, endpoints) is told by the environment, DLOG_COLD_* or what is usual with S3; proxies
+    must be told the same.
+    """
+    from dlog.spark.jobs.offload import offload as job
+    from dlog.spark.jobs.offload_work import OffloadOptions
+
+    options = OffloadOptions(
+        to=to,
+        older_than_s=parse_duration_s(older_than),
+        keep=keep,
+        grace_s=parse_duration_s(grace),
+        parquet=parquet,
+        parquet_compression=parquet_compression,
+        orphan_age_s=parse_duration_s(orphan_age),
+        connect=connect,
+        dry_run=given["dry_run"],
+    )
+
+    def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
+        return job(spark, place, options, progress=progress)
+
+    return run("offload", begin, lines=_lines, **given)
+
+
+def _lines(report: Report) -> list[str]:
+    counts = report.counts
+    lines = [
+        f"{item['stream']} {item.get('segment', '')}: {item['did']} {item['to']}".replace("  ", " ")
+        for item in report.items
+    ]
+    lines += [f"{f['stream']} {f['segment']}: {f['kind']}: {f['text']}" for f in report.findings if "stream" in f]
+    if report.dry_run:
+        told = f"would offload {counts.get('segments_planned', 0):,} segments, {size_text(counts['bytes_planned'])}"
+    else:
+        moved, size = counts.get("segments_offloaded", 0), size_text(counts.get("bytes_offloaded", 0))
+        told = f"offloaded {moved:,} segments, {size}; hot copies deleted: {counts.get('hot_copies_deleted', 0):,}"
+    return [*lines, f"{told}; {counts.get('waiting', 0):,} wait; {report.took_s:.1f} s"]

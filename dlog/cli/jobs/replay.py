@@ -1,0 +1,101 @@
+"""`dlog pipeline replay`: split a write-ahead log that many tables share, table by table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlog.cli.pipeline import job_options, run
+from dlog.cli.telling import size_text
+from dlog.errors import ConfigError
+from dlog.options import parse_bytes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dlog.spark.jobs.frame import Place, Report
+
+
+@click.command()
+@job_options
+@click.option("--marks", type=click.Path(dir_okay=False), help='JSON {"TABLE": SEQUENCE, ...}: flushed up to there.')
+@click.option("--to", default="", metavar="DIR", help="Write files here, a directory for each table.")
+@click.option("--format", "file_format", default="parquet", show_default=True, help="Of files: parquet or arrow.")
+@click.option("--function", default="", metavar="MODULE:NAME", help="Call this for each part of a table, no files.")
+@click.option("--at-once", is_flag=True, help="Call it for parts of one table at the same time, in any order.")
+@click.option("--work", default="", metavar="DIR", help="Run files and what is done. Default: in --to.")
+@click.option("--table", "tables", type=int, multiple=True, metavar="N", help="Only this table; may be given again.")
+@click.option("--source", multiple=True, metavar="KEY=VALUE", help="An option of the source, as startingTxid=7.")
+@click.option("--piece-bytes", default="64MiB", show_default=True, help="Of a region, for one task.")
+@click.option("--run-bytes", default="32MiB", show_default=True, help="Of records that a task holds.")
+@click.option("--part-bytes", default="128MiB", show_default=True, help="Of a table, for one task.")
+def replay(
+    marks: str | None,
+    to: str,
+    file_format: str,
+    function: str,
+    at_once: bool,
+    work: str,
+    tables: tuple[int, ...],
+    source: tuple[str, ...],
+    piece_bytes: str,
+    run_bytes: str,
+    part_bytes: str,
+    **given: Any,
+) -> int:
+    """Split the streams that are named, regions of a write-ahead log, by table.
+
+    Records are DLW1, table u64, sequence u64 (little-endian), payload. What was flushed is left out; a table whose
+    sequence has a gap or goes back fails alone. Run it again after a kill: it goes on. DIR is reached by all workers.
+    """
+    from dlog.spark.jobs.replay import ReplayOptions
+    from dlog.spark.jobs.replay import replay as job
+    from dlog.spark.jobs.replay_marks import Marks, read_marks
+
+    options = ReplayOptions(
+        marks=read_marks(Path(marks)) if marks is not None else Marks(),
+        tables=tables,
+        to=to,
+        function=function,
+        format=file_format,
+        at_once=at_once,
+        work=work,
+        source=_pairs(source),
+        piece_bytes=parse_bytes(piece_bytes),
+        run_bytes=parse_bytes(run_bytes),
+        part_bytes=parse_bytes(part_bytes),
+        dry_run=given["dry_run"],
+    )
+
+    def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
+        return job(spark, place, options, progress=progress)
+
+    return run("replay", begin, lines=_lines, **given)
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--source is KEY=VALUE: {text[:60]!r}")
+        pairs[key] = value
+    return pairs
+
+
+def _lines(report: Report) -> list[str]:
+    counts = report.counts
+    verb = "would replay" if report.dry_run else "replayed"
+    lines = [
+        f"table {item['table']} of {item['region']}: {item['records']:,} records, sequences {item['first_sequence']:,} "
+        f"to {item['last_sequence']:,}, {item['parts']} parts"
+        for item in report.items
+    ]
+    records = sum(item["records"] for item in report.items)
+    lines.append(
+        f"{verb} {len(report.items):,} tables: {records:,} records, {size_text(counts.get('bytes', 0))}; "
+        f"read {counts.get('records', 0):,}, {counts.get('flushed', 0):,} of them flushed; {report.took_s:.1f} s"
+    )
+    return [*lines, *(f"left out: {finding['text']}" for finding in report.findings)]

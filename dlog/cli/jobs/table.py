@@ -1,0 +1,105 @@
+"""`dlog pipeline table`: keep streams up to date as a table."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dlog.cli.pipeline import job_options, run
+from dlog.cli.telling import note, size_text
+from dlog.errors import ConfigError
+from dlog.options import parse_bytes, parse_duration_s
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dlog.spark.jobs.frame import Place, Report
+
+
+@click.command()
+@job_options
+@click.option("--to", required=True, metavar="PATH", help="Directory of the table.")
+@click.option("--checkpoint", required=True, metavar="PATH", help="Directory that knows how far the table is.")
+@click.option("--format", "file_format", default="parquet", show_default=True, help="parquet or delta.")
+@click.option("--once/--follow", default=True, help="End with what is there now (default), or go on until Ctrl-C.")
+@click.option("--every", default="10s", show_default=True, metavar="TIME", help="With --follow: a batch this often.")
+@click.option("--partition-by", default="", metavar="COLUMN", help="day or stream: a directory for each.")
+@click.option("--batch-bytes", default="1GiB", show_default=True, help="Of one batch, about.")
+@click.option("--source", multiple=True, metavar="KEY=VALUE", help="An option of the source, as startingTxid=7.")
+def table(
+    to: str,
+    checkpoint: str,
+    file_format: str,
+    once: bool,
+    every: str,
+    partition_by: str,
+    batch_bytes: str,
+    source: tuple[str, ...],
+    **given: Any,
+) -> int:
+    """Append what came to the streams that are named to a table, each record once.
+
+    Run it again, after a kill or by a clock: it goes on where the table ends. Delta wants its jars: --conf spark.jars=.
+    """
+    from dlog.spark.jobs.table import TableOptions
+    from dlog.spark.jobs.table import table as job
+
+    options = TableOptions(
+        to=to,
+        checkpoint=checkpoint,
+        format=file_format,
+        follow=not once,
+        every_s=parse_duration_s(every),
+        partition_by=partition_by,
+        batch_bytes=parse_bytes(batch_bytes),
+        source=_pairs(source),
+        dry_run=given["dry_run"],
+    )
+
+    def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
+        with _stopped_by_signals() as stop:
+            if options.follow and not given["as_json"]:
+                note("the table is kept up to date; Ctrl-C ends it")
+            return job(spark, place, options, progress=progress, stop=stop)
+
+    return run("table", begin, lines=_lines, **given)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """Set by Ctrl-C and SIGTERM: they end a query in order."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"--source is KEY=VALUE: {text[:60]!r}")
+        pairs[key] = value
+    return pairs
+
+
+def _lines(report: Report) -> list[str]:
+    counts = report.counts
+    lines = [
+        f"{item['stream']}: up to {item['offset']} of {item['latest']}, {item['behind_records']:,} records behind"
+        for item in report.items
+    ]
+    if report.dry_run:
+        size = size_text(counts["behind_bytes"])
+        return [*lines, f"would add about {counts['behind_records']:,} records, {size}"]
+    added = f"added {counts['records']:,} records in {counts['batches']:,} batches"
+    return [*lines, f"{added}; {counts['behind_records']:,} records behind; {report.took_s:.1f} s"]

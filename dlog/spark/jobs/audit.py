@@ -1,0 +1,246 @@
+"""The job `audit`: a namespace, or streams of it, proved entry by entry and copy by copy.
+
+The law of this file: an audit changes nothing (but that the tail of an open ledger is decided, as whenever a reader
+opens one), so it may be ended anywhere and begun again. What is wrong is a finding; what could not be looked at is a
+failure, and the rest is looked at all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlog.errors import ConfigError, DLogError
+from dlog.model.ids import stream_name
+from dlog.model.segment import Truncation
+from dlog.options import MiB
+from dlog.spark.jobs.audit_entries import Piece
+from dlog.spark.jobs.audit_findings import Finding, Kind, rows
+from dlog.spark.jobs.audit_orphans import find_orphans
+from dlog.spark.jobs.audit_plan import StreamFacts, look, read_stream
+from dlog.spark.jobs.audit_replicas import LEDGER
+from dlog.spark.jobs.audit_segments import judge, state_of
+from dlog.spark.jobs.audit_work import Errand, examine
+from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting, scatter
+from dlog.spark.options import SourceOptions, parse
+from dlog.spark.planning import partitions
+from dlog.spark.plans import check_named
+from dlog.spark.reach import Cluster, Reach, reach
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STREAMS_A_LOOK = 256
+LOOK_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """all_replicas: every copy of every entry; else one good copy of each. verify: `full`; `crc` leaves record sets
+    closed once their checksum holds; `none` proves the bookies' copies and looks into none. rate_bytes_s: of each task,
+    0 is no bound. orphan_age_s: of a ledger that nobody names before it is told of. retries: of what cannot be reached.
+    patience_s: how long what may be a change under way, or an entry on its way to a bookie, is looked at before it is
+    held to be wrong."""
+
+    all_replicas: bool = True
+    verify: str = "full"
+    rate_bytes_s: int = 0
+    orphan_age_s: float = 86400.0
+    split_bytes: int = 128 * MiB
+    open_cost_bytes: int = 1 * MiB
+    retries: int = 6
+    patience_s: float = 3.0
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if self.verify not in ("full", "crc", "none"):
+            raise ConfigError(f"verify: one of full, crc, none is wanted: value={self.verify[:60]!r}")
+        for name in ("rate_bytes_s", "orphan_age_s", "retries", "patience_s"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} is not negative: value={getattr(self, name)}")
+        if self.split_bytes < 1 or self.open_cost_bytes < 1:
+            raise ConfigError("sizes are positive: split_bytes, open_cost_bytes")
+
+
+def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress: Progress | None = None) -> Report:
+    """Prove the streams of `place`, and if that is a whole namespace that no ledger is left over.
+
+    items: a row a segment, with what was read of it. findings: a row a problem, as `Finding.row` has it, in the order
+    of streams, segments and entries. Raises StreamNotFoundError for a stream that is named and not there, ConfigError
+    for a pattern that nothing matches, MetadataUnavailableError, TimeoutError.
+    """
+    progress = progress or Silent()
+    chosen = parse(place.options(), streaming=False)
+    is_whole = not place.streams and not place.pattern
+    of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.cold)
+    with reporting("audit", dry_run=options.dry_run) as report:
+        streams = _look(of_cluster, chosen, is_whole, options, progress)
+        packed = partitions(
+            [of for facts in streams for of in facts.ranges()],
+            split_bytes=options.split_bytes,
+            open_cost_bytes=options.open_cost_bytes,
+            partitions_min=spark.sparkContext.defaultParallelism,
+        )
+        report.counts = {
+            "streams": len(streams),
+            "segments": sum(len(facts.segments) for facts in streams),
+            "truncated_segments": sum(map(_truncated, streams)),
+            "tasks": len(packed),
+        }
+        if options.dry_run:
+            _tell_plan(report, streams, options)
+        else:
+            errand = Errand(
+                zookeeper=chosen.zookeeper,
+                namespace=chosen.namespace,
+                all_replicas=options.all_replicas,
+                verify=options.verify,
+                rate_bytes_s=options.rate_bytes_s,
+                retries=options.retries,
+                patience_s=options.patience_s,
+                cold=chosen.cold,
+            )
+            done = scatter(spark, packed, partial(examine, errand=errand), what="audit", progress=progress)
+            findings = _judge(report, of_cluster, streams, [piece for task in done for piece in task], options)
+            if is_whole:
+                findings += _orphans(report, of_cluster, chosen, options, progress)
+            report.counts["findings"] = len(findings)
+            report.findings = rows(findings)
+    return report
+
+
+def _look(
+    of_cluster: Reach, chosen: SourceOptions, is_whole: bool, options: AuditOptions, progress: Progress
+) -> list[StreamFacts]:
+    """The streams that are meant, some at a time, in order of names."""
+    names: Sequence[str] = chosen.streams
+    if not names:
+        there = of_cluster.ask(lambda cluster: cluster.metadata.streams(), retries=options.retries)
+        names = sorted(name for name in there if chosen.selects(name))
+        if not names and not is_whole:
+            raise ConfigError(f"no stream matches: pattern={chosen.pattern[:60]!r}")
+    found: list[StreamFacts] = []
+    done = 0
+
+    def on_done() -> None:
+        nonlocal done
+        done += 1
+        progress.step("plan", done, len(names))
+
+    for at in range(0, len(names), STREAMS_A_LOOK):
+        some = names[at : at + STREAMS_A_LOOK]
+        work = partial(
+            look,
+            names=some,
+            dry_run=options.dry_run,
+            retries=options.retries,
+            patience_s=options.patience_s,
+            on_done=on_done,
+        )
+        found += of_cluster.ask(work, timeout_s=LOOK_TIMEOUT_S)
+    check_named(chosen, [facts.name for facts in found])
+    return found
+
+
+def _truncated(facts: StreamFacts) -> int:
+    segments = facts.value.segments if facts.value is not None else ()
+    return sum(segment.truncation is Truncation.TRUNCATED for segment in segments)
+
+
+def _tell_plan(report: Report, streams: Sequence[StreamFacts], options: AuditOptions) -> None:
+    """What would be read. bytes: of one copy."""
+    for facts in streams:
+        report.failures += facts.failures
+        for segment in facts.segments:
+            if not segment.is_there:
+                continue
+            replicas = segment.ledger.quorum.write if segment.ledger is not None and options.all_replicas else 1
+            replicas *= segment.last >= 0
+            row = {
+                "stream": facts.name,
+                "segment": int(segment.listed.number),
+                "state": state_of(segment.listed),
+                "store": segment.listed.store,
+                "place": segment.listed.place,
+                "entries": segment.last + 1,
+                "bytes": segment.length,
+                "replicas": replicas,
+                "read_bytes": segment.length * replicas,
+            }
+            report.items.append(row)
+    for name in ("entries", "bytes", "read_bytes"):
+        report.counts[name] = sum(item[name] for item in report.items)
+
+
+def _judge(
+    report: Report,
+    of_cluster: Reach,
+    streams: Sequence[StreamFacts],
+    pieces: Sequence[Piece],
+    options: AuditOptions,
+) -> list[Finding]:
+    """Put what tasks brought beside what metadata say; items and failures go into the report."""
+    by_stream: dict[str, dict[int, list[Piece]]] = {}
+    for piece in pieces:
+        by_stream.setdefault(piece.of.stream, {}).setdefault(piece.of.segment, []).append(piece)
+    findings: list[Finding] = []
+    for facts in streams:
+        of_stream = by_stream.get(facts.name, {})
+        gone = {number for number, some in of_stream.items() if any(piece.is_gone for piece in some)}
+        if gone:
+            findings += _gone(of_cluster, facts, gone, options)
+        judged = judge(facts, of_stream)
+        findings += judged.findings
+        report.items += judged.items
+        report.failures += judged.failures
+    for name in ("entries", "records", "bytes", "read_bytes"):
+        report.counts[name] = sum(item[name] for item in report.items)
+    return findings
+
+
+def _gone(of_cluster: Reach, facts: StreamFacts, gone: set[int], options: AuditOptions) -> list[Finding]:
+    """What went before it was read: with what was truncated or moved, as is right, or under a segment that names it
+    still. Either way there is no more to say of these segments."""
+
+    async def again(cluster: Cluster) -> set[tuple[int, str]]:
+        value = await read_stream(cluster, stream_name(facts.name))
+        kept = () if value is None else value.segments
+        return {(s.number, s.place) for s in kept if s.truncation is not Truncation.TRUNCATED}
+
+    try:
+        named = of_cluster.ask(again, retries=options.retries)
+    except (DLogError, TimeoutError) as error:
+        facts.fail(None, f"its metadata cannot be read any more: {error}; run the audit again")
+        named = set()
+    left = [segment.listed for segment in facts.segments if segment.listed.number in gone]
+    facts.segments = tuple(segment for segment in facts.segments if segment.listed.number not in gone)
+    return [
+        Finding(
+            kind=Kind.LEDGER_GONE if segment.store == LEDGER else Kind.OBJECT_GONE,
+            stream=facts.name,
+            segment=segment.number,
+            expected=f"{segment.store} {segment.place}",
+            found="nothing",
+        )
+        for segment in left
+        if (segment.number, segment.place) in named
+    ]
+
+
+def _orphans(
+    report: Report, of_cluster: Reach, chosen: SourceOptions, options: AuditOptions, progress: Progress
+) -> list[Finding]:
+    """Ledgers that nobody names."""
+    progress.step("orphans", 0, 1)
+    work = partial(find_orphans, zookeeper=chosen.zookeeper, namespace=chosen.namespace, age_s=options.orphan_age_s)
+    try:
+        orphans = of_cluster.ask(work, retries=options.retries, timeout_s=LOOK_TIMEOUT_S)
+    except (DLogError, TimeoutError) as error:
+        failure = f"ledgers that nobody names could not be looked for: {error}; run the audit again"
+        report.failures.append({"stream": None, "segment": None, "entries": None, "bookie": None, "error": failure})
+        return []
+    progress.step("orphans", 1, 1)
+    report.counts |= {"ledgers": orphans.ledgers, "foreign_ledgers": orphans.foreign}
+    return orphans.findings

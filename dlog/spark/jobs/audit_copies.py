@@ -1,0 +1,240 @@
+"""One bookie's copies of a ledger.
+
+The law of this file: a bookie that answers has a word that counts, once it has been asked more than once; one that does
+not answer says nothing of its copies. What waits in memory is an extent. Nobody is fenced and nothing is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from dlog.errors import ConnectionLostError, UnavailableError
+from dlog.io.bookie_client import Asker
+from dlog.io.clock import SYSTEM_CLOCK
+from dlog.machine import Fact, PeerLost, Received
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.options import MiB
+from dlog.spark.jobs.audit_findings import Kind
+from dlog.spark.planning import Range
+from dlog.spark.reach import PAUSE_FIRST_S, PAUSE_MAX_S
+from dlog.wire.bookie import BatchDone, BatchRead, Code, EntryRead, ReadEntry
+from dlog.wire.digest import Buffer, Digest, DigestMismatch, Entry
+
+EXTENT_BYTES = 4 * MiB  # of one question, where one copy is read
+EXTENT_SHARED_BYTES = 2 * MiB  # ... of each, where several are
+ASKED_AGAIN = 4  # entries that one bookie has not, in one task: so often its patience is spent on them
+
+AWAY_S = 60.0  # after a bookie could not be asked, the next task of the process waits less for it
+
+_ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
+_SAYS = (Code.OK, *_ABSENT, Code.IO_ERROR)  # what is said of a copy; other codes are of the moment, or of the question
+_NO_BATCHES = (Code.BAD_REQUEST, Code.BAD_VERSION, Code.UNAUTHORIZED)
+
+_lately: dict[BookieId, float] = {}  # bookies that could not be asked, and when that was found
+
+
+class Fault(NamedTuple):
+    """Why a copy is none."""
+
+    kind: Kind
+    found: str
+
+
+Copy = Entry | Fault | None  # None: not asked for, since it should not be there, or the bookie is away
+
+
+class Lost(NamedTuple):
+    """From this entry of a range on a bookie could not be asked."""
+
+    of: Range
+    first: int
+    bookie: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """How one task reads, and what befell it. rate_bytes_s: 0 is no bound. patience_s: how long an entry is asked for
+    again that a bookie says it has not."""
+
+    all_replicas: bool = True
+    retries: int = 3
+    rate_bytes_s: int = 0
+    patience_s: float = 3.0
+    lost: list[Lost] = field(default_factory=list)
+    away: dict[BookieId, str] = field(default_factory=dict)  # bookies that could not be asked, and why
+    waited_s: dict[BookieId, float] = field(default_factory=dict)  # for copies that were not there
+    begun_s: float = field(default_factory=SYSTEM_CLOCK.monotonic_s)
+    bytes: int = 0
+
+    async def hold_rate(self, more: int) -> None:
+        """Wait until what was read is no more than the rate allows."""
+        self.bytes += more
+        if self.rate_bytes_s:
+            due_s = self.begun_s + self.bytes / self.rate_bytes_s
+            await asyncio.sleep(max(0.0, due_s - SYSTEM_CLOCK.monotonic_s()))
+
+
+class AwayError(UnavailableError):
+    """A bookie cannot be asked."""
+
+
+class Replica:
+    """One bookie's copies of a ledger, read in order. Once it is away it stays so for all of the task, which would wait
+    for it again and again."""
+
+    def __init__(self, door: Door, bookie: BookieId, digest: Digest, reading: Reading) -> None:
+        self.bookie = bookie
+        self.copies: deque[Copy] = deque()
+        self.is_told = False
+        self._door = door
+        self._digest = digest
+        self._reading = reading
+        self._bytes = EXTENT_SHARED_BYTES if reading.all_replicas else EXTENT_BYTES
+        self._batches: bool | None = None  # whether it knows batch reads, once that is known
+
+    @property
+    def is_away(self) -> bool:
+        return self.bookie in self._reading.away
+
+    @property
+    def reason(self) -> str:
+        return self._reading.away.get(self.bookie, "")
+
+    async def fill(self, entry: int, last: int) -> None:
+        """Have at least the copy of `entry`, if nothing is left and the bookie can be asked."""
+        if self.copies or self.is_away:
+            return
+        try:
+            self.copies += await self._read(entry, last)
+        except AwayError as error:
+            self._reading.away[self.bookie] = error.message
+
+    def take(self, count: int) -> list[Copy]:
+        return [self.copies.popleft() for _ in range(count)]
+
+    async def single(self, entry: int) -> Copy:
+        """One copy; None if the bookie is away."""
+        if self.is_away:
+            return None
+        try:
+            return (await self._read(entry, entry))[0]
+        except AwayError as error:
+            self._reading.away[self.bookie] = error.message
+            return None
+
+    async def _read(self, entry: int, last: int) -> list[Copy]:
+        """Copies from `entry` on, at least that one. Raises AwayError."""
+        code, packets = await self._ask(entry, last)
+        waited_s, left_s = self._reading.waited_s, self._reading.patience_s
+        left_s = min(left_s, ASKED_AGAIN * left_s - waited_s.get(self.bookie, 0.0))
+        pause_s = PAUSE_FIRST_S
+        while code is not Code.OK and left_s > 0:
+            await asyncio.sleep(pause_s)
+            waited_s[self.bookie] = waited_s.get(self.bookie, 0.0) + pause_s
+            left_s -= pause_s
+            pause_s *= 2
+            code, packets = await self._ask(entry, last)
+        if code is not Code.OK:
+            kind = Kind.MISSING if code in _ABSENT else Kind.UNREADABLE
+            return [Fault(kind, code.name.lower())]
+        return [self._verified(number, packet) for number, packet in enumerate(packets, entry)]
+
+    def _verified(self, entry: int, packet: Buffer) -> Copy:
+        try:
+            return self._digest.verify(packet, entry)
+        except DigestMismatch as error:
+            return Fault(Kind.DIGEST, error.message)
+
+    async def _ask(self, entry: int, last: int) -> tuple[Code, Sequence[Buffer]]:
+        """What it says of the copy of `entry`, and those behind it that came along. Raises AwayError."""
+        pause_s, reason = PAUSE_FIRST_S, ""
+        is_doubtful = SYSTEM_CLOCK.monotonic_s() < _lately.get(self.bookie, -AWAY_S) + AWAY_S
+        for number in range(min(self._reading.retries, 1 if is_doubtful else self._reading.retries) + 1):
+            if number:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_MAX_S)
+            ledger = self._digest.ledger_id
+            is_batch = last > entry and self._batches is not False
+            try:
+                if is_batch:
+                    done = await self._door.batch(self.bookie, ledger, entry, last + 1 - entry, self._bytes)
+                    code, packets = done.code, done.packets[: last + 1 - entry]
+                    if code is Code.OK and not packets:
+                        code = Code.BAD_REQUEST
+                else:
+                    read = await self._door.single(self.bookie, ledger, entry)
+                    code, packets = read.code, (read.packet,)
+            except ConnectionLostError as error:
+                reason = error.message
+                if is_batch and self._batches is None:
+                    self._batches = False  # a bookie that does not know batch reads closes the connection
+                continue
+            if code in _SAYS:
+                _lately.pop(self.bookie, None)
+                self._batches = self._batches or (True if is_batch else self._batches)
+                return code, packets
+            reason = f"it answers {code.name.lower()}"
+            if is_batch and code in _NO_BATCHES:
+                self._batches = False
+        _lately[self.bookie] = SYSTEM_CLOCK.monotonic_s()
+        raise AwayError(reason)
+
+
+class Door:
+    """Asks bookies and hands each answer to who waits for it."""
+
+    def __init__(self, asker: Asker) -> None:
+        self._asker = asker
+        self._asker.post = self._hear
+        self._waiting: dict[tuple[str, int, int], asyncio.Future[BatchDone | EntryRead]] = {}
+        self._batches = 0
+
+    def close(self) -> None:
+        self._asker.close()
+
+    async def batch(self, bookie: BookieId, ledger: LedgerId, first: int, count: int, size: int) -> BatchDone:
+        """Raises ConnectionLostError."""
+        self._batches += 1
+        number = self._batches
+        request = BatchRead(ledger, EntryId(first), number, count, size)
+        answer = await self._ask((bookie, -1, number), lambda: self._asker.send(bookie, request))
+        assert isinstance(answer, BatchDone)
+        return answer
+
+    async def single(self, bookie: BookieId, ledger: LedgerId, entry: int) -> EntryRead:
+        """Raises ConnectionLostError."""
+        request = ReadEntry(ledger, EntryId(entry))
+        answer = await self._ask((bookie, ledger, entry), lambda: self._asker.send(bookie, request))
+        assert isinstance(answer, EntryRead)
+        return answer
+
+    async def _ask(self, key: tuple[str, int, int], send: Callable[[], None]) -> BatchDone | EntryRead:
+        assert key not in self._waiting, "a copy is asked for once at a time"
+        future = self._waiting[key] = asyncio.get_running_loop().create_future()
+        try:
+            send()
+            answer: BatchDone | EntryRead = await future
+            return answer
+        finally:
+            self._waiting.pop(key, None)
+
+    def _hear(self, fact: Fact) -> None:
+        match fact:
+            case Received(bookie, BatchDone() as answer):
+                self._tell((str(bookie), -1, answer.request), answer)
+            case Received(bookie, EntryRead() as answer):
+                self._tell((str(bookie), answer.ledger, answer.entry), answer)
+            case PeerLost(bookie, reason):
+                for key, future in list(self._waiting.items()):
+                    if key[0] == bookie and not future.done():
+                        future.set_exception(ConnectionLostError(reason or "the connection was lost"))
+
+    def _tell(self, key: tuple[str, int, int], answer: BatchDone | EntryRead) -> None:
+        future = self._waiting.get(key)
+        if future is not None and not future.done():
+            future.set_result(answer)

@@ -1,0 +1,175 @@
+"""Ledgers that nobody names.
+
+A ledger is named by the list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for a
+while, as the copy that a segment left behind when it was moved to cold storage (dlog/spark/jobs/offload_records.py).
+
+The law of this file: what names a ledger is looked for after the ledger was seen, in every namespace of the cluster,
+and a ledger must be old enough that its name is not on its way. Names move from stages to lists and from lists to what
+was left behind, and are looked for in that order. What somebody else's program keeps in the same bookies is none of
+ours; nothing is deleted here.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnsupportedVersionError
+from dlog.io.clock import SYSTEM_CLOCK
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.io.zookeeper_protocol import NoNodeError
+from dlog.log.changes import allocated_place
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import LedgerId
+from dlog.model.ledger import LedgerMetadata
+from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.spark.jobs.audit_findings import Finding, Kind
+from dlog.spark.reach import Cluster
+from dlog.wire.stream_metadata import decode_binding
+
+DEPTH_MAX = 3  # of a namespace's znode
+ZNODES_MAX = 10_000  # that are looked at for a binding
+
+_STREAM, _SEGMENT, _APPLICATION = "dlog.stream", "dlog.segment", "application"  # custom metadata of a ledger
+
+
+@dataclass(slots=True)
+class Orphans:
+    """ledgers: how many there are. foreign: those of other programs."""
+
+    ledgers: int = 0
+    foreign: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[dict[str, object]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Named:
+    """Ledgers that somebody names; streams whose metadata cannot be read: what they name is not known."""
+
+    ledgers: set[int] = field(default_factory=set)
+    unknown: set[str] = field(default_factory=set)
+
+
+async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_s: float) -> Orphans:
+    """Those older than this. Raises MetadataUnavailableError."""
+    orphans = Orphans()
+    there = [int(ledger) async for ledger in cluster.ledgers.list()]
+    orphans.ledgers = len(there)
+    named = _Named()
+    for other in await _namespaces(cluster.metadata):
+        if other != namespace:
+            async with _opened(zookeeper, other) as metadata:
+                await _collect(metadata, other, named)
+    await _collect(cluster.metadata, namespace, named)
+    for ledger in there:
+        if ledger not in named.ledgers:
+            await _judge(cluster, LedgerId(ledger), named, age_s, orphans)
+    return orphans
+
+
+async def _judge(cluster: Cluster, ledger: LedgerId, named: _Named, age_s: float, orphans: Orphans) -> None:
+    try:
+        metadata = await cluster.ledgers.metadata_of(ledger)
+    except LedgerNotFoundError:
+        return  # deleted meanwhile
+    except (DamagedError, UnsupportedVersionError) as error:
+        expected = f"metadata of ledger {ledger}"
+        orphans.findings.append(Finding(kind=Kind.LEDGER_METADATA, stream="", expected=expected, found=error.message))
+        return
+    custom = dict(metadata.custom)
+    if _APPLICATION in custom and _STREAM not in custom:
+        orphans.foreign += 1
+        return
+    stream = custom.get(_STREAM, b"").decode(errors="replace")
+    if named.unknown and (not stream or stream in named.unknown):
+        return
+    since_s = None if metadata.ctime_ms is None else (SYSTEM_CLOCK.unix_ms() - metadata.ctime_ms) / 1000
+    if since_s is not None and since_s < age_s:
+        return
+    number = custom.get(_SEGMENT, b"")
+    orphans.findings.append(
+        Finding(
+            kind=Kind.ORPHAN_LEDGER,
+            stream=stream,
+            segment=int(number) if number.isdigit() else None,
+            expected="a stream that names it",
+            found=f"ledger {ledger}, {_text(metadata)}, made {_age(since_s)}",
+        )
+    )
+
+
+async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -> None:
+    await _collect_beside(metadata, f"{namespace}/.sinks", "stage-", named)
+    for name in await metadata.streams():
+        try:
+            outcome = await metadata.read(StreamKey(name))
+        except DLogError:
+            named.unknown.add(name)
+            continue
+        if isinstance(outcome, Versioned):
+            value: StreamMetadata = outcome.value
+            places = [(segment.store, segment.place) for segment in value.segments]
+            places += [allocated_place(value.allocated)] if value.allocated else []
+            named.ledgers |= {int(place) for store, place in places if store == "ledger" and place.isdigit()}
+        elif not isinstance(outcome, Missing):
+            named.unknown.add(name)
+    await _collect_beside(metadata, f"{namespace}/.offloaded", "", named)
+
+
+async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, named: _Named) -> None:
+    """Ledgers that names two levels below this znode end with, `-<ledger>`, if they begin with the prefix."""
+    for one in await _children(metadata, path):
+        for name in await _children(metadata, f"{path}/{one}"):
+            place = name.rpartition("-")[2]
+            if name.startswith(prefix) and place.isdigit():
+                named.ledgers.add(int(place))
+
+
+async def _children(metadata: ZooKeeperMetadata, path: str) -> list[str]:
+    try:
+        return list((await metadata.zookeeper.children(path, fresh=True))[0])
+    except NoNodeError:
+        return []
+
+
+async def _namespaces(metadata: ZooKeeperMetadata) -> list[str]:
+    """Every namespace that is bound to a cluster here."""
+    zookeeper = metadata.zookeeper
+    found: list[str] = []
+    waiting = [("", 0)]
+    looked = 0
+    while waiting and looked < ZNODES_MAX:
+        path, depth = waiting.pop(0)
+        try:
+            data, _ = await zookeeper.get(path or "/", fresh=not path)
+            children = [] if depth == DEPTH_MAX else (await zookeeper.children(path or "/"))[0]
+        except NoNodeError:
+            continue
+        looked += 1
+        try:
+            decode_binding(data)
+        except (DamagedError, UnsupportedVersionError):
+            waiting += [(f"{path}/{child}", depth + 1) for child in sorted(children) if path or child != "zookeeper"]
+        else:
+            found.append(path)
+    return found
+
+
+@asynccontextmanager
+async def _opened(zookeeper: str, namespace: str) -> AsyncIterator[ZooKeeperMetadata]:
+    async with await ZooKeeperMetadata.connect(zookeeper, namespace, rng=random.Random(os.urandom(8))) as metadata:
+        yield metadata
+
+
+def _text(metadata: LedgerMetadata) -> str:
+    if not metadata.is_closed:
+        return metadata.state.name.lower().replace("_", " ")
+    return f"{metadata.last_entry + 1} entries, {metadata.length} bytes"
+
+
+def _age(since_s: float | None) -> str:
+    return "at an unknown time" if since_s is None else f"{since_s / 3600:.1f} h ago"

@@ -1,0 +1,252 @@
+"""What an audit looks at: the segments of each stream as metadata and ledgers have them, and the entries to be read.
+
+The law of this file: a plan reads metadata and changes none but where the tail of an open ledger must be found, which
+takes nothing from its writer (dlog/ledger/finding.py). What may be a change that is under way is looked at again, and
+again: only what stays is held to be so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, MetadataUnavailableError, UnsupportedVersionError
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import EntryId, LedgerId, StreamName, stream_name
+from dlog.model.ledger import LedgerMetadata
+from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
+from dlog.options import KiB
+from dlog.spark.jobs.audit_copies import Reading
+from dlog.spark.jobs.audit_findings import Finding, Kind
+from dlog.spark.jobs.audit_replicas import LEDGER, entry_length
+from dlog.spark.planning import Range
+from dlog.spark.reach import Cluster
+from dlog.stores.cold.places import payload_bytes
+
+LOOK_AGAIN_S = 0.25  # at what may be under way
+STREAMS_AT_ONCE, LEDGERS_AT_ONCE = 16, 32
+_ENTRY_BYTES = 64 * KiB  # guessed, of a ledger whose length nobody could be asked for
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SegmentFacts:
+    """A segment of the list. is_there: it can be read, as far as that is known without reading it. ledger: its
+    metadata, if it lies in one that is there.
+
+    last: the last entry that is read, -1 if none is. length: bytes up to there, about, if it is open or no ledger.
+    """
+
+    listed: Segment
+    is_there: bool = True
+    ledger: LedgerMetadata | None = None
+    last: int = -1
+    length: int = 0
+
+    def range(self, stream: str) -> Range | None:
+        """What is read of it."""
+        if self.last < 0:
+            return None
+        return Range(
+            stream=stream,
+            segment=self.listed.number,
+            place=self.listed.place,
+            store=self.listed.store,
+            first=0,
+            last=self.last,
+            bytes=max(1, self.length),
+            records=self.listed.record_count,
+            is_enveloped=self.listed.version >= 4,
+        )
+
+
+@dataclass(slots=True)
+class StreamFacts:
+    """A stream as it was looked at. value: None if it could not be read. findings: what metadata and ledgers alone tell
+    of (the list itself is judged in audit_segments.py)."""
+
+    name: str
+    value: StreamMetadata | None = None
+    segments: tuple[SegmentFacts, ...] = ()
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[dict[str, object]] = field(default_factory=list)
+
+    def ranges(self) -> list[Range]:
+        found = [segment.range(self.name) for segment in self.segments]
+        return [of for of in found if of is not None]
+
+    def fail(self, segment: int | None, error: str) -> None:
+        self.failures.append({"stream": self.name, "segment": segment, "entries": None, "bookie": None, "error": error})
+
+
+Suspicion = tuple[Kind, int, str]  # kind, segment, place: it may be a change that is under way
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """How a look is taken. turns: of ledgers."""
+
+    dry_run: bool
+    reading: Reading
+    turns: asyncio.Semaphore
+
+
+async def look(
+    cluster: Cluster,
+    names: Sequence[str],
+    *,
+    dry_run: bool,
+    retries: int,
+    patience_s: float,
+    on_done: Callable[[], None],
+) -> list[StreamFacts]:
+    """Each of these streams that is there. dry_run: nothing is changed; tails are only what bookies know of them.
+
+    patience_s: how long what may be under way is looked at.
+    """
+    how = _How(dry_run, Reading(retries=retries, patience_s=patience_s), asyncio.Semaphore(LEDGERS_AT_ONCE))
+    turns = asyncio.Semaphore(STREAMS_AT_ONCE)
+
+    async def one(name: str) -> StreamFacts | None:
+        async with turns:
+            try:
+                return await _settled(cluster, stream_name(name), how)
+            finally:
+                on_done()
+
+    async with _plainly(), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(name), name=f"audit {name}") for name in names]
+    return [facts for task in tasks if (facts := task.result()) is not None]
+
+
+async def _settled(cluster: Cluster, name: StreamName, how: _How) -> StreamFacts | None:
+    """The stream, with what stayed suspicious as findings. None: there is no such stream."""
+    lasting: dict[Suspicion, Finding] | None = None
+    left_s = how.reading.patience_s
+    while True:
+        facts = StreamFacts(name)
+        try:
+            facts.value = await read_stream(cluster, name)
+        except DamagedError as error:
+            facts.findings.append(
+                Finding(kind=Kind.METADATA, stream=name, expected="metadata of a stream", found=error.message)
+            )
+            return facts
+        except DLogError as error:
+            facts.fail(None, f"{error.message}; run the audit again")
+            return facts
+        if facts.value is None:
+            return None
+        suspicions = await _look_at_segments(cluster, facts, facts.value, how)
+        known = suspicions.keys() if lasting is None else lasting.keys() & suspicions.keys()
+        lasting = {suspicion: suspicions[suspicion] for suspicion in known}
+        if not lasting or how.dry_run or left_s <= 0:
+            facts.findings += lasting.values()
+            return facts
+        await asyncio.sleep(LOOK_AGAIN_S)
+        left_s -= LOOK_AGAIN_S
+
+
+async def read_stream(cluster: Cluster, name: StreamName) -> StreamMetadata | None:
+    """A stream's metadata, or None. Raises DamagedError, UnsupportedVersionError, MetadataUnavailableError."""
+    outcome = await cluster.metadata.read(StreamKey(name))
+    if isinstance(outcome, Missing):
+        return None
+    if not isinstance(outcome, Versioned):
+        raise MetadataUnavailableError(f"metadata cannot be read now: stream={name}")
+    value: StreamMetadata = outcome.value
+    return value
+
+
+async def _look_at_segments(
+    cluster: Cluster, facts: StreamFacts, value: StreamMetadata, how: _How
+) -> dict[Suspicion, Finding]:
+    """Fill in the segments; what is suspicious of them."""
+    suspicions: dict[Suspicion, Finding] = {}
+
+    def suspect(kind: Kind, segment: Segment, expected: str, found: str) -> None:
+        suspicions[kind, segment.number, segment.place] = Finding(
+            kind=kind, stream=facts.name, segment=segment.number, expected=expected, found=found
+        )
+
+    async def one(segment: Segment) -> SegmentFacts:
+        async with how.turns:
+            return await _segment(cluster, facts, segment, suspect, how)
+
+    kept = [segment for segment in value.segments if segment.truncation is not Truncation.TRUNCATED]
+    async with _plainly(), asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(s), name=f"audit {facts.name} {s.number}") for s in kept]
+    facts.segments = tuple(task.result() for task in tasks)
+    for segment in value.in_progress:
+        later = [s.number for s in value.segments if s.number > segment.number]
+        if later:
+            suspect(Kind.UNSEALED, segment, "a completed segment", f"in progress, and so the next: {later[0]}")
+    return suspicions
+
+
+async def _segment(
+    cluster: Cluster,
+    facts: StreamFacts,
+    segment: Segment,
+    suspect: Callable[[Kind, Segment, str, str], None],
+    how: _How,
+) -> SegmentFacts:
+    if segment.store != LEDGER:
+        return _elsewhere(cluster, facts, segment)
+    try:
+        ledger = await cluster.ledgers.metadata_of(LedgerId(int(segment.place)))
+    except LedgerNotFoundError:
+        suspect(Kind.LEDGER_GONE, segment, f"ledger {segment.place}", "no such ledger")
+        return SegmentFacts(listed=segment, is_there=False)
+    except (DamagedError, UnsupportedVersionError) as error:
+        found = Finding(
+            kind=Kind.LEDGER_METADATA,
+            stream=facts.name,
+            segment=segment.number,
+            expected=f"metadata of ledger {segment.place}",
+            found=error.message,
+        )
+        facts.findings.append(found)
+        return SegmentFacts(listed=segment, is_there=False)
+    except DLogError as error:
+        facts.fail(segment.number, f"{error.message}; run the audit again")
+        return SegmentFacts(listed=segment, is_there=False)
+    if ledger.is_closed:
+        return SegmentFacts(listed=segment, ledger=ledger, last=ledger.last_entry, length=ledger.length)
+    if segment.completed:
+        suspect(Kind.LEDGER_OPEN, segment, f"ledger {segment.place} closed", ledger.state.name.lower())
+        last = int(segment.last_entry)
+    else:
+        try:
+            last = int(await _tail(cluster, segment, how.dry_run))
+        except DLogError as error:
+            facts.fail(segment.number, f"its tail cannot be known: {error.message}; run the audit again")
+            return SegmentFacts(listed=segment, ledger=ledger)
+    length = await entry_length(cluster, LedgerId(int(segment.place)), ledger, last, how.reading)
+    guess = (last + 1) * _ENTRY_BYTES
+    return SegmentFacts(listed=segment, ledger=ledger, last=last, length=guess if length is None else length)
+
+
+def _elsewhere(cluster: Cluster, facts: StreamFacts, segment: Segment) -> SegmentFacts:
+    """In a store that keeps its own copies: what is completed lies where it is read as it is listed."""
+    if segment.store not in cluster.stores or not segment.completed:
+        facts.fail(segment.number, f"it cannot be read from here: store={segment.store}")
+        return SegmentFacts(listed=segment, is_there=False)
+    return SegmentFacts(listed=segment, last=int(segment.last_entry), length=payload_bytes(segment.place))
+
+
+async def _tail(cluster: Cluster, segment: Segment, dry_run: bool) -> EntryId:
+    ledger = LedgerId(int(segment.place))
+    if dry_run:
+        return await cluster.ledgers.last_confirmed(ledger)
+    return await cluster.ledgers.find_tail(ledger)
+
+
+@contextlib.asynccontextmanager
+async def _plainly() -> AsyncIterator[None]:
+    """The first failure of a group, as it is."""
+    try:
+        yield
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None

@@ -1,0 +1,193 @@
+"""Job `offload`: completed segments that are old enough are copied to cold storage and lie there from then on.
+
+    copy (a task each) --> read back --> remember both places --> tell the stream's owner --> after a grace period, in a
+    later run: read the object whole once more --> delete the ledger --> forget
+
+The law of this file: at every moment metadata names a copy that was read back whole, and whatever it does not name is
+remembered until it is deleted; so a run may be killed anywhere, and run beside another. The driver tells and decides;
+no byte of a segment passes through it. A segment with something wrong in it is left where it is, and told of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dlog.errors import ConfigError, StreamNotFoundError
+from dlog.io.clock import unix_ms
+from dlog.io.settings import load
+from dlog.model.ids import LedgerId, StreamName, stream_name
+from dlog.model.segment import Segment
+from dlog.spark.jobs.frame import Place, Progress, Report, reporting, scatter
+from dlog.spark.jobs.offload_copy import Copied, Errand, Source, cold_store, copy_segments
+from dlog.spark.jobs.offload_plan import candidates, packed, parquet_place, source_of
+from dlog.spark.jobs.offload_records import Kept, Record
+from dlog.spark.jobs.offload_settle import publish, retire, settle
+from dlog.spark.jobs.offload_sweep import sweep
+from dlog.spark.jobs.offload_work import Job, OffloadOptions, StreamNow, read_stream
+from dlog.spark.reach import Cluster, reach
+from dlog.stores.cold import store as cold
+from dlog.stores.cold.options import ColdOptions
+from dlog.stores.cold.places import parse_root, payload_bytes
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TASKS_A_WAVE = 8  # for each core; what a wave copied is told to its streams before the next one begins
+_LEDGER = "ledger"
+
+
+def offload(spark: SparkSession, place: Place, options: OffloadOptions, *, progress: Progress | None = None) -> Report:
+    """Move segments of the streams of `place`, and finish what earlier runs began.
+
+    items: a row for each thing done with a segment. findings: segments that are damaged and were left where they are,
+    and objects that are damaged. failures: what could not be done now. Raises StreamNotFoundError for a stream that is
+    named and not there, ConfigError, MisconfiguredError for a place that cannot be used, MetadataUnavailableError.
+    """
+    settings = load(ColdOptions, "cold", None, {})
+    to, roots = parse_root(options.to), settings.allowed()
+    if roots and not any(root.holds(to) for root in roots):
+        raise ConfigError(f"the place lies below none of the roots that may be used (DLOG_COLD_ROOTS): to={to}")
+    of_cluster = reach(place.zookeeper, place.namespace, settings)
+    with reporting("offload", dry_run=options.dry_run) as report:
+        job = Job(spark, of_cluster, settings, place, options, report, progress)
+        job.ask(partial(_look, job=job))
+        retire(job, job.ask(partial(settle, job=job)))
+        _copy(job, job.ask(partial(_plan, job=job)))
+        job.ask(partial(sweep, job=job))
+    return report
+
+
+async def _look(cluster: Cluster, *, job: Job) -> None:
+    """Streams that are meant, also those that are gone and left something behind."""
+    job.cluster_id = await cluster.metadata.instance_id()
+    for root in filter(None, (job.options.to, job.options.parquet)):
+        async for _ in cold_store(cluster).objects.list(job.folder("probe", root=root)):
+            break  # the storage answers, or says what is wrong with it
+    records = job.records(cluster)
+    there = {*await cluster.metadata.streams(), *await records.streams()}
+    names = {stream_name(name) for name in job.place.streams}
+    if missing := sorted(names - there):
+        raise StreamNotFoundError(f"no such stream: stream={missing[0]} namespace={job.place.namespace}")
+    chosen = sorted(names) or sorted(name for name in there if _is_meant(name, job.place.pattern))
+    if not chosen and job.place.pattern:
+        raise ConfigError(f"no stream matches: pattern={job.place.pattern[:60]!r}")
+
+    async def look(name: StreamName) -> StreamNow:
+        kept = await records.of(name)  # before metadata: what is in neither is nowhere
+        return StreamNow(name, await read_stream(cluster, name), kept)
+
+    job.streams = [stream for stream in await job.each(chosen, look, "look") if stream is not None]
+
+
+def _is_meant(name: str, pattern: str) -> bool:
+    try:
+        return not pattern or re.fullmatch(pattern, name) is not None
+    except re.error as error:
+        raise ConfigError(f"the pattern is no regular expression: {error}: value={pattern[:60]!r}") from None
+
+
+# ---- copying --------------------------------------------------------------------------------------------------------
+
+
+async def _plan(cluster: Cluster, *, job: Job) -> list[Source]:
+    """What is to be copied, in the order of each stream."""
+    streams = [stream for stream in job.streams if stream.value is not None]
+    planned = await job.each(streams, partial(_plan_stream, cluster, job), "plan")
+    return [source for sources in planned for source in sources or ()]
+
+
+async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[Source]:
+    options, value = job.options, stream.value
+    assert value is not None
+    on_their_way = {kept.record.number for kept in stream.kept} - stream.recopy.keys()
+    now_unix_ms = unix_ms()
+    found: list[Source] = []
+    written: set[str] = set()
+    if options.parquet:
+        folder = job.folder(stream.name, root=options.parquet)
+        written = {file.place async for file in cold_store(cluster).objects.list(folder)}
+    for segment in candidates(
+        value, on_their_way, now_unix_ms=now_unix_ms, older_than_s=options.older_than_s, keep=options.keep
+    ):
+        parquet = ""
+        if options.parquet:
+            parquet = parquet_place(job.folder(stream.name, root=options.parquet), value.life, segment.number)
+        is_cold = segment.store == cold.NAME
+        if is_cold and (not parquet or parquet in written):
+            continue
+        found.append(
+            source_of(
+                value,
+                segment,
+                folder="" if is_cold else str(job.folder(stream.name)),
+                payload_bytes=await _bytes_of(cluster, segment),
+                parquet=parquet,
+                compression=options.parquet_compression,
+            )
+        )
+    return found
+
+
+async def _bytes_of(cluster: Cluster, segment: Segment) -> int:
+    """Of its entries' payloads, as its store says; 0 if it does not."""
+    if segment.store == cold.NAME:
+        return payload_bytes(segment.place)
+    if segment.store != _LEDGER:
+        return 0
+    return (await cluster.ledgers.metadata_of(LedgerId(int(segment.place)))).length
+
+
+def _copy(job: Job, sources: Sequence[Source]) -> None:
+    """In tasks, wave after wave."""
+    job.report.add("segments_planned", len(sources))
+    job.report.add("bytes_planned", sum(source.bytes for source in sources))
+    if job.options.dry_run:
+        for source in sources:
+            did = "would offload" if source.folder else "would write Parquet"
+            job.item(_record_of(source), did, to=source.folder or source.parquet, bytes=source.bytes)
+        return
+    recopy = {(s.name, number): kept for s in job.streams for number, kept in s.recopy.items()}
+    tasks = packed(sources, lambda source: source.bytes)
+    wave = _TASKS_A_WAVE * job.spark.sparkContext.defaultParallelism
+    for at in range(0, len(tasks), wave):
+        errands = [
+            Errand(zookeeper=job.place.zookeeper, namespace=job.place.namespace, cold=job.settings, sources=task)
+            for task in tasks[at : at + wave]
+        ]
+        done = scatter(job.spark, errands, copy_segments, what="copy", progress=job.progress)
+        told = [
+            (source, copied)
+            for errand, results in zip(errands, done, strict=True)
+            for source, copied in zip(errand.sources, results, strict=True)
+        ]
+        _take(job, told, recopy)
+
+
+def _take(job: Job, done: Sequence[tuple[Source, Copied]], recopy: dict[tuple[StreamName, int], Kept]) -> None:
+    """Tell what came of it, and the streams of what was copied."""
+    ready: list[tuple[Copied, Record, Kept | None]] = []
+    for source, copied in done:
+        record = _record_of(source)
+        if copied.finding:
+            job.find("source" if source.folder else "cold", copied.stream, copied.number, copied.finding)
+        elif copied.failure:
+            job.fail("copy", copied.failure, stream=copied.stream, segment=copied.number)
+        elif copied.is_gone:
+            job.report.add("truncated_meanwhile")
+        elif source.folder:
+            ready.append((copied, record, recopy.get((stream_name(copied.stream), copied.number))))
+        if copied.parquet:
+            job.report.add("parquet_files")
+            job.report.add("parquet_bytes", copied.parquet_bytes)
+            job.item(record, "Parquet written", to=copied.parquet)
+    if ready:
+        job.ask(partial(publish, job=job, done=ready))
+
+
+def _record_of(source: Source) -> Record:
+    """Without an object yet."""
+    head = source.head
+    return Record(stream=head.stream, number=head.number, store=head.source_store, place=head.source_place, objects=())

@@ -1,0 +1,303 @@
+"""What a task of `offload` does: copy segments into objects, read them back, and write Parquet if asked.
+
+The law of this file: an object holds what the segment's own store gave and verified, checked once more against the sums
+that producers made; and it is believed in only when it was read back whole. What is wrong with a segment is told of
+that segment, and the next one is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from dlog.errors import DamagedError, DLogError
+from dlog.log.note import decode_note, is_note
+from dlog.model.ids import NO_TXID, EntryId, SegmentNumber, StreamName
+from dlog.spark.reach import Cluster, patiently, reach
+from dlog.stores.cold import store as cold
+from dlog.stores.cold.format import Builder, Contents, Head
+from dlog.stores.cold.options import ColdOptions
+from dlog.stores.cold.places import ObjectName, parse_root
+from dlog.stores.cold.store import ColdStore, Scanned
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentReader, SegmentRef
+from dlog.wire.digest import crc32c
+from dlog.wire.entry import decode_entry, record_set_count
+
+if TYPE_CHECKING:
+    from dlog.spark.reach import Reach
+
+EXTENT_BYTES = 4 << 20
+FETCH_S = 60.0
+RETRIES = 3
+WHOLE_S = 24 * 3600.0  # of a segment, however slow its storage: each step has a bound of its own
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A segment to be copied. folder: below which its object goes; empty: it lies in an object already, and only a
+    Parquet file is made. bytes: of its entries, as its store says. parquet: place of that file, or empty."""
+
+    head: Head
+    folder: str
+    bytes: int
+    parquet: str = ""
+    compression: str = "snappy"
+    first_entry: int = 0  # that may be read; of records before it there are none in Parquet
+    first_slot: int = 0
+
+    @property
+    def ref(self) -> SegmentRef:
+        return SegmentRef(StreamName(self.head.stream), SegmentNumber(self.head.number), self.head.source_place)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Errand:
+    """What one task does, one after another."""
+
+    zookeeper: str
+    namespace: str
+    cold: ColdOptions
+    sources: tuple[Source, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """What came of a segment. object: where its copy lies, read back and found to be the same; empty: there is none.
+
+    finding: what is wrong with the segment where it lies. failure: why it could not be done. is_gone: it was truncated
+    meanwhile.
+    """
+
+    stream: str
+    number: int
+    object: str = ""
+    bytes: int = 0
+    records: int = 0
+    entries_crc: int = 0
+    parquet: str = ""
+    parquet_bytes: int = 0
+    finding: str = ""
+    failure: str = ""
+    is_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """Whether an object was found to be whole. finding: what is wrong with it; failure: why nobody knows."""
+
+    stream: str
+    number: int
+    place: str
+    finding: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckErrand:
+    """Objects to be read whole: stream, segment and place of each."""
+
+    zookeeper: str
+    namespace: str
+    cold: ColdOptions
+    objects: tuple[tuple[str, int, str], ...]
+
+
+def copy_segments(errand: Errand) -> list[Copied]:
+    """In a Spark worker."""
+    of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
+    return [_copied(of_cluster, source) for source in errand.sources]
+
+
+def check_objects(errand: CheckErrand) -> list[Checked]:
+    """In a Spark worker: read every byte."""
+    of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
+    return [_checked(of_cluster, *told) for told in errand.objects]
+
+
+def cold_store(cluster: Cluster) -> ColdStore:
+    return cast(ColdStore, cluster.stores[cold.NAME])
+
+
+# ---- one segment ----------------------------------------------------------------------------------------------------
+
+
+def _copied(of_cluster: Reach, source: Source) -> Copied:
+    nothing = Copied(stream=source.head.stream, number=source.head.number)
+    told = replace(nothing, object=source.ref.place)
+    try:
+        if source.folder:
+            told = of_cluster.ask(partial(_copy, source=source), timeout_s=WHOLE_S)
+        return _read_back(of_cluster, source, told) if told.object else told
+    except DamagedError as error:
+        _drop(of_cluster, source, told)
+        return replace(nothing, finding=error.message)
+    except SegmentCorruptError as error:
+        if told.object and source.folder:  # of ours, not of the segment's own store
+            _drop(of_cluster, source, told)
+            return replace(nothing, failure=f"what was written is not what was read back: {error.message}")
+        return replace(nothing, finding=error.message)
+    except (DLogError, TimeoutError, OSError) as error:
+        return replace(nothing, failure=_words(error))
+
+
+def _read_back(of_cluster: Reach, source: Source, told: Copied) -> Copied:
+    """Every byte of the object, and Parquet made of them if that is wanted."""
+    ref = replace(source.ref, place=told.object)
+    if source.parquet:
+        from dlog.spark.jobs.offload_parquet import write_parquet
+
+        scanned, size = write_parquet(of_cluster, ref, source)
+        told = replace(told, parquet=source.parquet, parquet_bytes=size)
+    else:
+        scanned = of_cluster.ask(partial(read_back, ref=ref), timeout_s=WHOLE_S)
+    if source.folder:
+        _compare(told, scanned)
+    return told
+
+
+def _drop(of_cluster: Reach, source: Source, told: Copied) -> None:
+    """An object that nobody will ever name."""
+    if source.folder and told.object:
+        ref = replace(source.ref, place=told.object)
+        with contextlib.suppress(DLogError, TimeoutError):
+            of_cluster.ask(lambda cluster: cold_store(cluster).delete(ref))
+
+
+def _checked(of_cluster: Reach, stream: str, number: int, place: str) -> Checked:
+    ref = SegmentRef(StreamName(stream), SegmentNumber(number), place)
+    told = Checked(stream=stream, number=number, place=place)
+    try:
+        of_cluster.ask(partial(read_back, ref=ref), retries=RETRIES, timeout_s=WHOLE_S)
+    except (SegmentCorruptError, SegmentNotFoundError) as error:
+        return replace(told, finding=error.message)
+    except (DLogError, TimeoutError, OSError) as error:
+        return replace(told, failure=_words(error))
+    return told
+
+
+async def _copy(cluster: Cluster, *, source: Source) -> Copied:
+    """Into an object of a name of its own. Raises SegmentCorruptError, DamagedError, StoreError; leaves none then."""
+    head = source.head
+    name = ObjectName(head.number, os.urandom(8).hex(), source.bytes)
+    place = parse_root(source.folder).below(str(name))
+    store = cluster.stores[head.source_store]
+    try:
+        reader = await patiently(lambda: store.open_reader(source.ref, sealed_at=EntryId(head.last_entry)), RETRIES)
+    except SegmentNotFoundError:
+        return Copied(stream=head.stream, number=head.number, is_gone=True)
+    try:
+        if reader.end != head.last_entry:
+            raise DamagedError(
+                f"the list says another end than the segment's store: list={head.last_entry} store={reader.end}"
+            )
+        writer = await cold_store(cluster).objects.create(place)
+        try:
+            builder = Builder(head)
+            await writer.write((builder.begin(),))
+            await _pour(reader, builder, writer.write)
+            if builder.records != head.records:
+                raise DamagedError(
+                    f"the list counts other records than there are: list={head.records} found={builder.records}"
+                )
+            payload_bytes = builder.payload_bytes
+            await writer.write(builder.end())
+            await writer.finish()
+        except BaseException:
+            await writer.abort()
+            raise
+    finally:
+        await reader.close()
+    return Copied(
+        stream=head.stream,
+        number=head.number,
+        object=str(place),
+        bytes=payload_bytes,
+        records=builder.records,
+        entries_crc=builder.entries_crc,
+    )
+
+
+async def _pour(reader: SegmentReader, builder: Builder, write: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
+    """All entries, the next ones fetched while these are written."""
+    head, entry = builder.head, 0
+    try:
+        async with asyncio.TaskGroup() as group:
+            ahead = group.create_task(_fetch(reader, entry, head.last_entry), name="fetch")
+            while entry <= head.last_entry:
+                payloads = await ahead
+                following = entry + len(payloads)
+                if following <= head.last_entry:
+                    ahead = group.create_task(_fetch(reader, following, head.last_entry), name="fetch")
+                for payload in payloads:
+                    builder.add(payload, examine(payload, entry, is_enveloped=head.is_enveloped))
+                    entry += 1
+                await write(payloads)
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+
+
+async def _fetch(reader: SegmentReader, first: int, last: int) -> list[bytes]:
+    async def once() -> list[bytes]:
+        async with asyncio.timeout(FETCH_S):
+            return await reader.read(EntryId(first), EntryId(last), EXTENT_BYTES)
+
+    return await patiently(once, RETRIES)
+
+
+async def read_back(cluster: Cluster, *, ref: SegmentRef) -> Scanned:
+    """Every byte of an object. Raises SegmentCorruptError, SegmentNotFoundError, StoreError."""
+    scanned, extents = await cold_store(cluster).scan(ref)
+    async with aclosing(extents) as going:
+        async for _ in going:
+            pass
+    if scanned.damaged:
+        entry, why = scanned.damaged[0]
+        raise SegmentCorruptError(f"{why}: place={ref.place} entry={entry} damaged={len(scanned.damaged)}")
+    return scanned
+
+
+def _compare(told: Copied, scanned: Scanned) -> None:
+    """What was read back is what was written. Raises SegmentCorruptError."""
+    written = (told.bytes, told.records, told.entries_crc)
+    found = (scanned.payload_bytes, scanned.records, scanned.entries_crc)
+    if written != found:
+        raise SegmentCorruptError(f"another segment was read back: place={told.object} wrote={written} found={found}")
+
+
+def examine(payload: bytes, entry: int, *, is_enveloped: bool) -> Contents:
+    """What an entry holds, its producers' checksums verified. Raises DamagedError, naming the entry."""
+    try:
+        records = decode_entry(payload, expand=False, enveloped=is_enveloped)
+        first_txid, last_txid, first_slot, count, unix_ms = int(NO_TXID), int(NO_TXID), -1, 0, 0
+        sums: dict[int, int] = {}
+        for record in reversed(records):
+            if record.is_control and is_note(record.payload):
+                note = decode_note(record.payload)
+                unix_ms, sums = note.unix_ms, {batch.slot: batch.crc for batch in note.batches}
+                break
+        for record in records:
+            if not record.is_user:
+                continue
+            if first_slot < 0:
+                first_slot, first_txid = record.slot, record.txid
+            last_txid = record.txid
+            if not record.is_set:
+                count += 1
+                continue
+            count += record_set_count(record.payload)
+            expected = sums.get(record.slot)
+            if expected is not None and crc32c(record.payload) != expected:
+                raise DamagedError(f"the producer's checksum does not match: slot={record.slot}")
+    except DamagedError as error:
+        raise DamagedError(f"{error.message}: entry={entry}") from error
+    return Contents(first_txid, last_txid, unix_ms, first_slot, count)
+
+
+def _words(error: Exception) -> str:
+    return error.message if isinstance(error, DLogError) else f"{type(error).__name__}: {error}"

@@ -1,0 +1,209 @@
+"""Segments on their way to cold storage: each run goes on with what an earlier one began, or has just copied.
+
+The law of this file: before anything is deleted metadata is read, and what it names stays. A record is forgotten last.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from dlog.client.client import Client
+from dlog.errors import InvalidRequestError, StreamNotFoundError, TruncatedError
+from dlog.io.clock import unix_ms
+from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError
+from dlog.options import SECONDS_MAX
+from dlog.spark.jobs.frame import scatter
+from dlog.spark.jobs.offload_copy import CheckErrand, Copied, check_objects, cold_store
+from dlog.spark.jobs.offload_plan import Step, decide, named, packed
+from dlog.spark.jobs.offload_records import Kept, Record
+from dlog.spark.jobs.offload_work import Job, StreamNow, read_stream, ref_of
+from dlog.spark.reach import Cluster
+from dlog.stores.cold import store as cold
+from dlog.stores.cold.places import payload_bytes
+from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
+
+_WOULD = {
+    Step.TELL: "would tell its stream",
+    Step.NOTE: "would begin the grace period",
+    Step.RETIRE: "would delete the hot copy",
+    Step.DROP: "would delete the hot copy",
+    Step.CLEAR: "would delete all of it",
+}
+
+
+@dataclass(slots=True)
+class Retiring:
+    """A record whose grace period is over. lies_at: the object that metadata names."""
+
+    kept: Kept
+    lies_at: str
+
+
+async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
+    """Go on with every record; those whose grace period is over are returned."""
+    retiring: list[Retiring] = []
+    on_their_way = [(stream, kept) for stream in job.streams for kept in stream.kept]
+    if not on_their_way:
+        return retiring
+    async with await job.client(cluster) as client:
+
+        async def one(told: tuple[StreamNow, Kept]) -> None:
+            stream, kept = told
+            decision = decide(kept, stream.value, now_unix_ms=unix_ms(), grace_s=job.options.grace_s)
+            if decision.step is Step.WAIT:
+                job.report.add("waiting")
+                return
+            if job.options.dry_run:
+                job.item(kept.record, _WOULD[decision.step])
+                return
+            match decision.step:
+                case Step.TELL:
+                    await _tell_again(cluster, client, job, stream, kept)
+                case Step.NOTE:
+                    await _note(cluster, job, kept)
+                case Step.RETIRE:
+                    retiring.append(Retiring(kept, decision.lies_at))
+                case Step.DROP | Step.CLEAR:
+                    await _forget(cluster, job, kept, decision.lies_at)
+
+        await job.each(on_their_way, one, "go on")
+    return retiring
+
+
+async def _tell_again(cluster: Cluster, client: Client, job: Job, stream: StreamNow, kept: Kept) -> None:
+    """A run was killed before the stream was told, or before it was noted; unless the object is of no use."""
+    if not kept.record.is_damaged and await _is_there(cluster, kept.record):
+        await _tell(cluster, client, job, kept)
+    else:
+        stream.recopy[kept.record.number] = kept
+
+
+async def _is_there(cluster: Cluster, record: Record) -> bool:
+    """Whether the object's ends are sound. All of it was read back before the record was made."""
+    try:
+        reader = await cold_store(cluster).open_reader(ref_of(record.stream, record.number, record.object))
+    except (SegmentCorruptError, SegmentNotFoundError):
+        return False
+    await reader.close()
+    return True
+
+
+async def _tell(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
+    """From now on the segment lies in its object."""
+    record = kept.record
+    try:
+        await client.relocate(
+            record.stream, record.number, place=record.place, to_store=cold.NAME, to_place=record.object
+        )
+    except (TruncatedError, StreamNotFoundError):
+        job.report.add("truncated_meanwhile")  # a later run clears it
+        return
+    except InvalidRequestError:
+        value = await read_stream(cluster, record.stream)
+        if not decide(kept, value, now_unix_ms=0, grace_s=SECONDS_MAX).lies_at:
+            raise
+    job.report.add("segments_offloaded")
+    job.report.add("bytes_offloaded", payload_bytes(record.object))
+    job.item(record, "offloaded")
+    await _note(cluster, job, kept)
+
+
+async def _note(cluster: Cluster, job: Job, kept: Kept) -> None:
+    """The grace period begins."""
+    try:
+        await job.records(cluster).note(kept, moved_unix_ms=unix_ms())
+    except BadVersionError:
+        return  # another run did
+
+
+async def _forget(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
+    """Delete what lies where it lay, and every object but that one; metadata, read now, names none of it."""
+    record = kept.record
+    still = named(await read_stream(cluster, record.stream))
+    if (record.store, record.place) in still:
+        return
+    await cluster.stores[record.store].delete(ref_of(record.stream, record.number, record.place))
+    for place in record.objects:
+        if place != lies_at and (cold.NAME, place) not in still:
+            await cold_store(cluster).delete(ref_of(record.stream, record.number, place))
+    await job.records(cluster).forget(kept)
+    job.report.add("hot_copies_deleted")
+    job.item(record, "hot copy deleted")
+
+
+# ---- what was copied now --------------------------------------------------------------------------------------------
+
+
+async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Record, Kept | None]]) -> None:
+    """Remember both places of each, and tell its stream. The third: what was remembered of it before."""
+    async with await job.client(cluster) as client:
+
+        async def one(told: tuple[Copied, Record, Kept | None]) -> None:
+            copied, record, was = told
+            objects = (*(was.record.objects if was is not None else ()), copied.object)
+            record = replace(record, objects=objects, moved_unix_ms=0, is_damaged=False)
+            try:
+                kept = await job.records(cluster).begin(record, was)
+            except (NodeExistsError, BadVersionError):
+                await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
+                job.report.add("done_by_another_run")
+                return
+            if await _is_there(cluster, record):
+                await _tell(cluster, client, job, kept)
+            else:
+                job.fail("copy", "the object is gone again", stream=record.stream, segment=record.number)
+
+        await job.each(done, one, "tell its stream")
+
+
+# ---- the end of the grace period ------------------------------------------------------------------------------------
+
+
+def retire(job: Job, retiring: Sequence[Retiring]) -> None:
+    """Read the objects whole, in tasks; delete what lay there before, or go back to that."""
+    errands = [
+        CheckErrand(
+            zookeeper=job.place.zookeeper,
+            namespace=job.place.namespace,
+            cold=job.settings,
+            objects=tuple((one.kept.record.stream, one.kept.record.number, one.lies_at) for one in task),
+        )
+        for task in packed(retiring, lambda one: payload_bytes(one.lies_at))
+    ]
+    done = scatter(job.spark, errands, check_objects, what="check", progress=job.progress)
+    sound, damaged = [], []
+    for one, checked in zip(retiring, itertools.chain.from_iterable(done), strict=True):
+        if checked.failure:
+            job.fail("check", checked.failure, stream=checked.stream, segment=checked.number)
+        elif checked.finding:
+            job.find("cold", checked.stream, checked.number, checked.finding)
+            damaged.append(one)
+        else:
+            sound.append(one)
+    if sound or damaged:
+        job.ask(partial(_finish, job=job, sound=sound, damaged=damaged))
+
+
+async def _finish(cluster: Cluster, *, job: Job, sound: Sequence[Retiring], damaged: Sequence[Retiring]) -> None:
+    async with await job.client(cluster) as client:
+
+        async def delete(one: Retiring) -> None:
+            await _forget(cluster, job, one.kept, one.lies_at)
+
+        async def go_back(one: Retiring) -> None:
+            record = one.kept.record
+            await job.records(cluster).note(one.kept, moved_unix_ms=0, is_damaged=True)
+            try:
+                await client.relocate(
+                    record.stream, record.number, place=one.lies_at, to_store=record.store, to_place=record.place
+                )
+            except (TruncatedError, StreamNotFoundError):
+                return  # a later run clears it
+            job.report.add("segments_taken_back")
+            job.item(record, "taken back")
+
+        await job.each(sound, delete, "delete the hot copy")
+        await job.each(damaged, go_back, "take back")

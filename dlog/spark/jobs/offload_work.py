@@ -1,0 +1,170 @@
+"""What the steps of `offload` share on the driver: the cluster, the report, and how one goes through many streams.
+
+The law of this file: what fails for one stream or segment is told of it and stops no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dlog.client.client import Client, connect
+from dlog.errors import ConfigError, DamagedError, DLogError, MetadataUnavailableError, UnavailableError
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import SegmentNumber, StreamName, stream_name
+from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.options import SECONDS_MAX
+from dlog.spark.jobs.frame import Place, Progress, Report
+from dlog.spark.jobs.offload_records import Kept, Record, Records
+from dlog.spark.reach import Cluster, Reach
+from dlog.stores.cold.options import ColdOptions
+from dlog.stores.cold.places import Location, folder_of, parse_root, payload_bytes
+from dlog.stores.contract import SegmentRef
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+
+_AT_ONCE = 16
+_ASK_S = 3600.0  # of one step with all streams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffloadOptions:
+    """What is copied where, and what is deleted when. Times in seconds.
+
+    to: the root of objects, as file:///directory, s3://bucket/prefix, webhdfs://host:9870/path. older_than_s: since a
+    segment was completed. keep: so many of a stream's newest completed segments stay. grace_s: from the moment when a
+    segment lies in its object until the ledger is deleted, for readers that still go by an old plan. parquet: a root
+    for Parquet files, one a segment; none if empty. orphan_age_s: what killed attempts left is deleted at this age.
+    connect: proxies of the cluster, as dlog://host:port; empty: those that are registered.
+    """
+
+    to: str
+    older_than_s: float = 86400.0
+    keep: int = 1
+    grace_s: float = 3600.0
+    parquet: str = ""
+    parquet_compression: str = "snappy"
+    orphan_age_s: float = 86400.0
+    connect: str = ""
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        parse_root(self.to)
+        if self.parquet:
+            from dlog.spark.jobs.offload_parquet import check_compression
+
+            parse_root(self.parquet)
+            check_compression(self.parquet_compression)
+        for name in ("older_than_s", "grace_s", "orphan_age_s"):
+            if not 0 <= getattr(self, name) < SECONDS_MAX:
+                raise ConfigError(f"{name} is a time from 0 on: value={getattr(self, name)}")
+        if self.keep < 0:
+            raise ConfigError(f"keep is a number from 0 on: value={self.keep}")
+
+
+@dataclass(slots=True)
+class StreamNow:
+    """A stream as it stands. value: None if there is none of that name. kept: its records. recopy: of those, by number,
+    the ones whose object is of no use."""
+
+    name: StreamName
+    value: StreamMetadata | None
+    kept: list[Kept]
+    recopy: dict[int, Kept] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Job:
+    """One run."""
+
+    spark: SparkSession
+    of_cluster: Reach
+    settings: ColdOptions
+    place: Place
+    options: OffloadOptions
+    report: Report
+    progress: Progress | None
+    cluster_id: str = ""
+    streams: list[StreamNow] = field(default_factory=list)
+
+    def ask(self, work: Callable[[Cluster], Awaitable[T]]) -> T:
+        return self.of_cluster.ask(work, timeout_s=_ASK_S)
+
+    def folder(self, stream: str = "", *, root: str = "") -> Location:
+        """Below which the objects of this namespace lie, or of one stream of it."""
+        return folder_of(parse_root(root or self.options.to), self.cluster_id, self.place.namespace, stream)
+
+    def records(self, cluster: Cluster) -> Records:
+        return Records(cluster, self.place.namespace)
+
+    async def client(self, cluster: Cluster) -> AbstractAsyncContextManager[Client]:
+        """Of the cluster's proxies. Raises UnavailableError if none is registered."""
+        target = self.options.connect
+        if not target:
+            proxies = (await cluster.metadata.members()).write_proxies.values()
+            target = "dlog://" + ",".join(sorted(proxy.address for proxy in proxies))
+            if not proxies:
+                raise UnavailableError("no write proxy is registered: start one, or say where one is (connect)")
+        return connect(target)
+
+    async def each(self, things: Sequence[Any], work: Callable[[Any], Awaitable[T]], what: str) -> list[T | None]:
+        """Do it with each, some at once. What fails is told of and gives None."""
+        turns = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(thing: Any) -> T | None:
+            async with turns:
+                try:
+                    return await work(thing)
+                except DamagedError as error:
+                    self.report.findings.append({"kind": "metadata", "text": error.message})
+                except (DLogError, TimeoutError) as error:
+                    self.fail(what, error)
+            return None
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(thing), name=what) for thing in things]
+        return [task.result() for task in tasks]
+
+    # ---- the report -------------------------------------------------------------------------------------------------
+
+    def item(self, record: Record, did: str, **more: Any) -> None:
+        self.report.items.append(
+            {
+                "stream": record.stream,
+                "segment": record.number,
+                "did": did,
+                "from": f"{record.store}:{record.place}",
+                "to": record.object,
+                "bytes": payload_bytes(record.object),
+                **more,
+            }
+        )
+
+    def find(self, kind: str, stream: str, segment: int, text: str) -> None:
+        """kind: source, for a segment that was left where it was; cold, for an object."""
+        self.report.findings.append({"kind": kind, "stream": stream, "segment": segment, "text": text})
+
+    def fail(self, what: str, error: Exception | str, **where: Any) -> None:
+        text = error if isinstance(error, str) else error.message if isinstance(error, DLogError) else repr(error)
+        self.report.failures.append({"what": what, **where, "text": f"{text}; run the job again"})
+
+
+async def read_stream(cluster: Cluster, name: str) -> StreamMetadata | None:
+    """A stream as it stands now, None if there is none. Raises MetadataUnavailableError, DamagedError."""
+    outcome = await cluster.metadata.read(StreamKey(stream_name(name)))
+    if isinstance(outcome, Missing):
+        return None
+    if not isinstance(outcome, Versioned):
+        raise MetadataUnavailableError(f"metadata cannot be read now: stream={name}")
+    value: StreamMetadata = outcome.value
+    return value
+
+
+def ref_of(stream: str, number: int, place: str) -> SegmentRef:
+    return SegmentRef(StreamName(stream), SegmentNumber(number), place)

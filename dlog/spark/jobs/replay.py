@@ -1,0 +1,284 @@
+"""Job `replay`: split regions by table, from where each table was flushed, into files or into calls of a function.
+
+    pieces of a region --(a task each)--> run files --(index, on the driver)--> tables --(parts)--> files, or calls
+
+The law of this file: rows never pass through the driver or a shuffle, only the index of runs does. A table that does
+not hold together fails, and no other one with it; what a killed run has done is not done again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+from uuid import uuid4
+
+from dlog.errors import ConfigError, DLogError
+from dlog.spark.jobs.frame import Place, Progress, Report, reporting, scatter
+from dlog.spark.jobs.replay_marks import Marks
+from dlog.spark.jobs.replay_merge import FORMATS, Merge, function_of
+from dlog.spark.jobs.replay_runs import Split, Splitter, write_split
+from dlog.spark.jobs.replay_tables import Part, TableRuns, broken, packed, parts_of, tables_of
+from dlog.spark.jobs.replay_work import Work
+from dlog.spark.jobs.wal import NUMBER_MAX, Piece, StreamWal, Wal
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_BYTES_MAX = 1 << 30  # of a run: offsets have 32 bits
+_LEFT_OUT_MAX = 1000  # lines a piece tells of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What becomes of regions. Directories must be reached by all workers.
+
+    marks: how far each table was flushed. tables: only these; empty: all. to: a directory for files of `format`; else
+    function: `module:function`, called as function(TablePart, batches). at_once: parts of one table may go to the
+    function at the same time, else one after another. work: a directory for run files; default: in `to`.
+    source: options of the source, as startingOffsets. piece_bytes: of a region, a task. run_bytes: of records that a
+    task holds. part_bytes: of a table, a task.
+    """
+
+    marks: Marks = field(default_factory=Marks)
+    tables: tuple[int, ...] = ()
+    to: str = ""
+    function: str = ""
+    format: str = "parquet"
+    at_once: bool = False
+    work: str = ""
+    source: Mapping[str, str] = field(default_factory=dict)
+    piece_bytes: int = 64 << 20
+    run_bytes: int = 32 << 20
+    part_bytes: int = 128 << 20
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.dry_run and bool(self.to) == bool(self.function):
+            raise ConfigError("either a directory for files (to) or a replay function is wanted")
+        if self.function and not self.dry_run and not self.work:
+            raise ConfigError("a replay function wants a work directory, which all workers reach (work)")
+        if self.format not in FORMATS:
+            raise ConfigError(f"one of {', '.join(FORMATS)} is wanted: format={self.format[:40]}")
+        if any(not 0 <= table <= NUMBER_MAX for table in self.tables):
+            raise ConfigError("a table is a whole number from 0 to 2**63 - 1")
+        for name in ("piece_bytes", "run_bytes", "part_bytes"):
+            if not 1 <= getattr(self, name) <= _BYTES_MAX:
+                raise ConfigError(f"{name} is from 1 to {_BYTES_MAX}: value={getattr(self, name)}")
+
+    def identity(self) -> dict[str, Any]:
+        """What makes the output what it is, as JSON."""
+        return {
+            "marks": self.marks.as_map(),
+            "tables": sorted(set(self.tables)),
+            "function": self.function,
+            "format": self.format,
+            "piece_bytes": self.piece_bytes,
+            "run_bytes": self.run_bytes,
+            "part_bytes": self.part_bytes,
+        }
+
+
+def replay(
+    spark: SparkSession,
+    place: Place,
+    options: ReplayOptions,
+    *,
+    progress: Progress | None = None,
+    wal: Wal | None = None,
+) -> Report:
+    """Replay the regions that `place` names, or those of `wal`. Items of the report: a manifest for each table.
+
+    A table whose sequence has a gap or goes back, whose files cannot be written or whose function fails is among the
+    failures, and so is a region that cannot be read; begun again, the job goes on with those. A function is called
+    again for a part if the job was killed before the part was noted as done.
+    Raises ConfigError, and DLogError where nothing could be planned.
+    """
+    with reporting("replay", dry_run=options.dry_run) as report:
+        wal = wal if wal is not None else StreamWal(place, options.source)
+        if options.dry_run:
+            _look(_Job(spark, options, report, progress), wal)
+            return report
+        if options.function:
+            function_of(options.function)
+        to = Path(options.to).absolute() if options.to else None
+        root = Path(options.work).absolute() if options.work else (to or Path()) / "_replay"
+        with Work(root, to) as work:
+            _replay(_Job(spark, options, report, progress), wal, work)
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    spark: SparkSession
+    options: ReplayOptions
+    report: Report
+    progress: Progress | None
+
+    def scatter(self, tasks: Sequence[Any], work: Callable[[Any], Any], what: str) -> list[Any]:
+        return scatter(self.spark, tasks, work, what=what, progress=self.progress)
+
+
+def _look(job: _Job, wal: Wal) -> None:
+    """The same as far as the tables, without a file."""
+    pieces = wal.pieces(job.options.piece_bytes)
+    done = job.scatter(pieces, partial(_split, wal=wal, options=job.options, directory=None), "count")
+    for table in _tables(job, pieces, done):
+        parts = parts_of(table, job.options.part_bytes)
+        job.report.items.append({**table.as_map(), "parts": len(parts)})
+        job.report.add("parts", len(parts))
+        job.report.add("bytes", table.bytes)
+
+
+def _replay(job: _Job, wal: Wal, work: Work) -> None:
+    token = uuid4().hex[:12]
+    identity = {"wal": wal.identity(), **job.options.identity()}
+    pieces = work.plan(identity, lambda: wal.pieces(job.options.piece_bytes), token)
+    over = work.report()
+    if over is not None:
+        job.report.counts, job.report.items = over["counts"], over["items"]
+        job.report.findings = over["findings"]
+        return
+    known = {(piece.region, piece.number): work.split_of(piece) for piece in pieces}
+    todo = [piece for piece in pieces if known[piece.region, piece.number] is None]
+    job.report.add("pieces_kept", len(pieces) - len(todo))
+    done = job.scatter(todo, partial(_split_in, wal=wal, options=job.options, work=work.runs), "split")
+    told = dict(zip(((piece.region, piece.number) for piece in todo), done, strict=True))
+    splits = [_found(work, piece, told.get((piece.region, piece.number), "")) for piece in pieces]
+    _merge(job, work, _tables(job, pieces, splits), token)
+    if not job.report.failures:
+        work.finish(job.report.as_map(), token)
+
+
+# ---- pieces into runs -----------------------------------------------------------------------------------------------
+
+
+def _split(piece: Piece, *, wal: Wal, options: ReplayOptions, directory: Path | None) -> Split | str:
+    """In a task: the runs of a piece, or why there are none."""
+    into = Split(piece.region, piece.number)
+
+    def tell(text: str) -> None:
+        if len(into.left_out) < _LEFT_OUT_MAX:
+            into.left_out.append(text)
+
+    def splitter(into: Split, file: IO[bytes] | None) -> Splitter:
+        return Splitter(into, file, marks=options.marks, tables=options.tables, run_bytes=options.run_bytes)
+
+    try:
+        batches = wal.read(piece, tell)
+        if directory is not None:
+            return write_split(into, directory, uuid4().hex[:12], batches, splitter)
+        work = splitter(into, None)
+        for batch in batches:
+            work.add(batch)
+        return work.end()
+    except DLogError as error:
+        return error.message
+    except (OSError, TimeoutError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _split_in(piece: Piece, *, wal: Wal, options: ReplayOptions, work: Path) -> str:
+    """In a task: write the runs of a piece; why that failed. The driver reads the index from the directory."""
+    done = _split(piece, wal=wal, options=options, directory=work)
+    return done if isinstance(done, str) else ""
+
+
+def _found(work: Work, piece: Piece, why: str) -> Split | str:
+    if why:
+        return why
+    split = work.split_of(piece)
+    return split or f"what a worker wrote is not seen here, the work directory must be shared: directory={work.runs}"
+
+
+# ---- runs into tables -----------------------------------------------------------------------------------------------
+
+
+def _tables(job: _Job, pieces: Sequence[Piece], done: Sequence[Split | str]) -> list[TableRuns]:
+    """Tables that hold together, of regions that could be read; the others are told of."""
+    report = job.report
+    report.counts |= dict.fromkeys(("records", "flushed", "others", "tables", "parts", "bytes"), 0)
+    report.add("pieces", len(pieces))
+    by_region: dict[str, list[Split]] = {piece.region: [] for piece in pieces}
+    unread: set[str] = set()
+    for piece, split in zip(pieces, done, strict=True):
+        if isinstance(split, str):
+            unread.add(piece.region)
+            report.failures.append({"region": piece.region, "piece": piece.number, "error": split[:500]})
+            continue
+        by_region[piece.region].append(split)
+        for name in ("records", "flushed", "others"):
+            report.add(name, getattr(split, name))
+        report.findings += [{"region": piece.region, "kind": "left out", "text": text} for text in split.left_out]
+    report.add("regions", len(by_region))
+    whole = []
+    for region, splits in by_region.items():
+        for table in tables_of(region, splits) if region not in unread else ():
+            failure = broken(table, job.options.marks)
+            report.add("tables")
+            if failure is None:
+                whole.append(table)
+            else:
+                report.failures.append(failure)
+    return whole
+
+
+# ---- tables into files, or calls ------------------------------------------------------------------------------------
+
+
+def _merge(job: _Job, work: Work, tables: Sequence[TableRuns], token: str) -> None:
+    options, report = job.options, job.report
+    merge = Merge(runs=work.runs, notes=work.notes, files=work.parts, function=options.function, format=options.format)
+    waiting: list[list[Part]] = []
+    for table in tables:
+        there = work.manifest_of(table.region, table.table)
+        if there is None:
+            waiting.append(parts_of(table, options.part_bytes))
+        else:
+            report.items.append(there)
+            report.add("tables_kept")
+    notes: dict[tuple[str, int], list[dict[str, Any]]] = defaultdict(list)
+    failed: set[tuple[str, int]] = set()
+    for round_, parts in enumerate(_rounds(waiting, bool(options.function) and not options.at_once)):
+        left = [part for part in parts if (part.of.region, part.of.table) not in failed]
+        report.add("parts_kept", sum(merge.note_of(part).exists() for part in left))
+        tasks = packed(left, options.part_bytes)
+        what = "call" if options.function else "merge"
+        for done in job.scatter(tasks, partial(_merge_in, merge=merge), f"{what} {round_ + 1}" if round_ else what):
+            for note in done:
+                key = (note["region"], note["table"])
+                if "error" in note:
+                    failed.add(key)
+                    report.failures.append(note)
+                else:
+                    notes[key].append(note)
+    for parts in waiting:
+        key = (parts[0].of.region, parts[0].of.table)
+        if key not in failed:
+            _publish(job, work, sorted(notes[key], key=lambda note: int(note["part"])), token)
+    report.items.sort(key=lambda item: (item["region"], item["table"]))
+    report.add("parts", sum(item["parts"] for item in report.items))
+    report.add("bytes", sum(item["bytes"] for item in report.items))
+
+
+def _rounds(tables: Sequence[Sequence[Part]], in_order: bool) -> list[list[Part]]:
+    """All parts at once; or of each table one after another."""
+    if not in_order:
+        return [[part for parts in tables for part in parts]] if tables else []
+    most = max((len(parts) for parts in tables), default=0)
+    return [[parts[number] for parts in tables if number < len(parts)] for number in range(most)]
+
+
+def _merge_in(parts: Sequence[Part], *, merge: Merge) -> list[dict[str, Any]]:
+    return merge.do(parts, uuid4().hex[:12])
+
+
+def _publish(job: _Job, work: Work, notes: Sequence[dict[str, Any]], token: str) -> None:
+    try:
+        job.report.items.append(work.publish(notes, token))
+    except (OSError, ConfigError) as error:
+        text = error.message if isinstance(error, DLogError) else str(error)
+        job.report.failures.append({"region": notes[0]["region"], "table": notes[0]["table"], "error": text[:500]})

@@ -1,0 +1,207 @@
+"""What a replay keeps on disk, so that one that was killed goes on: its plan, its runs, the tables it has published.
+
+    WORK/plan.json               what is replayed and how, and every piece; frozen by the first run
+    WORK/lock                    held while a replay is at work here
+    WORK/runs/                   run files and their indexes, one of each a piece
+    WORK/notes/                  a note for each part that is done
+    WORK/manifests/              of tables that went to a function, as below
+    WORK/report.json             the end: nothing failed and nothing is left to do
+    TO/_replay/parts, stage      files on their way
+    TO/region=R/table=T/         files of a table and `_manifest.json`, which appear together
+
+The law of this file: what is there is whole. A table appears by one rename, and is never touched again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, cast
+
+from dlog.errors import ConfigError, DamagedError
+from dlog.spark.jobs.replay_runs import Split, publish
+from dlog.spark.jobs.wal import Piece
+
+_VERSION = 1
+_MANIFEST = "_manifest.json"
+_POLYNOMIAL = 0x82F63B78  # of CRC32C, reflected
+
+
+class Work:
+    """The directories of one replay. to: None where a function takes the records."""
+
+    def __init__(self, root: Path, to: Path | None) -> None:
+        self.runs = root / "runs"
+        self.notes = root / "notes"
+        self.parts = to / "_replay" / "parts" if to else None
+        self.id = ""  # of the plan
+        self._root = root
+        self._to = to
+        self._stage = to / "_replay" / "stage" if to else None
+        self._manifests = root / "manifests"
+        self._lock: IO[bytes] | None = None
+
+    def __enter__(self) -> Work:
+        """Raises ConfigError while another replay is at work here."""
+        try:
+            for directory in (self.runs, self.notes, self.parts, self._stage, None if self._to else self._manifests):
+                if directory is not None:
+                    directory.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._root / "lock").open("ab")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.__exit__()
+            raise ConfigError(f"another replay is at work in this directory: work={self._root}") from None
+        except OSError as error:
+            self.__exit__()
+            raise ConfigError(f"the directories of the replay cannot be made: {error}") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def plan(self, identity: Mapping[str, Any], pieces: Callable[[], list[Piece]], token: str) -> list[Piece]:
+        """The pieces of this replay: as they were when it first began. Raises ConfigError if that was another."""
+        path = self._root / "plan.json"
+        if not path.exists():
+            told = {"version": _VERSION, "identity": identity, "pieces": [asdict(piece) for piece in pieces()]}
+            publish(path, json.dumps(told, sort_keys=True).encode(), token)
+        data = path.read_bytes()
+        try:
+            kept = json.loads(data)
+            found = [Piece(**{**piece, "told": tuple(piece["told"])}) for piece in kept["pieces"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DamagedError(f"the plan of a replay cannot be read; remove it to begin anew: file={path}") from error
+        for name in sorted({*identity, *kept["identity"]}):
+            if identity.get(name) != kept["identity"].get(name):
+                raise ConfigError(
+                    f"this directory holds another replay; name another one, or remove it: work={self._root} "
+                    f"differs={name}"
+                )
+        self.id = hashlib.sha256(data).hexdigest()[:16]
+        return found
+
+    def split_of(self, piece: Piece) -> Split | None:
+        """What became of a piece; None: it is to be split yet. Raises DamagedError."""
+        path = self.runs / f"{piece.region}-{piece.number:06d}.index"
+        return Split.load(path) if path.exists() else None
+
+    def manifest_of(self, region: str, table: int) -> dict[str, Any] | None:
+        """Of a table that is published. Raises ConfigError if it is of another replay."""
+        path = self._published(region, table)
+        try:
+            told = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except ValueError:
+            told = {}
+        if not isinstance(told, dict) or told.get("replay") != self.id:
+            raise ConfigError(f"this table is there already, of another replay; name another directory: file={path}")
+        return cast("dict[str, Any]", told)
+
+    def publish(self, notes: Sequence[Mapping[str, Any]], token: str) -> dict[str, Any]:
+        """Have a table appear, from the notes of all its parts in order; its manifest. Raises ConfigError, OSError."""
+        region, table = notes[0]["region"], int(notes[0]["table"])
+        manifest = manifest_from(notes, self.id)
+        data = json.dumps(manifest, indent=1, sort_keys=True).encode() + b"\n"
+        path = self._published(region, table)
+        if self._to is None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            publish(path, data, token)
+            return manifest
+        assert self.parts is not None and self._stage is not None
+        stage = self._stage / f"{region}-{table}"
+        stage.mkdir(exist_ok=True)
+        for note, file in zip(notes, manifest["files"], strict=True):
+            if (self.parts / note["file"]).exists():  # else an earlier run got as far as this
+                os.rename(self.parts / note["file"], stage / file["file"])
+        (stage / _MANIFEST).unlink(missing_ok=True)
+        publish(stage / _MANIFEST, data, token, through=self.parts)
+        path.parent.parent.mkdir(exist_ok=True)
+        try:
+            os.rename(stage, path.parent)
+        except OSError:
+            there = self.manifest_of(region, table)
+            if there is None:
+                raise
+            return there
+        return manifest
+
+    def report(self) -> dict[str, Any] | None:
+        """Of a replay that is over."""
+        path = self._root / "report.json"
+        return cast("dict[str, Any]", json.loads(path.read_bytes())) if path.exists() else None
+
+    def finish(self, report: Mapping[str, Any], token: str) -> None:
+        """Keep the report, and sweep what nobody needs any more."""
+        publish(self._root / "report.json", json.dumps(report, sort_keys=True).encode(), token)
+        for directory in (self.runs, self.notes, self.parts, self._stage):
+            if directory is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+
+    def _published(self, region: str, table: int) -> Path:
+        if self._to is None:
+            return self._manifests / f"region={region}" / f"table={table}.json"
+        return self._to / f"region={region}" / f"table={table}" / _MANIFEST
+
+
+def manifest_from(notes: Sequence[Mapping[str, Any]], replay: str) -> dict[str, Any]:
+    """What a table is, from what its parts are, in order. crc32c: of all its payloads, joined."""
+    first, last = notes[0], notes[-1]
+    crc = 0
+    for note in notes:
+        crc = joined_crc32c(crc, note["crc32c"], note["bytes"])
+    files = []
+    for note in notes:
+        if "file" in note:
+            kept = {key: note[key] for key in note if key not in ("region", "table", "part", "file")}
+            suffix = str(note["file"]).rpartition(".")[2]
+            files.append({"file": f"part-{note['part']:05d}.{suffix}", **kept})
+    return {
+        "region": first["region"],
+        "table": first["table"],
+        "replay": replay,
+        "first_dlsn": first["first_dlsn"],
+        "last_dlsn": last["last_dlsn"],
+        "first_sequence": first["first_sequence"],
+        "last_sequence": last["last_sequence"],
+        "records": sum(note["records"] for note in notes),
+        "bytes": sum(note["bytes"] for note in notes),
+        "parts": len(notes),
+        "files": files,
+        "crc32c": crc,
+    }
+
+
+def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
+    """The CRC32C of two strings of bytes, joined, from those of each: the first one is moved through as many zeros as
+    the second one is long, which is linear, so by squaring."""
+    step = [_POLYNOMIAL, *(1 << bit for bit in range(31))]  # one zero bit
+    for _ in range(3):
+        step = _squared(step)  # one zero byte
+    while second_bytes:
+        if second_bytes & 1:
+            first = _times(step, first)
+        second_bytes >>= 1
+        step = _squared(step)
+    return first ^ second
+
+
+def _times(matrix: Sequence[int], vector: int) -> int:
+    total = 0
+    for column in matrix:
+        if vector & 1:
+            total ^= column
+        vector >>= 1
+    return total
+
+
+def _squared(matrix: Sequence[int]) -> list[int]:
+    return [_times(matrix, column) for column in matrix]

@@ -1,0 +1,308 @@
+"""The job `report`: how large streams are, how fast they grow, who owns them and how far their readers are behind.
+
+The law of this file: no record is read. What is told is what metadata know, and of a segment that is still written what
+is guessed from a few of its entries. The page and the JSON report are made of the same rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlog.errors import ConfigError, DLogError, TruncatedError
+from dlog.io.clock import SYSTEM_CLOCK
+from dlog.io.metadata import Members
+from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting
+from dlog.spark.jobs.report_page import page
+from dlog.spark.options import SourceOptions, parse
+from dlog.spark.places import Place as At
+from dlog.spark.planning import StreamView, amount, check_kept, span
+from dlog.spark.plans import check_named
+from dlog.spark.reach import Cluster, Reach, reach
+from dlog.spark.readers import Reader, find, names
+from dlog.spark.views import Seen, Views
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STREAMS_AT_ONCE = 16
+STREAMS_A_LOOK = 256
+LOOK_TIMEOUT_S = 600.0
+POINTS_MAX = 200  # of a stream's growth
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOptions:
+    """out: where the page goes; it takes the place of what is there, whole. retries: of what cannot be reached."""
+
+    out: str = "dlog-report.html"
+    retries: int = 3
+    dry_run: bool = False
+
+    def __post_init__(self) -> None:
+        if self.retries < 0:
+            raise ConfigError(f"retries is not negative: value={self.retries}")
+        directory = Path(self.out).absolute().parent
+        if not directory.is_dir():
+            raise ConfigError(f"out: there is no such directory: value={str(directory)[:200]!r}")
+
+
+def report(spark: SparkSession, place: Place, options: ReportOptions, *, progress: Progress | None = None) -> Report:
+    """Tell of the streams of `place` and of those who read them, and write the page.
+
+    items: rows of streams, readers and proxies, told apart by `what`. A stream that cannot be looked at is a failure,
+    the others are told of all the same. Nothing is asked of Spark: there is nothing to read. Raises
+    StreamNotFoundError for a stream that is named and not there, ConfigError for a pattern that nothing matches or a
+    page that cannot be written, MetadataUnavailableError, TimeoutError.
+    """
+    progress = progress or Silent()
+    chosen = parse(place.options(), streaming=False)
+    is_whole = not place.streams and not place.pattern
+    of_cluster = reach(chosen.zookeeper, chosen.namespace, chosen.cold)
+    with reporting("report", dry_run=options.dry_run) as told:
+        seen = _look(told, of_cluster, chosen, is_whole, options, progress)
+        now_ms = SYSTEM_CLOCK.unix_ms()
+        members = of_cluster.ask(lambda cluster: cluster.metadata.members(), retries=options.retries)
+        kept = _readers(told, of_cluster, chosen, options)
+        streams = [stream_row(one, now_ms) for one in seen.values()]
+        readers = [row for reader in kept for row in reader_rows(reader, seen, chosen, is_whole)]
+        told.items = [*streams, *readers, *proxy_rows(members, streams)]
+        told.counts = {
+            "streams": len(streams),
+            "segments": sum(row["segments"] for row in streams),
+            "entries": sum(row["entries"] for row in streams),
+            "records": sum(row["records"] for row in streams),
+            "bytes": sum(row["bytes"] for row in streams),
+            "growth_bytes_a_day": sum(row["growth_bytes_a_day"] or 0 for row in streams),
+            "readers": len({row["reader"] for row in readers}),
+            "behind_records_max": max((row["behind_records"] or 0 for row in readers), default=0),
+            "write_proxies": len(members.write_proxies),
+        }
+        if not options.dry_run:
+            _write(options.out, page(told.counts, told.items, told.failures, chosen.namespace, now_ms))
+    return told
+
+
+# ---- looking --------------------------------------------------------------------------------------------------------
+
+
+def _look(
+    told: Report,
+    of_cluster: Reach,
+    chosen: SourceOptions,
+    is_whole: bool,
+    options: ReportOptions,
+    progress: Progress,
+) -> dict[str, Seen]:
+    """The streams that are meant, each by itself: one that cannot be looked at takes no other along."""
+    found: Sequence[str] = chosen.streams
+    if not found:
+        there = of_cluster.ask(lambda cluster: cluster.metadata.streams(), retries=options.retries)
+        found = sorted(name for name in there if chosen.selects(name))
+        if not found and not is_whole:
+            raise ConfigError(f"no stream matches: pattern={chosen.pattern[:60]!r}")
+    views = Views()
+    seen: dict[str, Seen] = {}
+    failed: list[str] = []
+    done = 0
+
+    def on_done() -> None:
+        nonlocal done
+        done += 1
+        progress.step("report", done, len(found))
+
+    for at in range(0, len(found), STREAMS_A_LOOK):
+        work = partial(_look_at, views=views, chosen=chosen, found=found[at : at + STREAMS_A_LOOK], on_done=on_done)
+        for name, outcome in of_cluster.ask(work, timeout_s=LOOK_TIMEOUT_S):
+            if isinstance(outcome, Seen):
+                seen[name] = outcome
+            elif outcome is not None:
+                failed.append(name)
+                told.failures.append({"stream": name, "reader": None, "error": f"{outcome}; run the report again"})
+    check_named(chosen, [*seen, *failed])
+    return seen
+
+
+async def _look_at(
+    cluster: Cluster, *, views: Views, chosen: SourceOptions, found: Sequence[str], on_done: Callable[[], None]
+) -> list[tuple[str, Seen | DLogError | None]]:
+    turns = asyncio.Semaphore(STREAMS_AT_ONCE)
+
+    async def one(name: str) -> tuple[str, Seen | DLogError | None]:
+        async with turns:
+            try:
+                return name, (await views.look(cluster, replace(chosen, streams=(name,), pattern=""))).get(name)
+            except DLogError as error:
+                return name, error
+            finally:
+                on_done()
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(one(name), name=f"report {name}") for name in found]
+    return [task.result() for task in tasks]
+
+
+def _readers(told: Report, of_cluster: Reach, chosen: SourceOptions, options: ReportOptions) -> list[Reader]:
+    """All that are kept; one that cannot be read is a failure."""
+
+    async def work(cluster: Cluster) -> list[tuple[str, Reader | DLogError | None]]:
+        found: list[tuple[str, Reader | DLogError | None]] = []
+        for name in await names(cluster, chosen.namespace):
+            try:
+                found.append((name, await find(cluster, chosen.namespace, name)))
+            except DLogError as error:
+                found.append((name, error))
+        return found
+
+    kept = []
+    for name, outcome in of_cluster.ask(work, retries=options.retries):
+        if isinstance(outcome, Reader):
+            kept.append(outcome)
+        elif outcome is not None:
+            told.failures.append({"stream": None, "reader": name, "error": str(outcome)})
+    return kept
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def stream_row(seen: Seen, now_ms: int) -> Row:
+    """A stream in numbers. growth: [unix ms, bytes] at the end of each segment, of what is kept, and now."""
+    value, view = seen.value, seen.view
+    segments = view.segments
+    points: list[list[int]] = []
+    size = 0
+    for segment in segments:
+        size += segment.bytes
+        if segment.completed_unix_ms and segment.is_completed:
+            points.append([max(segment.completed_unix_ms, points[-1][0] if points else 0), size])
+    per_day = _per_day(points, size, now_ms)
+    if points or size:
+        points.append([max(now_ms, points[-1][0] if points else 0), size])
+    numbers = [segment.number for segment in segments]
+    return {
+        "what": "stream",
+        "stream": view.name,
+        "owner": None if value.owner.released else value.owner.address or None,
+        "epoch": int(value.owner.epoch),
+        "sealed": value.is_sealed,
+        "store": value.settings.store,
+        "segments": len(segments),
+        "segments_in_progress": sum(not segment.is_completed for segment in segments),
+        "first_segment": min(numbers, default=None),
+        "last_segment": max(numbers, default=None),
+        "entries": sum(segment.entries for segment in segments),
+        "records": sum(segment.records for segment in segments),
+        "bytes": size,
+        "retention_s": value.settings.retention_s,
+        "growth_bytes_a_day": per_day,
+        "growth": thinned(points),
+    }
+
+
+def _per_day(points: Sequence[Sequence[int]], size: int, now_ms: int) -> int | None:
+    """What came since the first segment that is kept was completed, over that time; None: none was."""
+    if not points or now_ms <= points[0][0]:
+        return None
+    return round((size - points[0][1]) * 86_400_000 / (now_ms - points[0][0]))
+
+
+def thinned(points: list[list[int]]) -> list[list[int]]:
+    """At most POINTS_MAX of them, the first and the last among them."""
+    if len(points) <= POINTS_MAX:
+        return points
+    step = (len(points) - 1) / (POINTS_MAX - 1)
+    return [points[round(i * step)] for i in range(POINTS_MAX)]
+
+
+def reader_rows(reader: Reader, seen: dict[str, Seen], chosen: SourceOptions, is_whole: bool) -> list[Row]:
+    """How far a reader is behind, a row a stream of those that are told of.
+
+    state: `reads`; `begun`: it has not said yet that it read anything; `truncated`: what it is to read next is gone;
+    `beyond`: the stream is shorter than what it read, it was made again; `gone`: there is no such stream.
+    """
+    rows = []
+    for stream, place in sorted(reader.places.items()):
+        one = seen.get(stream)
+        if one is None and not (is_whole or stream in chosen.streams):
+            continue
+        rows.append(_reader_row(reader, stream, place, one))
+    return rows
+
+
+def _reader_row(reader: Reader, stream: str, place: At, seen: Seen | None) -> Row:
+    row: Row = {
+        "what": "reader",
+        "reader": reader.name,
+        "stream": stream,
+        "state": "gone",
+        "place": place.as_json(),
+        "behind_entries": None,
+        "behind_records": None,
+        "behind_bytes": None,
+        "told_unix_ms": reader.told_unix_ms,
+    }
+    if seen is None:
+        return row
+    view = seen.view
+    begun = view.earliest if view.earliest > place else place
+    behind = amount(view, begun, view.latest)
+    row["behind_entries"] = sum(part.entries for part in span(view, begun, view.latest))
+    row["behind_records"], row["behind_bytes"] = behind.records, behind.bytes
+    row["state"] = _state(view, place, is_told=stream in reader.done)
+    return row
+
+
+def _state(view: StreamView, place: At, *, is_told: bool) -> str:
+    if place > view.latest:
+        return "beyond"
+    try:
+        check_kept(view, place)
+    except TruncatedError:
+        return "truncated"
+    return "reads" if is_told else "begun"
+
+
+def proxy_rows(members: Members, streams: Sequence[Row]) -> list[Row]:
+    """A row a write proxy that is registered or owns a stream: owned streams, the largest first."""
+    owned: dict[str, list[Row]] = {info.address: [] for info in members.write_proxies.values()}
+    registered = set(owned)
+    for row in streams:
+        if row["owner"]:
+            owned.setdefault(row["owner"], []).append(row)
+    return [
+        {
+            "what": "proxy",
+            "address": address,
+            "registered": address in registered,
+            "streams": [row["stream"] for row in sorted(rows, key=lambda row: (-row["bytes"], row["stream"]))],
+            "bytes": sum(row["bytes"] for row in rows),
+            "growth_bytes_a_day": sum(row["growth_bytes_a_day"] or 0 for row in rows),
+        }
+        for address, rows in sorted(owned.items())
+    ]
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def _write(out: str, text: str) -> None:
+    """The whole page or what was there. Raises ConfigError."""
+    path = Path(out)
+    fresh = path.absolute().with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise ConfigError(f"out: the page cannot be written: {error.strerror}: value={out[:200]!r}") from None

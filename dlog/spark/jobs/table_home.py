@@ -1,0 +1,147 @@
+"""The two directories of a table that is kept up to date: its files, and the checkpoint of the query that writes them.
+
+    TO/_dlog_table.json, CHECKPOINT/dlog_table.json      what the table is of; the same in both, `id` above all
+
+The law of this file: a table and a checkpoint belong to each other for ever. A directory that holds anything else is
+refused before a byte is written. Both may lie on any file system that Hadoop knows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
+from uuid import uuid4
+
+from dlog.errors import ConfigError, DamagedError
+from dlog.spark.places import Place, offsets_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+OF_TABLE, OF_CHECKPOINT = "_dlog_table.json", "dlog_table.json"
+_BYTES_MAX = 1 << 20
+
+
+class Files:
+    """A directory, by Hadoop's file systems."""
+
+    def __init__(self, spark: SparkSession, path: str) -> None:
+        """Raises ConfigError for what is no path, or on no file system that is known here."""
+        jvm: Any = spark.sparkContext._jvm
+        self._jvm = jvm
+        try:
+            self._root = jvm.org.apache.hadoop.fs.Path(path)
+            self._fs = self._root.getFileSystem(cast(Any, spark)._jsparkSession.sessionState().newHadoopConf())
+        except Exception as error:  # noqa: BLE001 - Java's, of many kinds
+            raise ConfigError(
+                f"not a path on a file system that Spark reaches: path={path[:200]}: {_short(error)}"
+            ) from None
+        self.path = path
+
+    def names(self, under: str = "") -> list[str]:
+        """What is there, but for checksums of Hadoop's; nothing if there is no such directory."""
+        place = self._at(under)
+        if not self._fs.exists(place):
+            return []
+        found = [status.getPath().getName() for status in self._fs.listStatus(place)]
+        return sorted(name for name in found if not (name.startswith(".") and name.endswith(".crc")))
+
+    def read(self, name: str) -> bytes | None:
+        """The beginning of a file, a mebibyte at most; None if there is none."""
+        place = self._at(name)
+        if not self._fs.exists(place):
+            return None
+        stream = self._fs.open(place)
+        try:
+            return bytes(stream.readNBytes(_BYTES_MAX))
+        finally:
+            stream.close()
+
+    def write(self, name: str, data: bytes) -> None:
+        """Have a file appear whole."""
+        part = self._at(f".{name}-{uuid4().hex[:12]}")
+        stream = self._fs.create(part, True)
+        try:
+            stream.write(bytearray(data))
+        finally:
+            stream.close()
+        if not self._fs.rename(part, self._at(name)):
+            raise ConfigError(f"a file cannot be written: path={self.path}/{name}")
+
+    def delete(self, name: str) -> None:
+        self._fs.delete(self._at(name), True)
+
+    def _at(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self._root, name) if name else self._root
+
+
+def claim(to: Files, checkpoint: Files, what: Mapping[str, Any], *, write: bool = True) -> None:
+    """Bind the two to each other and to what they hold; they are bound already, or both are empty.
+
+    Raises ConfigError saying what is there instead. write: False only looks.
+    """
+    of_table, of_checkpoint = _read(to, OF_TABLE), _read(checkpoint, OF_CHECKPOINT)
+    for files, told in ((to, of_table), (checkpoint, of_checkpoint)):
+        for key in sorted(what) if told is not None else ():
+            if told is not None and told.get(key) != what[key]:
+                kind = "checkpoint" if files is checkpoint else "table"
+                raise ConfigError(
+                    f"this directory holds the {kind} of another query: path={files.path} {key}={told.get(key)} "
+                    f"wanted={what[key]}"
+                )
+    if of_table is not None and of_checkpoint is not None:
+        if of_table.get("id") != of_checkpoint.get("id"):
+            raise ConfigError(
+                f"this table was written with another checkpoint: to={to.path} checkpoint={checkpoint.path}"
+            )
+        return
+    if of_checkpoint is not None or _is_used(checkpoint, OF_CHECKPOINT):
+        raise ConfigError(
+            f"this checkpoint is of another query, or its table is gone; name an empty directory: "
+            f"checkpoint={checkpoint.path}"
+        )
+    if _is_used(to, OF_TABLE):
+        why = "it was written with another checkpoint" if of_table is not None else "it holds something else"
+        raise ConfigError(f"name an empty directory for the table, {why}: to={to.path}")
+    if write:
+        told = of_table or {**what, "id": uuid4().hex}  # of_table: a run was killed just here
+        data = json.dumps(told, sort_keys=True).encode() + b"\n"
+        if of_table is None:
+            to.write(OF_TABLE, data)
+        checkpoint.write(OF_CHECKPOINT, data)
+
+
+def _is_used(files: Files, but: str) -> bool:
+    """Whether there is anything besides; what a start that was killed leaves begins with a dot."""
+    return any(name != but and not name.startswith(".") for name in files.names())
+
+
+def _read(files: Files, name: str) -> dict[str, Any] | None:
+    data = files.read(name)
+    if data is None:
+        return None
+    try:
+        told = json.loads(data)
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise DamagedError(f"what a directory is of cannot be read: file={files.path}/{name}")
+    return told
+
+
+def done_up_to(checkpoint: Files) -> tuple[int, dict[str, Place]]:
+    """The last batch that is in the table, -1 if there is none, and where each stream goes on. Raises DamagedError."""
+    batches = [int(name) for name in checkpoint.names("commits") if name.isdigit()]
+    if not batches:
+        return -1, {}
+    last = max(batches)
+    data = checkpoint.read(f"offsets/{last}")
+    lines = (data or b"").decode(errors="replace").splitlines()
+    if len(lines) < 3:  # a version, Spark's settings, then the offset of each source
+        raise DamagedError(f"offsets of a checkpoint cannot be read: checkpoint={checkpoint.path} batch={last}")
+    return last, offsets_of(lines[2], f"offsets of batch {last}")
+
+
+def _short(error: Exception) -> str:
+    return str(error).strip().splitlines()[0][:160] if str(error).strip() else type(error).__name__

@@ -1,0 +1,178 @@
+"""A write-ahead log that many tables share, as jobs read it: whatever it lies in, records with a table and a sequence.
+
+    record = "DLW1" | table u64 | sequence u64 | payload          little-endian; both numbers are below 2**63
+
+The law of this file: one reader interface, `Wal`. A plan names records that can be read for ever, a piece of it is read
+in the order of the region, and a record that is no record of a region is never taken for one.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from dlog.errors import ConfigError, DamagedError, InvalidRequestError
+from dlog.spark.columns import COLUMNS
+from dlog.spark.jobs.frame import Place
+from dlog.spark.options import SourceOptions, parse
+from dlog.spark.planning import Range, partitions
+from dlog.spark.plans import ask, plan_batch
+from dlog.spark.pruning import Pruning
+from dlog.spark.reading import batches
+
+MAGIC = b"DLW1"
+NUMBER_MAX = 2**63 - 1
+
+#: what a region is read as, in its order. segment, entry, slot: the place, in stores with plain offsets 0, offset, 0
+SCHEMA = pa.schema(
+    [
+        ("segment", pa.int64()),
+        ("entry", pa.int64()),
+        ("slot", pa.int32()),
+        ("txid", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("table", pa.int64()),
+        ("sequence", pa.int64()),
+        ("payload", pa.binary()),
+    ]
+)
+
+_HEAD = struct.Struct("<4sQQ")
+_MAGIC_NUMBER = int.from_bytes(MAGIC, "little")
+_READ = pa.schema([(name, COLUMNS[name]) for name in ("segment", "entry", "slot", "txid", "timestamp", "value")])
+
+Numbers = NDArray[np.int64]
+Tell = Callable[[str], None]
+
+
+def encode(table: int, sequence: int, payload: bytes) -> bytes:
+    """A record of a region, to be appended to its stream. Raises InvalidRequestError for a number out of bounds."""
+    if not (0 <= table <= NUMBER_MAX and 0 <= sequence <= NUMBER_MAX):
+        raise InvalidRequestError(f"table and sequence are from 0 to 2**63 - 1: table={table} sequence={sequence}")
+    return _HEAD.pack(MAGIC, table, sequence) + payload
+
+
+def decode(values: pa.BinaryArray) -> tuple[Numbers, Numbers, NDArray[np.bool_]]:
+    """Tables, sequences, and which of these are records of a region at all; what the others say means nothing."""
+    rows = len(values)
+    _, offsets_buffer, data_buffer = values.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32, rows + 1, 4 * values.offset).astype(np.int64)
+    starts, is_whole = offsets[:-1], np.diff(offsets) >= _HEAD.size
+    if not is_whole.any():
+        return np.zeros(rows, np.int64), np.zeros(rows, np.int64), is_whole
+    safe = np.where(is_whole, starts, starts[is_whole][0])
+    tables = _numbers_at(data_buffer, "<u8", safe + 4)
+    sequences = _numbers_at(data_buffer, "<u8", safe + 12)
+    is_ours = is_whole & (_numbers_at(data_buffer, "<u4", safe) == _MAGIC_NUMBER)
+    is_ours &= (tables <= NUMBER_MAX) & (sequences <= NUMBER_MAX)
+    return tables.astype(np.int64), sequences.astype(np.int64), is_ours
+
+
+def _numbers_at(data: pa.Buffer, kind: str, places: Numbers) -> NDArray[Any]:
+    """Numbers that begin at any bytes: one pass in C, though none of them is aligned."""
+    size = np.dtype(kind).itemsize
+    everywhere: NDArray[Any] = np.ndarray((data.size - size + 1,), kind, data, 0, (1,))
+    return everywhere[places]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A part of a region that one task reads. told: what its `Wal` needs to find it again, as JSON has it.
+    bytes, records: about."""
+
+    region: str
+    number: int  # in the order of the region
+    bytes: int
+    records: int
+    told: tuple[Mapping[str, Any], ...]
+
+
+class Wal(Protocol):
+    """Regions that can be read. Goes to tasks by pickle."""
+
+    def identity(self) -> dict[str, Any]:
+        """What is read, as JSON: two that read the same say the same."""
+        ...
+
+    def pieces(self, piece_bytes: int) -> list[Piece]:
+        """All that there is now, in pieces of about so many bytes, region after region; on the driver.
+
+        Raises DLogError.
+        """
+        ...
+
+    def read(self, piece: Piece, tell: Tell) -> Iterator[pa.RecordBatch]:
+        """Batches of `SCHEMA`, in a task. tell: is told what was left out, where that was allowed.
+
+        Raises DamagedError with the place of what is no record of a region; what the store raises.
+        """
+        ...
+
+
+class StreamWal:
+    """Regions that are streams. source: options of `spark.read.format("dlog")`, as startingOffsets or onCorruption."""
+
+    def __init__(self, place: Place, source: Mapping[str, str]) -> None:
+        """Raises ConfigError, also where no stream is named."""
+        if not (place.streams or place.pattern):
+            raise ConfigError("name the streams that are regions, with --stream or --pattern")
+        for name in source:
+            if name.lower() in ("metadata", "pushdown", "path") or name.lower() in map(str.lower, place.options()):
+                raise ConfigError(f"not an option of the source that can be set here: option={name[:60]}")
+        self._identity = {**place.options(), **{name.lower(): value for name, value in source.items()}}
+        self._options: SourceOptions = parse({**place.options(), **source}, streaming=False)
+
+    def identity(self) -> dict[str, Any]:
+        return dict(self._identity)
+
+    def pieces(self, piece_bytes: int) -> list[Piece]:
+        options = self._options
+        by_region: dict[str, list[Range]] = {}
+        for of in ask(options, partial(plan_batch, options=options, pruning=Pruning())):
+            by_region.setdefault(of.stream, []).append(of)
+        return [
+            Piece(
+                region=region,
+                number=number,
+                bytes=sum(of.bytes for of in packed),
+                records=sum(of.records for of in packed),
+                told=tuple(asdict(of) for of in packed),
+            )
+            for region, ranges in by_region.items()
+            for number, packed in enumerate(
+                partitions(ranges, split_bytes=piece_bytes, open_cost_bytes=min(piece_bytes, options.open_cost_bytes))
+            )
+        ]
+
+    def read(self, piece: Piece, tell: Tell) -> Iterator[pa.RecordBatch]:
+        ranges = [Range(**told) for told in piece.told]
+        for batch in batches(ranges, self._options, _READ, tell=tell):
+            opened = self._opened(piece.region, batch, tell)
+            if opened.num_rows:
+                yield opened
+
+    def _opened(self, region: str, batch: pa.RecordBatch, tell: Tell) -> pa.RecordBatch:
+        tables, sequences, is_ours = decode(batch.column("value"))
+        if not is_ours.all():
+            self._foreign(region, batch, is_ours, tell)
+            kept = np.flatnonzero(is_ours)
+            batch, tables, sequences = batch.take(pa.array(kept)), tables[kept], sequences[kept]
+        columns = batch.columns[:-1]
+        payload = pc.binary_replace_slice(batch.column("value"), 0, _HEAD.size, b"")  # binary_slice of 26.0 overflows
+        return pa.RecordBatch.from_arrays([*columns, pa.array(tables), pa.array(sequences), payload], schema=SCHEMA)
+
+    def _foreign(self, region: str, batch: pa.RecordBatch, is_ours: NDArray[np.bool_], tell: Tell) -> None:
+        first = int(np.flatnonzero(~is_ours)[0])
+        place = " ".join(f"{name}={batch.column(name)[first].as_py()}" for name in ("segment", "entry", "slot"))
+        text = f"not a record of a region, these begin with {MAGIC.decode()}, a table and a sequence: stream={region}"
+        if self._options.on_corruption == "fail":
+            raise DamagedError(f"{text} {place}; option onCorruption=skip-entry leaves such records out")
+        tell(f"{text} {place} records={int((~is_ours).sum())}, left out")

@@ -1,0 +1,120 @@
+"""`offload` as a program that dies where it is told to: its driver, a worker of it, or an executor.
+
+    python -m tests.integration.spark.offload_killing ARGUMENTS   arguments: a JSON object, see `Arguments`
+
+A plan is a file in a directory, named by the point, that holds who is to die there; it is taken away before the kill,
+so each happens once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+AMID_COPY, BEHIND_COPY = "amid the copy", "behind the copy"  # in a worker
+BEHIND_RECORD = "behind the record"  # in the driver
+PLANS = "DLOG_TEST_PLANS"
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """plans: directory of those who are to die."""
+
+    zookeeper: str
+    namespace: str
+    stream: str
+    to: str
+    plans: str
+    master: str = "local[2,4]"
+
+
+def pass_by(point: str) -> None:
+    """Whoever passes a point that somebody planned for dies."""
+    plan = Path(os.environ[PLANS], point)
+    try:
+        who = plan.read_text()
+        plan.rename(plan.with_suffix(".done"))  # of two tasks one finds it
+    except FileNotFoundError:
+        return
+    _kill(who)
+
+
+def _kill(who: str) -> NoReturn:
+    if who == "driver":
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    elif who == "executor":
+        daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
+        os.kill(int(daemon[1]), signal.SIGKILL)
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+    raise AssertionError("killed, and alive")
+
+
+def copy_segments(errand: Any) -> Any:
+    """In a worker, in the place of the job's own."""
+    offload_copy: Any = importlib.import_module("dlog.spark.jobs.offload_copy")
+    pour, read_back = offload_copy._pour, offload_copy._read_back
+
+    async def watched_pour(reader: Any, builder: Any, write: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
+        async def watched(parts: Sequence[bytes]) -> None:
+            await write(parts)
+            pass_by(AMID_COPY)
+
+        await pour(reader, builder, watched)
+
+    def watched_read_back(*given: Any) -> Any:
+        pass_by(BEHIND_COPY)
+        return read_back(*given)
+
+    offload_copy._pour, offload_copy._read_back = watched_pour, watched_read_back
+    try:
+        return offload_copy.copy_segments(errand)
+    finally:
+        offload_copy._pour, offload_copy._read_back = pour, read_back
+
+
+def main() -> None:
+    arguments = Arguments(**json.loads(sys.argv[1]))
+    os.environ[PLANS] = arguments.plans
+    from dlog.spark import session
+    from dlog.spark.jobs.frame import Place
+    from dlog.spark.jobs.offload_work import OffloadOptions
+
+    spark = session(
+        "killed",
+        **{
+            "spark.master": arguments.master,
+            "spark.ui.enabled": "false",
+            "spark.log.level": "OFF",
+            "spark.ui.showConsoleProgress": "false",
+        },
+    )
+    spark.sparkContext.environment[PLANS] = arguments.plans
+    job: Any = importlib.import_module("dlog.spark.jobs.offload")
+    steps: Any = importlib.import_module("dlog.spark.jobs.offload_settle")
+    job.copy_segments = copy_segments
+    job.packed = lambda things, size: [(thing,) for thing in things]  # a task each
+    tell = steps._tell
+
+    async def watched_tell(*given: Any) -> None:
+        pass_by(BEHIND_RECORD)
+        await tell(*given)
+
+    steps._tell = watched_tell
+    place = Place(zookeeper=arguments.zookeeper, namespace=arguments.namespace, streams=(arguments.stream,))
+    report = job.offload(spark, place, OffloadOptions(to=arguments.to, older_than_s=0.0))
+    print("report", json.dumps(report.as_map(), default=str), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""A stream as a table, on a real cluster and a real Spark: it holds what a reader reads, each row once."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dlog.client.sync import SyncClient
+from dlog.errors import ConfigError, StreamNotFoundError, UnsupportedVersionError
+from tests.integration.cli.up import Up, dlog, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from dlog.spark.jobs.frame import Place
+
+Rows = list[tuple[int, int, int, int, bytes]]
+
+
+class Desk:
+    """Streams of the cluster, and tables of them in a directory of the test's own."""
+
+    def __init__(self, cluster: Up, client: SyncClient, spark: SparkSession, room: Path) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.spark = spark
+        self.room = room
+        self.to, self.checkpoint = room / "table", room / "checkpoint"
+
+    def stream(self) -> str:
+        name = f"t-{uuid.uuid4().hex[:8]}"
+        self.client.create(name, segment_bytes=70_000)
+        return name
+
+    def append(self, stream: str, count: int) -> None:
+        for number in range(count):
+            self.client.append_batch(stream, [b"%05d|%d" % (number, part) + b"x" * 400 for part in range(3)])
+
+    def truth(self, stream: str) -> Rows:
+        return [(*record.dlsn, record.txid, record.payload) for record in self.client.read(stream)]
+
+    def rows(self, to: Path | None = None) -> Rows:
+        frame = self.spark.read.parquet(str(to or self.to)).orderBy("segment", "entry", "slot")
+        return [(r.segment, r.entry, r.slot, r.txid, bytes(r.value)) for r in frame.collect()]
+
+    def place(self, stream: str) -> Place:
+        from dlog.spark.jobs.frame import Place
+
+        running = self.cluster.running
+        return Place(zookeeper=running.zookeeper, namespace=running.namespace, streams=(stream,))
+
+    def options(self, **given: Any) -> Any:
+        from dlog.spark.jobs.table import TableOptions
+
+        return TableOptions(**{"to": str(self.to), "checkpoint": str(self.checkpoint), **given})
+
+    def run(self, stream: str, **given: Any) -> Any:
+        from dlog.spark.jobs.table import table
+
+        return table(self.spark, self.place(stream), self.options(**given))
+
+    def command(self, stream: str, *more: str) -> list[str]:
+        paths = ["--to", str(self.to), "--checkpoint", str(self.checkpoint)]
+        return ["pipeline", "table", "--stream", stream, *paths, "--master", "local[2]", "--json", *more]
+
+    def begin(self, stream: str, *more: str) -> subprocess.Popen[bytes]:
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_")}
+        with (self.room / "said").open("wb") as said, (self.room / "told").open("wb") as told:
+            return subprocess.Popen(
+                [sys.executable, "-m", "dlog", *self.command(stream, *more)],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=told,
+                start_new_session=True,
+                env={**environment, "DLOG_DIR": str(self.cluster.directory)},
+            )
+
+
+@pytest.fixture
+def desk(cluster: Up, client: SyncClient, spark: SparkSession, tmp_path: Path) -> Desk:
+    return Desk(cluster, client, spark, tmp_path)
+
+
+def test_a_table_is_what_a_reader_reads_and_a_second_run_adds_what_came(desk: Desk) -> None:
+    stream = desk.stream()
+    desk.append(stream, 80)
+    dry = desk.run(stream, dry_run=True)
+    assert not desk.to.exists() and not desk.checkpoint.exists()
+    assert dry.counts["behind_records"] > 0
+    first = desk.run(stream)
+    truth = desk.truth(stream)
+    assert len({row[0] for row in truth}) > 1, "several segments, else this shows little"
+    assert desk.rows() == truth
+    assert (first.counts["records"], first.counts["behind_records"], int(first.verdict)) == (len(truth), 0, 0)
+    files = set(desk.to.rglob("*.parquet"))
+    again = desk.run(stream)
+    assert again.counts["records"] == 0 and set(desk.to.rglob("*.parquet")) == files
+    desk.append(stream, 10)
+    more = desk.run(stream)
+    assert more.counts["records"] == 30 and files < set(desk.to.rglob("*.parquet"))
+    assert desk.rows() == desk.truth(stream)
+    (item,) = more.items
+    assert item["stream"] == stream and item["behind_records"] == 0
+    assert set(desk.spark.read.parquet(str(desk.to)).columns) == {
+        *("stream", "segment", "entry", "slot", "txid", "sequence_id", "timestamp", "value")
+    }
+
+
+def test_days_are_directories(desk: Desk) -> None:
+    stream = desk.stream()
+    desk.append(stream, 5)
+    desk.run(stream, partition_by="day")
+    days = [path.name for path in desk.to.glob("day=*")]
+    assert days and all(len(day) == len("day=2026-11-22") for day in days)
+    assert desk.rows() == desk.truth(stream)
+
+
+def test_directories_of_something_else_are_refused(desk: Desk) -> None:
+    one, other = desk.stream(), desk.stream()
+    desk.append(one, 2)
+    desk.append(other, 2)
+    desk.run(one)
+    with pytest.raises(ConfigError, match=f"table of another query.*streams={one} wanted={other}"):
+        desk.run(other)
+    with pytest.raises(ConfigError, match=f"checkpoint of another query.*streams={one} wanted={other}"):
+        desk.run(other, to=str(desk.room / "new"))
+    with pytest.raises(ConfigError, match=r"table of another query.*partition_by= wanted=day"):
+        desk.run(one, partition_by="day")
+    with pytest.raises(ConfigError, match="its table is gone"):
+        desk.run(one, to=str(desk.room / "new"))
+    with pytest.raises(ConfigError, match="it was written with another checkpoint"):
+        desk.run(one, checkpoint=str(desk.room / "new"))
+    desk.run(one, to=str(desk.room / "two"), checkpoint=str(desk.room / "two-checkpoint"))
+    with pytest.raises(ConfigError, match="this table was written with another checkpoint"):
+        desk.run(one, checkpoint=str(desk.room / "two-checkpoint"))
+    (desk.room / "letters").mkdir()
+    (desk.room / "letters" / "a.txt").write_text("a letter")
+    with pytest.raises(ConfigError, match="it holds something else"):
+        desk.run(one, to=str(desk.room / "letters"), checkpoint=str(desk.room / "new"))
+    assert not (desk.room / "new").exists(), "what is refused writes nothing"
+    with pytest.raises(StreamNotFoundError, match="stream=t-none"):
+        desk.run("t-none", to=str(desk.room / "new"), checkpoint=str(desk.room / "newer"))
+    assert desk.rows() == desk.truth(one)
+
+
+def test_delta_is_refused_where_it_does_not_run(desk: Desk) -> None:
+    stream = desk.stream()
+    desk.append(stream, 1)
+    with pytest.raises(
+        UnsupportedVersionError, match=r"does not run in this session.*its jars are not there.*spark\.jars"
+    ):
+        desk.run(stream, format="delta")
+    assert not desk.to.exists()
+    desk.run(stream)
+    assert desk.rows() == desk.truth(stream), "and the directories are free for Parquet"
+
+
+def test_what_the_stream_lost_is_a_failure_and_the_table_stays(desk: Desk) -> None:
+    stream = desk.stream()
+    desk.append(stream, 3)
+    desk.run(stream)
+    before = desk.rows()
+    desk.client.delete(stream)
+    desk.client.create(stream)
+    report = desk.run(stream)
+    assert "it is another of the same name" in report.failures[0]["error"] and int(report.verdict) == 3
+    assert desk.rows() == before
+
+
+def test_a_start_that_was_killed_between_two_names_goes_on(desk: Desk) -> None:
+    stream = desk.stream()
+    desk.append(stream, 2)
+    desk.run(stream)
+    mark = (desk.to / "_dlog_table.json").read_bytes()
+    for path in (desk.to, desk.checkpoint):
+        shutil.rmtree(path)
+    desk.to.mkdir()
+    (desk.to / "_dlog_table.json").write_bytes(mark)
+    (desk.to / "._dlog_table.json-0").write_bytes(b"")
+    desk.run(stream)
+    assert desk.rows() == desk.truth(stream)
+
+
+def test_killed_in_the_middle_and_run_again_it_has_each_row_once(desk: Desk) -> None:
+    """The whole process group by SIGKILL, with files of a batch written that no log names yet."""
+    stream = desk.stream()
+    desk.append(stream, 14)
+    bound = ("--source", "maxOffsetsPerTrigger=6")
+    running = desk.begin(stream, *bound)
+    try:
+        log = desk.to / "_spark_metadata"
+        wait_until(lambda: (log / "1").exists() or running.poll() is not None, "no batch is done")
+        assert running.poll() is None, (desk.room / "told").read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    truth = desk.truth(stream)
+    assert 0 < len(desk.rows()) < len(truth)
+    code, out, told = dlog(*desk.command(stream, *bound), directory=desk.cluster.directory)
+    assert code == 0, told
+    assert desk.rows() == truth
+    assert 0 < json.loads(out)["counts"]["records"] < len(truth), "it went on where it was"
+
+
+def test_it_follows_until_it_is_interrupted(desk: Desk) -> None:
+    stream = desk.stream()
+    desk.append(stream, 3)
+    running = desk.begin(stream, "--follow", "--every", "0s")
+    try:
+        wait_until(
+            lambda: (desk.to / "_spark_metadata" / "0").exists() or running.poll() is not None, "no batch is done"
+        )
+        assert running.poll() is None, (desk.room / "told").read_text()
+        desk.append(stream, 4)
+        truth = desk.truth(stream)
+        wait_until(lambda: len(desk.rows()) == len(truth) or running.poll() is not None, "it does not follow")
+        os.killpg(running.pid, signal.SIGINT)  # as a terminal does: Python and the JVM both hear it
+        assert running.wait(60) == 0, (desk.room / "told").read_text()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+    report = json.loads((desk.room / "said").read_bytes())
+    assert (report["verdict"], report["counts"]["records"]) == ("ok", len(truth))
+    assert desk.rows() == truth
+    assert desk.run(stream).counts["records"] == 0
+
+
+def test_options_that_mean_nothing_are_refused(desk: Desk) -> None:
+    place = desk.place("s")
+    for given, why in (
+        ({"to": ""}, "a directory for the table"),
+        ({"format": "csv"}, "one of parquet, delta"),
+        ({"partition_by": "hour"}, "day or stream"),
+        ({"every_s": -1.0}, "every_s"),
+        ({"checkpoint": str(desk.to / "_checkpoint")}, "neither in the other"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            desk.options(**given)
+    with pytest.raises(ConfigError, match="not an option of the source that can be set here: option=streams"):
+        desk.options(source={"Streams": "a"}).source_options(place)
+    told = desk.options(source={"startingTxid": "7"}).source_options(place)
+    assert "startingOffsets" not in told and told["maxBytesPerTrigger"] == str(1 << 30)
+    assert replace(desk.options(), source={}).source_options(place)["startingOffsets"] == "earliest"

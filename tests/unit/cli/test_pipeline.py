@@ -1,0 +1,54 @@
+"""What `dlog pipeline` makes of a job that ends in a way of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlog.cli import pipeline
+from dlog.cli.telling import CommandError
+
+pytest.importorskip("pyspark")
+
+
+class Session:
+    """A session that nobody needs."""
+
+    stopped = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+
+def run(monkeypatch: pytest.MonkeyPatch, work: Any, **given: Any) -> tuple[Session, int]:
+    session = Session()
+    monkeypatch.setattr("dlog.spark.session", lambda *_, **__: session)
+    where = {"hosts": "h:1", "namespace": None, "directory": None, "streams": (), "pattern": "", "master": "local[1]"}
+    how = {"conf": (), "dry_run": False, "report_file": None, "as_json": False, "lines": lambda _: []}
+    try:
+        return session, pipeline.run("job", work, **{**where, **how, **given})
+    finally:
+        assert session.stopped
+
+
+def test_what_spark_fails_with_says_what_to_do_and_is_no_misuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+
+    def work(*_: Any) -> Any:
+        raise Py4JError("An error occurred\norg.apache.spark.SparkException: Python worker exited unexpectedly\n\tat X")
+
+    with pytest.raises(CommandError, match=r"Spark failed: org\.apache.*: Python worker") as raised:
+        run(monkeypatch, work)
+    assert not raised.value.misused and "run it again" in raised.value.next_step
+
+
+def test_a_report_that_cannot_be_written_is_told_after_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from dlog.spark.jobs.frame import Report
+
+    with pytest.raises(CommandError, match="the report cannot be written: No such file or directory") as raised:
+        run(monkeypatch, lambda *_: Report(job="job"), report_file=str(tmp_path / "none" / "report"))
+    assert not raised.value.misused
+    done = run(monkeypatch, lambda *_: Report(job="job", findings=[{}]), report_file=str(tmp_path / "report"))
+    assert done[1] == 2 and '"verdict": "findings"' in (tmp_path / "report").read_text()

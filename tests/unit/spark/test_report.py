@@ -1,0 +1,305 @@
+"""The rows of a report, and the page that shows them."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlog.errors import ConfigError
+from dlog.io.metadata import Members, ProxyInfo
+from dlog.model.ids import Epoch, ProxyId, StreamName
+from dlog.model.segment import Owner, StreamMetadata
+from dlog.spark.jobs import report_page, report_plots
+from dlog.spark.jobs.report import (
+    POINTS_MAX,
+    ReportOptions,
+    _write,
+    proxy_rows,
+    reader_rows,
+    stream_row,
+    thinned,
+)
+from dlog.spark.jobs.report_page import page
+from dlog.spark.jobs.report_plots import Bar, Series, Stripe, bars, growth, spark, stripes
+from dlog.spark.options import SourceOptions
+from dlog.spark.places import Place
+from dlog.spark.planning import SegmentView, StreamView
+from dlog.spark.readers import Reader
+from dlog.spark.views import Seen
+
+NOW_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+CHOSEN = SourceOptions(zookeeper="h:1", pattern=".*")
+
+
+def seen(
+    name: str = "s", *, owner: Owner | None = None, first: int = 1, sizes: tuple[int, ...] = (100, 300, 50)
+) -> Seen:
+    """A stream of segments of ten entries, a day apart; the last one is open."""
+    segments = []
+    for number, size in enumerate(sizes, first):
+        is_last = number == first + len(sizes) - 1
+        segments.append(
+            SegmentView(
+                number=number,
+                place=str(number),
+                store="ledger",
+                last=9,
+                bytes=size,
+                records=size // 10,
+                is_completed=not is_last,
+                completed_unix_ms=0 if is_last else NOW_MS - (len(sizes) - 1 - (number - first)) * DAY_MS,
+            )
+        )
+    value = StreamMetadata(name=StreamName(name), owner=owner or Owner())
+    return Seen(value, StreamView(name, tuple(segments)))
+
+
+def reader(**places: tuple[int, ...]) -> Reader:
+    return Reader("r", {}, {name: Place(*place) for name, place in places.items()}, NOW_MS)
+
+
+def test_a_stream_in_numbers() -> None:
+    row = stream_row(seen(), NOW_MS)
+    assert (row["segments"], row["segments_in_progress"], row["first_segment"], row["last_segment"]) == (3, 1, 1, 3)
+    assert (row["entries"], row["records"], row["bytes"]) == (30, 45, 450)
+    assert row["growth"] == [[NOW_MS - 2 * DAY_MS, 100], [NOW_MS - DAY_MS, 400], [NOW_MS, 450]]
+    assert row["growth_bytes_a_day"] == 175
+    assert row["owner"] is None and row["retention_s"] == 72 * 3600
+
+
+def test_of_a_stream_whose_first_segment_has_not_ended_no_growth_is_known() -> None:
+    row = stream_row(seen(sizes=(50,)), NOW_MS)
+    assert (row["growth"], row["growth_bytes_a_day"]) == ([[NOW_MS, 50]], None)
+    assert stream_row(seen(sizes=()), NOW_MS)["growth"] == []
+
+
+def test_a_clock_that_went_back_makes_no_line_go_back() -> None:
+    one = seen()
+    late = replace(one.view.segments[0], completed_unix_ms=NOW_MS + DAY_MS)
+    row = stream_row(Seen(one.value, replace(one.view, segments=(late, *one.view.segments[1:]))), NOW_MS)
+    times = [point[0] for point in row["growth"]]
+    assert times == sorted(times) and row["growth_bytes_a_day"] is None
+
+
+@pytest.mark.parametrize(
+    ("place", "state", "entries", "records", "size"),
+    [
+        ((0, 0), "reads", 30, 45, 450),
+        ((1, 0), "reads", 30, 45, 450),
+        ((2, 5), "reads", 15, 20, 200),
+        ((3, 10), "reads", 0, 0, 0),
+        ((3, 11), "beyond", 0, 0, 0),
+        ((9, 0), "beyond", 0, 0, 0),
+    ],
+)
+def test_how_far_a_reader_is_behind(place: tuple[int, int], state: str, entries: int, records: int, size: int) -> None:
+    (row,) = reader_rows(reader(s=place), {"s": seen()}, CHOSEN, True)
+    told = (row["state"], row["behind_entries"], row["behind_records"], row["behind_bytes"])
+    assert told == (state, entries, records, size)
+
+
+def test_what_befell_a_reader() -> None:
+    streams = {"s": seen(first=4)}
+    (row,) = reader_rows(reader(s=(2, 5)), streams, CHOSEN, True)
+    assert (row["state"], row["behind_entries"]) == ("truncated", 30)
+    (row,) = reader_rows(reader(t=(2, 5)), streams, CHOSEN, True)
+    assert (row["state"], row["behind_records"]) == ("gone", None)
+    begun = Reader("r", {"s": Place(4, 0)}, {}, NOW_MS)
+    assert reader_rows(begun, streams, CHOSEN, True)[0]["state"] == "begun"
+    # of chosen streams only those are told of
+    assert reader_rows(reader(t=(2, 5)), streams, replace(CHOSEN, streams=("s",)), False) == []
+
+
+def test_proxies_and_what_they_own() -> None:
+    owner = Owner(epoch=Epoch(3), address="h:1")
+    streams = [
+        stream_row(seen("small", owner=owner, sizes=(5,)), NOW_MS),
+        stream_row(seen("large", owner=owner), NOW_MS),
+        stream_row(seen("elsewhere", owner=replace(owner, address="h:9")), NOW_MS),
+        stream_row(seen("released", owner=replace(owner, released=True)), NOW_MS),
+    ]
+    info = {ProxyId(a): ProxyInfo(ProxyId(a), "write", a) for a in ("h:1", "h:2")}
+    rows = proxy_rows(Members({}, {}, info, {}), streams)
+    assert [(row["address"], row["registered"], row["streams"]) for row in rows] == [
+        ("h:1", True, ["large", "small"]),
+        ("h:2", True, []),
+        ("h:9", False, ["elsewhere"]),
+    ]
+    assert rows[0]["bytes"] == 455
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=900))
+def test_growth_is_thinned_but_for_its_ends(numbers: list[int]) -> None:
+    points = [[i, number] for i, number in enumerate(numbers)]
+    thin = thinned(points)
+    assert len(thin) <= POINTS_MAX and (thin[0], thin[-1]) == (points[0], points[-1])
+    assert len({tuple(point) for point in thin}) == len(thin)
+
+
+# ---- plots ----------------------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(exclude_categories=("Cc", "Cs")), max_size=60)
+lines = st.lists(st.tuples(st.integers(0, 2**45), st.integers(0, 2**55)), max_size=8).map(
+    lambda points: [
+        list(point) for point in zip(sorted(t for t, _ in points), sorted(v for _, v in points), strict=True)
+    ]
+)
+
+
+def check(drawn: str) -> None:
+    """It is XML, all its numbers are numbers, and nothing lies outside."""
+    if not drawn:
+        return
+    root = ET.fromstring(drawn)
+    width, height = (float(part) for part in root.attrib["viewBox"].split()[2:])
+    assert root.attrib["role"] == "img" and root.attrib["aria-label"]
+    for element in root.iter():
+        assert element.tag in ("svg", "g", "title", "text", "path", "rect", "line", "polyline", "polygon")
+        for name, value in element.attrib.items():
+            assert not name.startswith("on") and "nan" not in value.lower().split() and "inf" not in value.split()
+        box = [float(element.attrib.get(name, 0)) for name in ("x", "y", "width", "height")]
+        assert min(box) >= 0 and box[0] + box[2] <= width + 0.1 and box[1] + box[3] <= height + 0.1
+        for points in (
+            element.attrib.get("points", ""),
+            element.attrib.get("d", "") if "area" in str(element.attrib) else "",
+        ):
+            for x, y in re.findall(r"(-?[\d.]+),(-?[\d.]+)", points):
+                assert 0 <= float(x) <= width and -0.1 <= float(y) <= height
+
+
+@given(st.lists(st.tuples(texts, st.integers(-1, 6), lines), max_size=4))
+def test_growth_is_drawn_within_its_frame(told: list[tuple[str, int, list[list[int]]]]) -> None:
+    check(growth([Series(name, colour, points) for name, colour, points in told]))
+
+
+@given(st.lists(st.tuples(texts, st.integers(0, 2**60), texts), max_size=5))
+def test_bars_and_stripes_are_drawn_within_their_frame(rows: list[tuple[str, int, str]]) -> None:
+    check(bars([Bar(name, value, "", tip) for name, value, tip in rows], "label"))
+    held = [Stripe(name, value, -1) for name, value, _ in rows]
+    check(stripes([("a", held, ""), ("b", held * 30, ""), ("c", [], "")], "label"))
+
+
+@given(lines, texts)
+def test_small_lines_are_drawn_within_their_frame(points: list[list[int]], name: str) -> None:
+    check(spark(points, 0, 2**45 + 1, name))
+
+
+def test_areas_lie_upon_each_other() -> None:
+    one = Series("one", 0, [[0, 0], [100, 50]])
+    two = Series("two", 1, [[50, 10], [100, 30]])
+    assert (one.at(-1), one.at(50), one.at(100), one.at(500)) == (0, 25, 50, 50)
+    assert (two.at(49), two.at(50), two.at(75)) == (0, 10, 20)
+    drawn = growth([one, two])
+    assert drawn.count('class="area') == 2 and "now 80 B" in drawn
+    assert ">80 B</text>" in drawn, "a round ceiling"
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+EVIL = "<script>alert('x')</script>\"&"
+
+
+def items(streams: int = 3, name: str = "s") -> list[dict[str, Any]]:
+    owner = Owner(epoch=Epoch(3), address="h:1")
+    rows = [stream_row(seen(f"{name}{n}", owner=owner, sizes=(10 * n, 20, 30)), NOW_MS) for n in range(streams)]
+    info = {ProxyId("p"): ProxyInfo(ProxyId("p"), "write", "h:1")}
+    kept = {row["stream"]: seen(row["stream"]) for row in rows}
+    behind = Reader(EVIL, {}, {f"{name}0": Place(1, 0), "gone": Place(1, 0)}, NOW_MS)
+    return [*rows, *reader_rows(behind, kept, CHOSEN, True), *proxy_rows(Members({}, {}, info, {}), rows)]
+
+
+COUNTS = {
+    "streams": 3,
+    "segments": 9,
+    "records": 12_345_678,
+    "bytes": 5 << 30,
+    "growth_bytes_a_day": 1 << 20,
+    "behind_records_max": 45,
+}
+
+
+class Tags(HTMLParser):
+    """What a browser would see."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_needs_nothing_and_runs_nothing() -> None:
+    text = page(COUNTS, items(), [{"stream": EVIL, "reader": None, "error": EVIL}], EVIL, NOW_MS)
+    tags = Tags(text)
+    assert not {"script", "link", "img", "iframe", "object", "embed", "base", "form"} & set(tags.tags)
+    assert not {name for name, _ in tags.attributes} & {"src", "href", "srcset", "style", "onload"}
+    assert not any(name.startswith("on") for name, _ in tags.attributes)
+    assert "url(" not in text and "@import" not in text and "http" not in text.replace("http-equiv", "")
+    assert "default-src 'none'" in text
+    assert "<script" not in text and tags.text.count(EVIL) >= 3
+    assert "prefers-color-scheme:dark" in text
+    for drawn in re.findall(r"<svg.*?</svg>", text, re.S):
+        check(drawn)
+
+
+def test_the_page_says_the_numbers_of_the_rows() -> None:
+    text = Tags(page(COUNTS, items(), [], "/dlog", NOW_MS)).text
+    for said in ("12.3 M", "5.0 GiB", "+1.0 MiB", "2027-01-15 08:00:00Z", "✕ no such stream", "h:1", "3 d"):
+        assert said in text, said
+    assert "Not told of" not in text
+
+
+def test_an_empty_namespace_has_a_page_too() -> None:
+    text = Tags(page(dict.fromkeys(COUNTS, 0), [], [], "/dlog", NOW_MS)).text
+    for said in ("No segment has ended yet", "There is no stream", "No reader has told", "No write proxy"):
+        assert said in text
+
+
+def test_a_page_of_very_many_streams_is_bounded_and_says_what_it_leaves_out() -> None:
+    many = items(3000)
+    text = page(COUNTS, many, [], "/dlog", NOW_MS)
+    assert len(text) < 3_000_000
+    said = Tags(text).text
+    assert f"{3000 - report_page.STREAMS_MAX:,} more streams are in the JSON report" in said
+    assert f"{3000 - report_plots.COLOURS:,} other streams" in said
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_takes_the_place_of_the_one_before_whole(tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    _write(str(out), "one")
+    _write(str(out), "two")
+    assert out.read_text() == "two" and [p.name for p in tmp_path.iterdir()] == ["page.html"]
+    (tmp_path / "full").mkdir()
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        _write(str(tmp_path / "full"), "three")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["full", "page.html"]
+
+
+def test_a_page_without_a_directory_is_refused_before_anything_is_looked_at(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such directory"):
+        ReportOptions(out=str(tmp_path / "none" / "page.html"))
+
+
+def test_rows_are_json() -> None:
+    assert json.loads(json.dumps(items())) == items()
