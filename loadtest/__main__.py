@@ -4,6 +4,7 @@ python -m loadtest W1,W3 --system dlog,kafka --quick --out RUN.json
 python -m loadtest --plan loadtest/plans/main.toml --out RUN.json
 python -m loadtest report RUN.json --html report.html
 python -m loadtest peers install kafka
+python -m loadtest spark --gb 1 --rounds 5
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ USAGE = f"""usage: python -m loadtest WORKLOAD[,WORKLOAD...]|all [options]     r
        python -m loadtest --plan PLAN.toml --out RUN.json         many such commands into one file, resumed
        python -m loadtest report RUN.json [options]               tables, plots and a page of a run
        python -m loadtest peers install|start NAME                the systems that are compared with
+       python -m loadtest spark [--gb N] [--rounds R]             W18: reading in Spark, beside Kafka and Parquet
        python -m loadtest {"|".join(attached.NAMES)}
                                                                   a quick look at a cluster that runs already
 """
@@ -30,6 +32,8 @@ def main(arguments: list[str]) -> int:
             return report(rest)
         case ["peers", *rest]:
             return int(import_module("loadtest.systems.peers").main(rest))
+        case ["spark", *rest]:
+            return int(import_module("loadtest.spark.command").main(rest))
         case ["-h" | "--help"]:
             print(USAGE)
             return command.main(arguments)

@@ -1,0 +1,340 @@
+"""`python -m loadtest spark`: W18. Starts what is read, fills it, reads it in turns, and tells medians."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dlog.cli.discovery import read_run_file
+from dlog.errors import DLogError
+from loadtest import systems, weather
+from loadtest.processes import machine
+from loadtest.runner import commit
+from loadtest.spark import cpu, jars, jobs
+from loadtest.spark.filling import RECORD_BYTES, fill
+from loadtest.spark.measuring import SCANNED, SMALL, Bench, Figure, Where, WrongRecordsError
+from loadtest.systems.base import CannotRunError, System
+
+SMALL_RECORDS = 45
+SOURCES = ("dlog", "kafka", "parquet")
+#: a broker of its own is enough to be read from
+KAFKA = {"brokers": "1", "replicas": "1", "in_sync": "1", "heap_mib": "1024"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One row of the table. goal: at least (MB/s) or at most (ms) so much; 0: none. before: what is not measured."""
+
+    what: str
+    source: str
+    unit: str
+    run: Callable[[Bench], Figure]
+    goal: float = 0.0
+    before: Callable[[Bench], None] = lambda _: None
+
+    @property
+    def name(self) -> str:
+        return f"{self.what}, {self.source}"
+
+    def is_met(self, value: float) -> bool:
+        return value <= self.goal if self.unit == "ms" else value >= self.goal
+
+
+CELLS = (
+    Cell("all columns", "dlog", "MB/s", lambda bench: bench.scan(bench.dlog()), 400),
+    Cell("all columns", "kafka", "MB/s", lambda bench: bench.scan(bench.kafka())),
+    Cell("all columns", "parquet", "MB/s", lambda bench: bench.scan(bench.parquet())),
+    Cell("one column", "dlog", "MB/s", lambda bench: bench.scan(bench.dlog("value")), 600),
+    Cell("one column", "kafka", "MB/s", lambda bench: bench.scan(bench.kafka("value"))),
+    Cell("one column", "parquet", "MB/s", lambda bench: bench.scan(bench.parquet("value"))),
+    Cell("micro-batch", "dlog", "ms", lambda bench: bench.micro_batches("dlog"), 250),
+    Cell("micro-batch", "kafka", "ms", lambda bench: bench.micro_batches("kafka")),
+    Cell("audit", "dlog", "MB/s", jobs.audit, 800),
+    Cell("audit of every copy", "dlog", "MB/s", jobs.audit_all, 800),
+    Cell("offload", "dlog", "MB/s", jobs.offload, 450, jobs.write_anew),
+)
+KAFKA_RATIO = 1.5  # all columns, ours to Kafka's
+
+
+@dataclass(slots=True)
+class Told:
+    """What came of a cell, a figure a round; why_not: why there are none."""
+
+    cell: Cell
+    figures: list[Figure] = field(default_factory=list)
+    cpu_s: list[dict[str, float]] = field(default_factory=list)
+    why_not: str = ""
+
+    @property
+    def median(self) -> float | None:
+        return statistics.median(figure.value for figure in self.figures) if self.figures else None
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "cell": self.cell.what,
+            "source": self.cell.source,
+            "unit": self.cell.unit,
+            "goal": self.cell.goal or None,
+            "median": self.median,
+            "values": [round(figure.value, 2) for figure in self.figures],
+            "records": self.figures[0].records if self.figures else 0,
+            "more": [dict(figure.more) for figure in self.figures if figure.more],
+            "cpu_s": self.cpu_s,
+            "not_run": self.why_not or None,
+        }
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit 0: every source gave the right records; 1: one did not, or something failed; 2: misused."""
+    parser = argparse.ArgumentParser(prog="python -m loadtest spark", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--gb", type=float, default=1.0, metavar="N", help="of payload, in 200-byte records; default: 1"
+    )
+    parser.add_argument("--rounds", type=int, default=5, metavar="R", help="default: 5")
+    parser.add_argument("--voids", type=int, default=3, metavar="N", help="rounds in bad weather that are done again")
+    parser.add_argument("--only", default="", metavar="NAME[,NAME...]", help=f"of {', '.join(SOURCES)}, and dlog")
+    parser.add_argument(
+        "--foreign", type=float, default=0.10, metavar="SHARE", help="CPU of others that is bad weather"
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="all figures as JSON")
+    given = parser.parse_args(arguments)
+    wanted = {"dlog", *(given.only.split(",") if given.only else SOURCES)}
+    if given.gb <= 0 or given.rounds < 1 or not wanted <= set(SOURCES):
+        print("loadtest: --gb is above 0, --rounds at least 1, --only of " + ", ".join(SOURCES), file=sys.stderr)
+        return 2
+    run = Run(
+        max(SMALL_RECORDS, round(given.gb * 1e9 / RECORD_BYTES)), given.rounds, given.voids, given.foreign, wanted
+    )
+    try:
+        asyncio.run(run.go())
+    except (CannotRunError, DLogError, OSError) as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        return 1
+    if given.out is not None:
+        given.out.write_text(json.dumps(run.as_json(), indent=1) + "\n")
+    print(run.as_text())
+    return 0 if run.is_green else 1
+
+
+class Run:
+    """One run of all cells."""
+
+    def __init__(self, records: int, rounds: int, voids: int, foreign: float, wanted: set[str]) -> None:
+        self._records = records
+        self._rounds = rounds
+        self._voids = voids
+        self._wanted = wanted
+        self._bounds = weather.Thresholds(foreign_max=foreign)
+        self._told = [Told(cell) for cell in CELLS]
+        self._systems: dict[str, System] = {}
+        self._versions: dict[str, str] = {}
+        self._turns: list[dict[str, Any]] = []
+        self._wrong = False
+
+    @property
+    def is_green(self) -> bool:
+        return not self._wrong
+
+    async def go(self) -> None:
+        """Raises CannotRunError, OSError: nothing could be measured."""
+        async with AsyncExitStack() as stack:
+            room = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="loadtest-", ignore_cleanup_errors=True))
+            )
+            self._versions = {"spark": jars.spark_version()}
+            source_jars = await self._start(room, stack)
+            running = read_run_file(room / "dlog" / "cluster")
+            if running is None:
+                raise CannotRunError("the `dlog up` has ended")
+            kafka = self._systems.get("kafka")
+            where = Where(
+                connect=running.connect,
+                zookeeper=running.zookeeper,
+                namespace=running.namespace,
+                bootstrap=kafka.address()["bootstrap"] if kafka else "",
+                jars=source_jars,
+                room=room,
+                records=self._records,
+            )
+            _tell("Spark starts")
+            bench = await asyncio.to_thread(Bench, where)
+            stack.push_async_callback(asyncio.to_thread, bench.close)
+            await self._prepare(bench)
+            await self._all_rounds(bench, room)
+
+    # ---- what is read -----------------------------------------------------------------------------------------------
+
+    async def _start(self, room: Path, stack: AsyncExitStack) -> tuple[Path, ...]:
+        """Start and fill the systems; the jars of Kafka's source."""
+        await self._start_one("dlog", {}, room, stack)
+        if "kafka" not in self._wanted:
+            self._leave_out("kafka", "not asked for")
+            return ()
+        try:
+            version, found = jars.found()
+            await self._start_one("kafka", KAFKA, room, stack)
+        except CannotRunError as error:
+            self._leave_out("kafka", str(error))
+            return ()
+        self._versions["kafka source"] = version
+        return tuple(found)
+
+    async def _start_one(self, name: str, options: Mapping[str, str], room: Path, stack: AsyncExitStack) -> None:
+        variant = systems.find(f"{name}-default" if name == "kafka" else name)
+        system = variant.make(name)
+        place = room / name
+        place.mkdir()
+        stack.push_async_callback(system.stop)
+        _tell(f"{name} starts, and takes {self._records:,} records of {RECORD_BYTES} bytes")
+        await system.start(place, {**variant.preset, **options})
+        await system.create_all([SCANNED, SMALL])
+        await fill(system, SCANNED, self._records, place)
+        await fill(system, SMALL, SMALL_RECORDS, place, one_by_one=True)
+        self._versions |= system.versions()
+        self._systems[name] = system
+
+    async def _prepare(self, bench: Bench) -> None:
+        """Parquet is written, and each source is read through once: a warm cache, a warm JVM, and the right records."""
+        if "parquet" in self._wanted:
+            await asyncio.to_thread(bench.write_parquet)
+        else:
+            self._leave_out("parquet", "not asked for")
+        for name, source in (("dlog", bench.dlog), ("kafka", bench.kafka), ("parquet", bench.parquet)):
+            if any(told.cell.source == name and not told.why_not for told in self._told):
+                _tell(f"{name}: every record is looked at")
+                try:
+                    await asyncio.to_thread(bench.verify, name, source)
+                except WrongRecordsError as error:
+                    self._wrong = True
+                    self._leave_out(name, str(error))
+
+    def _leave_out(self, source: str, why: str) -> None:
+        for told in self._told:
+            if told.cell.source == source:
+                told.why_not = told.why_not or why
+
+    # ---- rounds -----------------------------------------------------------------------------------------------------
+
+    async def _all_rounds(self, bench: Bench, room: Path) -> None:
+        _tell("a round that does not count")
+        await self._round(bench, room, 0, counts=False)
+        good = voids = 0
+        while good < self._rounds:
+            faults = await self._round(bench, room, good + voids, counts=True)
+            if faults and voids < self._voids:
+                voids += 1
+                _tell(f"round {good + 1}: bad weather, done again: {'; '.join(faults)}")
+                for told in self._told:
+                    del told.figures[good:], told.cpu_s[good:]
+                continue
+            good += 1
+            _tell(f"round {good}: " + ("; ".join(faults) or "good weather"))
+
+    async def _round(self, bench: Bench, room: Path, number: int, *, counts: bool) -> list[str]:
+        """What was wrong with the weather."""
+        turn = weather.Turn(await weather.look(room))
+        before, used = weather.cpu_times(), self._used()
+        shift = number % len(self._told)
+        for told in self._told[shift:] + self._told[:shift]:  # no cell is always the first
+            if not told.why_not:
+                await self._measure(bench, told, counts=counts)
+        now = weather.cpu_times()
+        mine = sum(cpu.since(self._used(), used).values())
+        _, turn.steal = now.since(before)
+        turn.foreign = max(0.0, now.busy_since(before) - mine) / max(1e-9, now.total - before.total)
+        turn.judge(self._bounds)
+        if counts:
+            self._turns.append(turn.as_json())
+        return turn.faults
+
+    async def _measure(self, bench: Bench, told: Told, *, counts: bool) -> None:
+        try:
+            await asyncio.to_thread(told.cell.before, bench)
+            before = self._used()
+            figure = await asyncio.to_thread(told.cell.run, bench)
+        except WrongRecordsError as error:
+            self._wrong = True
+            told.why_not, told.figures, told.cpu_s = str(error), [], []
+            return
+        except (CannotRunError, ImportError) as error:
+            told.why_not = str(error)
+            return
+        except Exception as error:  # noqa: BLE001 - Spark raises what it likes: this cell has no figure, the others do
+            self._wrong = True
+            told.why_not, told.figures, told.cpu_s = f"{type(error).__name__}: {error}"[:500], [], []
+            return
+        if counts:
+            told.figures.append(figure)
+            told.cpu_s.append(cpu.since(self._used(), before))
+
+    def _used(self) -> dict[str, float]:
+        return cpu.by_role({role: pids for s in self._systems.values() for role, pids in s.processes().items()})
+
+    # ---- what is told -----------------------------------------------------------------------------------------------
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "workload": "W18",
+            "records": self._records,
+            "record_bytes": RECORD_BYTES,
+            "rounds": self._rounds,
+            "machine": machine(),
+            "commit": commit(),
+            "versions": self._versions,
+            "cells": [told.as_json() for told in self._told],
+            "goals": self._goals(),
+            "turns": self._turns,
+        }
+
+    def _goals(self) -> dict[str, dict[str, Any]]:
+        by_name = {told.cell.name: told.median for told in self._told}
+        goals: dict[str, dict[str, Any]] = {}
+        for told in self._told:
+            if told.cell.goal and told.median is not None:
+                is_met = told.cell.is_met(told.median)
+                goals[told.cell.name] = {"goal": told.cell.goal, "reached": round(told.median, 1), "met": is_met}
+        ours, theirs = by_name["all columns, dlog"], by_name["all columns, kafka"]
+        if ours and theirs:
+            ratio = ours / theirs
+            goals["all columns, dlog / kafka"] = {
+                "goal": KAFKA_RATIO,
+                "reached": round(ratio, 2),
+                "met": ratio >= KAFKA_RATIO,
+            }
+        return goals
+
+    def as_text(self) -> str:
+        head = f"W18: {self._records:,} records of {RECORD_BYTES} bytes, local[2], {self._rounds} rounds; "
+        lines = [head + ", ".join(f"{name} {version}" for name, version in self._versions.items())]
+        lines.append(f"{'cell':24} {'median':>9} {'least':>8} {'most':>8} unit  cpu-s a round")
+        for told in self._told:
+            if told.median is None:
+                lines.append(f"{told.cell.name:24} not run: {told.why_not}")
+                continue
+            values = [figure.value for figure in told.figures]
+            roles = {role for used in told.cpu_s for role in used}
+            middle = {role: statistics.median(used.get(role, 0.0) for used in told.cpu_s) for role in sorted(roles)}
+            spent = " ".join(f"{role} {seconds:.2f}" for role, seconds in middle.items() if seconds >= 0.05)
+            figures = f"{told.median:9,.0f} {min(values):8,.0f} {max(values):8,.0f}"
+            lines.append(f"{told.cell.name:24} {figures} {told.cell.unit:5} {spent}")
+        for name, goal in self._goals().items():
+            lines.append(
+                f"goal {name}: {goal['goal']:g}, reached {goal['reached']:g}: {'met' if goal['met'] else 'NOT MET'}"
+            )
+        bad = sorted({fault for turn in self._turns for fault in turn["faults"]})
+        if bad:
+            lines.append("bad weather: " + "; ".join(bad))
+        return "\n".join(lines)
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,51 @@
+"""Records into a system, by its own fastest generator: each verifies by itself, and they are numbered from 0."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from loadtest.generators import Generator
+from loadtest.systems.base import CannotRunError, System
+
+RECORD_BYTES = 200
+_PATIENCE_S = 900.0
+
+
+async def fill(system: System, log: str, records: int, room: Path, *, one_by_one: bool = False) -> None:
+    """So many records of `RECORD_BYTES` into a log that is there. one_by_one: each is awaited before the next one.
+
+    Raises CannotRunError.
+    """
+    history = room / f"{log}.history"
+    job = {
+        "kind": "produce",
+        "address": system.address(),
+        "options": {},
+        "logs": [log],
+        "record_bytes": RECORD_BYTES,
+        "history": str(history),
+        "seconds": _PATIENCE_S,
+        "warmup_s": 0.0,
+        "patience_s": 60.0,
+        "seed": 1,
+        "producer": 0,
+        "mode": "window",
+        "window": 1 if one_by_one else 65536,
+        "rate": 0,
+        "batch_records": 1,
+        "records": records,
+        "tasks": 1,
+        "zipf": 0.0,
+    }
+    generator = Generator(f"fill {log}")
+    command, more = system.generator(job, "fast")
+    try:
+        await generator.start(command, {**job, **more}, room / f"{log}.stderr")
+        generator.go(time.monotonic_ns())
+        told = await generator.result(_PATIENCE_S)
+    finally:
+        await generator.end()
+        history.unlink(missing_ok=True)
+    if told["failed"] or told["acked"] != told["sent"] or told["acked"] != records:
+        raise CannotRunError(f"not all records were acknowledged: {told['acked']} of {records}, {told['errors'][:1]}")

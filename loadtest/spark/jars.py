@@ -1,0 +1,67 @@
+"""The jars of Spark's own Kafka source, of the Spark that is installed, from Maven; fetched once."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+import tempfile
+from pathlib import Path
+
+from loadtest.systems.base import CannotRunError
+from loadtest.systems.java import CACHE, SOURCES, FetchFailedError, PartMissingError, run
+
+POM = SOURCES / "spark-kafka.pom.xml"
+PLACE = CACHE / "spark-kafka"
+#: with what the jars of Spark itself do not have
+ARTIFACTS = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13", "kafka-clients", "commons-pool2")
+#: tried where Maven has none of the installed version: runs with Spark 4.3 too, which was tried
+ELSE = "4.2.0"
+FETCH_S = 600.0
+_HOW = "python -m loadtest peers install spark-kafka"
+
+
+def spark_version() -> str:
+    """Of PySpark. Raises CannotRunError."""
+    try:
+        return importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        raise CannotRunError("PySpark is not installed: pip install 'dlogd[spark]'") from None
+
+
+def found() -> tuple[str, list[Path]]:
+    """The version of the source, and its jars. Raises PartMissingError."""
+    for version in (spark_version(), ELSE):
+        jars = sorted((PLACE / version).glob("*.jar"))
+        if jars:
+            return version, jars
+    raise PartMissingError(f"the jars of Spark's Kafka source are not here: {_HOW} (needs Maven)")
+
+
+def install() -> bool:
+    """Fetch them unless they are here; whether anything was fetched. Raises PartMissingError, FetchFailedError."""
+    wanted = spark_version()
+    if (PLACE / wanted).is_dir() or (PLACE / ELSE).is_dir():
+        return False
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise PartMissingError("no mvn on PATH, by which the jars of Spark's Kafka source are fetched")
+    PLACE.mkdir(parents=True, exist_ok=True)
+    said: list[str] = []
+    for version in dict.fromkeys((wanted, ELSE)):
+        with tempfile.TemporaryDirectory(dir=PLACE, prefix=".fetching-") as work:
+            jars = Path(work) / "jars"
+            try:
+                run(
+                    [
+                        *(maven, "-q", "-B", "-f", str(POM), f"-Dspark.version={version}"),
+                        *("dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={jars}"),
+                        f"-DincludeArtifactIds={','.join(ARTIFACTS)}",
+                    ],
+                    FETCH_S,
+                )
+            except FetchFailedError as error:
+                said.append(f"{version}: {error}")
+                continue
+            jars.rename(PLACE / version)
+            return True
+    raise FetchFailedError(f"Maven has no {ARTIFACTS[0]}: {' '.join(said)[-800:]}")

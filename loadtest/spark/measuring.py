@@ -1,0 +1,181 @@
+"""What is measured in Spark: scans into a sink that takes every row and keeps none, micro-batches, jobs.
+
+The law of this file: a figure says how many records it was made of, counted in the same pass; whether they are the
+right ones was looked at before, of each source, record by record. This is the one file here that knows Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from loadtest.spark.filling import RECORD_BYTES
+from loadtest.systems.base import CannotRunError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCANNED, SMALL = "w18", "w18-small"
+BATCHES_FIRST = 5  # micro-batches that are not counted: Spark warms up
+#: of Spark's Kafka source; with the defaults, of 1 MiB and 500 records, it is slower
+CONSUMER = {
+    "kafka.max.partition.fetch.bytes": str(8 << 20),
+    "kafka.fetch.max.bytes": str(64 << 20),
+    "kafka.max.poll.records": "10000",
+}
+
+
+class WrongRecordsError(CannotRunError):
+    """What a source gives is not what was written: it has no figure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where records are. connect: of the proxies. bootstrap: of Kafka, "" without one. room: a directory for files."""
+
+    connect: str
+    zookeeper: str
+    namespace: str
+    bootstrap: str
+    jars: tuple[Path, ...]
+    room: Path
+    records: int
+    cores: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measurement. value: MB/s of payloads, or ms."""
+
+    value: float
+    records: int
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Bench:
+    """A session on local[cores] and what it reads."""
+
+    def __init__(self, where: Where) -> None:
+        from dlog import spark as room
+
+        self.where = where
+        self.written = ""  # the stream that the next offload takes
+        self._number = 0
+        self.spark: SparkSession = room.session(
+            "W18",
+            **{
+                "spark.master": f"local[{where.cores}]",
+                "spark.ui.enabled": "false",
+                "spark.ui.showConsoleProgress": "false",
+                "spark.log.level": "ERROR",
+                "spark.driver.memory": "3g",
+                "spark.jars": ",".join(map(str, where.jars)),
+            },
+        )
+
+    def close(self) -> None:
+        self.spark.stop()
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    # ---- sources ----------------------------------------------------------------------------------------------------
+
+    def dlog(self, columns: str = "") -> DataFrame:
+        reader = self.spark.read.format("dlog").options(**self._dlog_options(SCANNED))
+        if columns:
+            reader = reader.schema(f"{columns} binary")
+        return reader.load()
+
+    def kafka(self, columns: str = "") -> DataFrame:
+        pieces = max(2 * self.where.cores, self.where.records * RECORD_BYTES >> 27)  # as many tasks as ours has
+        reader = self.spark.read.format("kafka").options(**self._kafka_options(SCANNED), minPartitions=pieces)
+        frame = reader.load()
+        return frame.select(columns) if columns else frame
+
+    def parquet(self, columns: str = "") -> DataFrame:
+        frame = self.spark.read.parquet(str(self.where.room / "parquet"))
+        return frame.select(columns) if columns else frame
+
+    def write_parquet(self) -> None:
+        """The same rows as the stream's, all columns, uncompressed."""
+        self.dlog().write.option("compression", "none").parquet(str(self.where.room / "parquet"))
+
+    def _dlog_options(self, stream: str) -> dict[str, str]:
+        where = self.where
+        return {"zookeeper": where.zookeeper, "namespace": where.namespace, "stream": stream}
+
+    def _kafka_options(self, topic: str) -> dict[str, str]:
+        if not self.where.bootstrap:
+            raise CannotRunError("there is no Kafka")
+        return {"kafka.bootstrap.servers": self.where.bootstrap, "subscribe": topic, **CONSUMER}
+
+    # ---- whether they are the right ones ----------------------------------------------------------------------------
+
+    def verify(self, name: str, source: Callable[[str], DataFrame]) -> None:
+        """Each record verifies by itself, and each is there once. Raises WrongRecordsError."""
+        told = (
+            source("value")
+            .selectExpr(
+                "crc32(concat(substring(value, 25), substring(value, 5, 20))) = "
+                "cast(conv(hex(substring(value, 1, 4)), 16, 10) as bigint) as good",
+                "cast(conv(hex(substring(value, 9, 8)), 16, 10) as bigint) as sequence",
+            )
+            .selectExpr(
+                "count(*) as n",
+                "count_if(good) as good",
+                "count(distinct sequence) as apart",
+                "min(sequence) as first",
+                "max(sequence) as last",
+            )
+            .collect()[0]
+            .asDict()
+        )
+        n = self.where.records
+        if told != {"n": n, "good": n, "apart": n, "first": 0, "last": n - 1}:
+            raise WrongRecordsError(f"{name} does not give what was written: records={n} found={told}")
+
+    # ---- figures ----------------------------------------------------------------------------------------------------
+
+    def scan(self, frame: DataFrame) -> Figure:
+        """Every row, into nothing. Raises WrongRecordsError."""
+        from pyspark.sql import Observation
+        from pyspark.sql.functions import count, lit
+
+        counted = Observation()
+        begun_s = time.perf_counter()
+        frame.observe(counted, count(lit(1)).alias("n")).write.format("noop").mode("overwrite").save()
+        took_s = time.perf_counter() - begun_s
+        records = int(counted.get["n"])
+        if records != self.where.records:
+            raise WrongRecordsError(f"a scan gave {records} records of {self.where.records}")
+        return Figure(records * RECORD_BYTES / took_s / 1e6, records)
+
+    def micro_batches(self, source: str) -> Figure:
+        """What a trigger takes with one record in it: the middle one of many. Raises WrongRecordsError."""
+        options = self._dlog_options(SMALL) if source == "dlog" else self._kafka_options(SMALL)
+        query = (
+            self.spark.readStream.format(source)
+            .options(**options, startingOffsets="earliest", maxOffsetsPerTrigger=1)
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", str(self.where.room / f"checkpoint-{self.next_number()}"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        told = [json.loads(progress.json) for progress in query.recentProgress]
+        full = [one for one in told if one["numInputRows"]]
+        records = sum(one["numInputRows"] for one in full)
+        if len(full) <= BATCHES_FIRST:
+            raise WrongRecordsError(f"there were too few micro-batches: source={source} batches={len(full)}")
+        counted = full[BATCHES_FIRST:]
+        parts = {part for one in counted for part in one["durationMs"]}
+        more = {part: median(one["durationMs"].get(part, 0) for one in counted) for part in sorted(parts)}
+        return Figure(float(more["triggerExecution"]), records, more)
