@@ -13,7 +13,7 @@ SEEDS ?= 1000
 FIRST ?= 0
 MINUTES ?= 2
 
-.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt chaos fuzz pythons lock peers haproxy clean
+.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt chaos fuzz pythons sparks lock peers haproxy clean
 
 help:
 	@echo "make demo [FILE=lines.txt]   a cluster on this machine; the file goes in while processes are killed, and comes back"
@@ -75,13 +75,17 @@ haproxy:
 	if apt-get download -qq $$names >/dev/null 2>&1; then for deb in *.deb; do dpkg -x $$deb ..; done; \
 	else echo "HAProxy cannot be fetched: its tests are left out (apt-get install haproxy)"; fi; rm -rf $(CURDIR)/$(HAPROXY)/deb
 
+# The oldest PySpark that is supported, beside the one of the environment.
+sparks: setup
+	@test -d .cache/pyspark-4.2/pyspark || $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps --target .cache/pyspark-4.2 -r tests/integration/spark/pyspark-4.2.lock || echo "PySpark 4.2 cannot be fetched: its tests are left out"
+
 interop: setup peers
 	$(BIN)/pytest tests/interop
 
 check: lint types imports setup
 	DLOG_SIM_SEEDS=60 $(BIN)/pytest tests/unit tests/simulation -n 2
 
-test: lint types imports setup peers haproxy pythons
+test: lint types imports setup peers haproxy pythons sparks
 	$(BIN)/pytest tests -n 2 --dist loadfile --durations=15 -ra
 
 pythons: setup
@@ -98,7 +102,7 @@ fuzz: setup
 
 lock: setup
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --extra embedded --extra spark --group dev --group peers --group plots -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --extra embedded --extra s3 --extra spark --group dev --group peers --group plots -o requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -4,14 +4,16 @@
 
 Starts a cluster in a temporary directory by `dlog up`, appends the lines of FILE, kills the owning write proxy with
 SIGKILL once a third is acknowledged and a bookie of the ensemble a little later, finishes, reads everything back from
-the first DLSN and from a txid in the middle, and compares line by line. Exit 1 if one line differs. Nothing is paced
-and nothing is pretended: what is printed was measured in this run.
+the first DLSN and from a txid in the middle, and compares line by line; then has Spark count its words, and compares
+those. Exit 1 if one line or one count differs. Nothing is paced and nothing is pretended: what is printed was measured
+in this run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -27,6 +29,7 @@ from pathlib import Path
 
 import click
 
+from dlog.cli.demo_words import count_words
 from dlog.cli.discovery import Running, read_run_file
 from dlog.cli.main import heard
 from dlog.cli.parts import die_with_parent
@@ -128,7 +131,9 @@ async def _demo(directory: Path, lines: list[bytes]) -> bool:
             _tell_compared(f"read back from txid {txid} in the middle", half, len(lines) - index)
             owner = await client.owner(STREAM)
             _say(f"the stream is owned by {owner['location']} now, in epoch {owner['epoch']}")
-    return everything.is_whole and half.is_whole and appended.records == len(lines) and len(appended.kills) == 2
+        is_counted = await _count_words(running, lines)
+    is_whole = everything.is_whole and half.is_whole and is_counted
+    return is_whole and appended.records == len(lines) and len(appended.kills) == 2
 
 
 # ---- the cluster ----------------------------------------------------------------------------------------------------
@@ -252,6 +257,35 @@ async def _compare(client: Client, start: Position, lines: list[bytes], told: li
     lost, duplicated = (expected - came).total(), (came - expected).total()
     displaced = sum(1 for a, b in zip(lines, found, strict=False) if a != b) if not (lost or duplicated) else 0
     return Compared(lost, duplicated, displaced, mistold, seconds)
+
+
+async def _count_words(running: Running, lines: list[bytes]) -> bool:
+    """Whether Spark counts the words that were written, each as often as it was."""
+    if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
+        _say("not run: words counted in Spark; pip install 'dlogd[spark]' brings it")
+        return True
+    begun_s = monotonic_s()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "dlog.cli.demo_words", running.zookeeper, running.namespace, STREAM),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        preexec_fn=die_with_parent(),
+        cwd=Path(__file__).parents[2],
+    )
+    told, complaint = await process.communicate()
+    if process.returncode:
+        _say(f"Spark failed: {complaint.decode(errors='replace')[-2000:]}")
+        return False
+    seconds = monotonic_s() - begun_s
+    counts, expected = json.loads(told), count_words(lines)
+    common = ", ".join(f"{word} {count:,}" for word, count in expected.most_common(3))
+    wrong = sum(1 for word in counts.keys() | expected.keys() if counts.get(word) != expected[word])
+    _say(
+        f"Spark counted {sum(counts.values()):,} words, {len(counts):,} different ones, straight from the bookies in "
+        f"{seconds:.1f} s, its start included ({common}, ...); counted wrongly {wrong}"
+    )
+    return not wrong
 
 
 # ---- telling --------------------------------------------------------------------------------------------------------
