@@ -69,7 +69,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What stands behind the batches of one entry. unix_ms never falls along a stream."""
+    """What stands behind the batches of one entry. unix_ms never falls along a segment, nor from one that an owner
+    wrote to the next."""
 
     unix_ms: int
     snapshot_entry: EntryId

@@ -35,6 +35,8 @@ from dlog.stores.cold.places import parse_root, payload_bytes
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+__all__ = ["OffloadOptions", "offload"]
+
 _TASKS_A_WAVE = 8  # for each core; what a wave copied is told to its streams before the next one begins
 _LEDGER = "ledger"
 

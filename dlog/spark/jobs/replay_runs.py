@@ -135,9 +135,11 @@ class Splitter:
         if not batches:
             return
         tables = np.concatenate([_numbers(batch, "table") for batch in batches])
-        order = np.argsort(tables, kind="stable")
+        order = np.argsort(
+            tables.astype(np.uint16) if tables.max() < 1 << 16 else tables, kind="stable"
+        )  # 16 bits: radix
         tables = tables[order]
-        rows = np.concatenate([_rows(batch) for batch in batches])[order]
+        rows = _taken(np.concatenate([_rows(batch) for batch in batches]), order)
         payloads = pa.concat_arrays([batch.column("payload") for batch in batches]).take(pa.array(order))
         del batches
         self._blocks.append(self._write(tables, rows, payloads))
@@ -187,6 +189,13 @@ def _note_breaks(runs: Structured, begins: Numbers, tables: Numbers, rows: Struc
 def _numbers(batch: pa.RecordBatch, name: str) -> Numbers:
     found: Numbers = batch.column(name).to_numpy(zero_copy_only=False)
     return found
+
+
+def _taken(rows: Structured, order: Numbers) -> Structured:
+    """rows[order], as plain numbers: several times as fast."""
+    plain = rows.view(np.int64).reshape(len(rows), ROW.itemsize // 8)
+    taken: Structured = plain[order].view(ROW).reshape(len(order))
+    return taken
 
 
 def _rows(batch: pa.RecordBatch) -> Structured:
