@@ -155,9 +155,12 @@ def failures_of(report: Any) -> dict[int, tuple[str, int, int, int]]:
     }
 
 
+table_ids = st.sampled_from([0, 1, 2, 3, 65_535, 65_536, 2**40])
+
+
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.binary(max_size=30)), max_size=120),
-    st.dictionaries(st.integers(0, 6), st.integers(-1, 12), max_size=4),
+    st.lists(st.tuples(table_ids, st.integers(0, 3), st.binary(max_size=30)), max_size=120),
+    st.dictionaries(table_ids, st.integers(-1, 12), max_size=4),
     st.one_of(st.none(), st.integers(-1, 4)),
     st.integers(1, 40),
     st.integers(1, 400),
