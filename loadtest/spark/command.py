@@ -95,18 +95,7 @@ class Told:
 
 def main(arguments: Sequence[str]) -> int:
     """Exit 0: every source gave the right records; 1: one did not, or something failed; 2: misused."""
-    parser = argparse.ArgumentParser(prog="python -m loadtest spark", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument(
-        "--gb", type=float, default=1.0, metavar="N", help="of payload, in 200-byte records; default: 1"
-    )
-    parser.add_argument("--rounds", type=int, default=5, metavar="R", help="default: 5")
-    parser.add_argument("--voids", type=int, default=3, metavar="N", help="rounds in bad weather that are done again")
-    parser.add_argument("--only", default="", metavar="NAME[,NAME...]", help=f"of {', '.join(SOURCES)}, and dlog")
-    parser.add_argument(
-        "--foreign", type=float, default=0.10, metavar="SHARE", help="CPU of others that is bad weather"
-    )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="all figures as JSON")
-    given = parser.parse_args(arguments)
+    given = parser().parse_args(arguments)
     wanted = {"dlog", *(given.only.split(",") if given.only else SOURCES)}
     if given.gb <= 0 or given.rounds < 1 or not wanted <= set(SOURCES):
         print("loadtest: --gb is above 0, --rounds at least 1, --only of " + ", ".join(SOURCES), file=sys.stderr)
@@ -123,6 +112,18 @@ def main(arguments: Sequence[str]) -> int:
         given.out.write_text(json.dumps(run.as_json(), indent=1) + "\n")
     print(run.as_text())
     return 0 if run.is_green else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """What may be asked for."""
+    made = argparse.ArgumentParser(prog="python -m loadtest spark", description=(__doc__ or "").partition("\n")[0])
+    made.add_argument("--gb", type=float, default=1.0, metavar="N", help="of payload, in 200-byte records; default: 1")
+    made.add_argument("--rounds", type=int, default=5, metavar="R", help="default: 5")
+    made.add_argument("--voids", type=int, default=3, metavar="N", help="rounds in bad weather that are done again")
+    made.add_argument("--only", default="", metavar="NAME[,NAME...]", help=f"of {', '.join(SOURCES)}, and dlog")
+    made.add_argument("--foreign", type=float, default=0.10, metavar="SHARE", help="CPU of others that is bad weather")
+    made.add_argument("--out", type=Path, metavar="FILE", help="all figures as JSON")
+    return made
 
 
 class Run:

@@ -190,7 +190,7 @@ def test_killed_twice_and_begun_again_it_does_what_is_left(
     marks.write_text(json.dumps(region.marks))
     command = [
         *("pipeline", "replay", "--stream", region.name, "--marks", str(marks), "--to", str(to), "--json"),
-        *("--master", "local[2]", "--piece-bytes", "50000", "--run-bytes", "20000", "--part-bytes", "60000"),
+        *("--master", "local[2]", "--piece-bytes", "100000", "--run-bytes", "30000", "--part-bytes", "90000"),
     ]
     work = to / "_replay"
     with killed(command, cluster, lambda: len(list(work.glob("runs/*.index"))) >= 2):

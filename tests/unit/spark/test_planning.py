@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dlog.errors import TruncatedError
@@ -51,6 +51,11 @@ def covered(ranges: list[Range]) -> list[tuple[int, int]]:
     return [(r.segment, entry) for r in ranges for entry in range(r.first, r.last + 1)]
 
 
+@example(
+    StreamView("s", (SegmentView(number=1, place="1", store="ledger", first=1, first_slot=1, last=1),)),
+    BEGINNING,
+    Place(1, 1, 1),
+)
 @given(views(), places, places)
 def test_a_span_holds_each_entry_between_once_and_in_order(view: StreamView, start: Place, end: Place) -> None:
     got = covered(span(view, start, end))
@@ -58,7 +63,7 @@ def test_a_span_holds_each_entry_between_once_and_in_order(view: StreamView, sta
         (s.number, entry)
         for s in view.segments
         for entry in range(s.first, s.last + 1)
-        if start < Place(s.number, entry + 1) and max(start, Place(s.number, entry)) < end
+        if start < Place(s.number, entry + 1) and max(start, s.begin, Place(s.number, entry)) < end
     ]
     assert got == expected
 
