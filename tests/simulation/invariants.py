@@ -54,7 +54,7 @@ INVARIANTS = {
         "The service keeps no cursors or subscriptions: where a reader stands is known to the reader alone. What there "
         "is to check is that a reader opened again at its position goes on exactly there, whatever died meanwhile.",
     ),
-    "S13": Invariant("a sink's batch is there once, whole, in its order", STREAM, "stream_sinks.check_sinks"),
+    "S13": Invariant("a sink's batch is there once, whole, in its order", STREAM, "SinkChecks.check"),
     "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
     "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
     "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),
@@ -65,7 +65,7 @@ INVARIANTS = {
         STREAM,
         "Follower.heard, Proxy._check_told, StreamWorld.run",
     ),
-    "T7": Invariant("who was shut out writes nothing more to a sink", STREAM, "stream_sinks.check_sinks"),
+    "T7": Invariant("who was shut out writes nothing more to a sink", STREAM, "SinkChecks.check"),
     "R1": Invariant("what a cache tells is what the log holds", CACHE, "CacheChecks.sent, lac_said"),
     "R2": Invariant(
         "an end that is told is one, and what moved is told in time",

@@ -283,31 +283,38 @@ class SinkProgram:
                 raise AssertionError(f"not an answer to a sink: {result}")
 
 
-def check_sinks(world: StreamWorld, order: list[bytes], has_lost: bool) -> set[bytes]:
-    """S13 and T7 over all payloads in the order of the log; returns those that are sinks'. has_lost: records of the
-    stream's beginning may be gone."""
-    checks, at = world.checks, {payload: i for i, payload in enumerate(order)}
-    mine: set[bytes] = set()
-    found: list[tuple[int, SinkBatch]] = []
-    for written in world.sinks:
-        there = [sorted(at[p] for p in tried if p in at) for tried in written.tries]
-        mine.update(p for tried in written.tries for p in tried)
-        present = [(tried, places) for tried, places in zip(written.tries, there, strict=True) if places]
-        if len(present) > 1:
-            checks.fail("S13", f"{written.batch} is in the stream by {len(present)} of its tries")
-        if not present:
-            if written.is_acked and not has_lost:
-                checks.fail("S13", f"{written.batch} was said to be done and is nowhere")
-            continue
-        tried, places = present[0]
-        expected = list(range(places[-1] - len(tried) + 1, places[-1] + 1))
-        if [at.get(p) for p in tried][-len(places) :] != places or places != expected[-len(places) :]:
-            checks.fail("S13", f"{written.batch} does not lie together in its order: {places}")
-        if len(places) < len(tried) and not has_lost:
-            checks.fail("S13", f"{written.batch} is there in part: {len(places)} of {len(tried)}")
-        found.append((places[0], written.batch))
-    found.sort(key=lambda pair: pair[0])
-    for (_, one), (_, two) in itertools.pairwise(found):
-        if (two.epoch, two.batch) < (one.epoch, one.batch):
-            checks.fail("T7", f"{two} was written behind {one}")
-    return mine
+class SinkChecks:
+    """What must hold of sinks, over everything that is stored."""
+
+    def __init__(self, world: StreamWorld) -> None:
+        self.world = world
+
+    def check(self, order: list[bytes], has_lost: bool) -> set[bytes]:
+        """S13 and T7 over all payloads in the order of the log; returns those that are sinks'. has_lost: records of the
+        stream's beginning may be gone."""
+        world, checks = self.world, self.world.checks
+        at = {payload: i for i, payload in enumerate(order)}
+        mine: set[bytes] = set()
+        found: list[tuple[int, SinkBatch]] = []
+        for written in world.sinks:
+            there = [sorted(at[p] for p in tried if p in at) for tried in written.tries]
+            mine.update(p for tried in written.tries for p in tried)
+            present = [(tried, places) for tried, places in zip(written.tries, there, strict=True) if places]
+            if len(present) > 1:
+                checks.fail("S13", f"{written.batch} is in the stream by {len(present)} of its tries")
+            if not present:
+                if written.is_acked and not has_lost:
+                    checks.fail("S13", f"{written.batch} was said to be done and is nowhere")
+                continue
+            tried, places = present[0]
+            expected = list(range(places[-1] - len(tried) + 1, places[-1] + 1))
+            if [at.get(p) for p in tried][-len(places) :] != places or places != expected[-len(places) :]:
+                checks.fail("S13", f"{written.batch} does not lie together in its order: {places}")
+            if len(places) < len(tried) and not has_lost:
+                checks.fail("S13", f"{written.batch} is there in part: {len(places)} of {len(tried)}")
+            found.append((places[0], written.batch))
+        found.sort(key=lambda pair: pair[0])
+        for (_, one), (_, two) in itertools.pairwise(found):
+            if (two.epoch, two.batch) < (one.epoch, one.batch):
+                checks.fail("T7", f"{two} was written behind {one}")
+        return mine

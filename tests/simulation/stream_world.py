@@ -18,7 +18,6 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from dlog.errors import DLogError
@@ -39,7 +38,7 @@ from tests.simulation.store_model import StoredSegment, StoreModel, StoreTranspo
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_follower import Follower
 from tests.simulation.stream_parts import Client, Proxy, Reader
-from tests.simulation.stream_sinks import SINK_NODE, SinkProgram, SinkWritten, check_sinks
+from tests.simulation.stream_sinks import SINK_NODE, SinkChecks, SinkProgram, SinkWritten
 from tests.simulation.stream_stranger import STRANGER, Stranger
 from tests.simulation.worlds import Outcome, Room
 
@@ -377,7 +376,7 @@ class StreamWorld:
         self._care()
         if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: self._is_settled() and self.follower.is_at_tail):
             self.checks.fail("T6" if self._is_settled() else "T5", self._unsettled())
-        self.checks.final(self.value, self.store, partial(check_sinks, self))
+        self.checks.final(self.value, self.store, SinkChecks(self).check)
 
     def _is_settled(self) -> bool:
         if not (all(c.is_done for c in self.clients) and all(p.is_done for p in self.programs)):

@@ -12,15 +12,15 @@ from tests.simulation.invariants import INVARIANTS
 MODULES = [
     importlib.import_module(f"tests.simulation.{name}")
     for name in (
-        *("ledger_checks", "stream_checks", "stream_world", "stream_parts", "stream_follower"),
+        *("ledger_checks", "stream_checks", "stream_world", "stream_parts", "stream_follower", "stream_sinks"),
         *("cache_checks", "cache_world"),
     )
 ]
 
 
 def test_the_table_is_whole() -> None:
-    expected = {f"L{n}" for n in range(1, 13)} | {f"S{n}" for n in range(1, 13)}
-    expected |= {f"T{n}" for n in range(1, 7)} | {f"R{n}" for n in range(1, 6)}
+    expected = {f"L{n}" for n in range(1, 13)} | {f"S{n}" for n in range(1, 14)}
+    expected |= {f"T{n}" for n in range(1, 8)} | {f"R{n}" for n in range(1, 6)}
     assert set(INVARIANTS) == expected
 
 

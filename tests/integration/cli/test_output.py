@@ -136,7 +136,8 @@ def test_every_command_is_in_the_table() -> None:
                 yield f"{before}{name}"
 
     assert isinstance(commands, click.Group)
-    assert set(leaves(commands, "")) <= set(CASES)
+    jobs = {name for name in leaves(commands, "") if name.startswith("pipeline ")}  # in tests/unit/cli/test_pipeline.py
+    assert set(leaves(commands, "")) - jobs <= set(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)
