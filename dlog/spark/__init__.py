@@ -22,10 +22,14 @@ _TOLD = ("DLOG_COLD_", "AWS_")
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session. Once a session; again does no harm."""
+    """Make the format known to a session. Once a session; again does no harm, and helps where a streaming write says
+    that there is no such format: Spark looks for it in the session that its thread has as the active one."""
     from dlog.spark.source import DlogDataSource
 
     spark.dataSource.register(DlogDataSource)
+    class_of = getattr(spark, "_get_j_spark_session_class", None)  # not so where Spark is reached by Connect
+    if class_of is not None:
+        class_of(spark._jvm).setActiveSession(spark._jsparkSession)
 
 
 def session(name: str = "dlog", **settings: Any) -> SparkSession:
