@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -20,6 +21,9 @@ from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, Store
 _PART = ".part"  # the end of the name of a file that is being written; it begins with a dot
 _VECTOR_MAX = 512  # more buffers than these are joined
 _LIST_AT_ONCE = 1000
+_AHEAD_BYTES = 8 << 20
+_SYNC_FILE_RANGE_WRITE = 2
+_LIBC = ctypes.CDLL(None)
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
@@ -60,6 +64,7 @@ class FileWriter:
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{_PART}")
         self._fd = -1
+        self._begun = self._bytes = 0  # of which the disk has begun to write; that were written
         with _errors(path):
             _make_directory(path.parent)
             self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
@@ -78,10 +83,14 @@ class FileWriter:
             vector = [memoryview(b"".join(parts))] if len(parts) > _VECTOR_MAX else [memoryview(p) for p in parts]
             while vector:
                 written = os.writev(self._fd, vector)
+                self._bytes += written
                 while vector and written >= len(vector[0]):
                     written -= len(vector.pop(0))
                 if vector:
                     vector[0] = vector[0][written:]
+            if self._bytes - self._begun >= _AHEAD_BYTES:
+                _begin_to_sync(self._fd, self._begun, self._bytes - self._begun)
+                self._begun = self._bytes
 
     def _finish(self) -> None:
         with _errors(self._path):
@@ -99,6 +108,14 @@ class FileWriter:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
+
+
+def _begin_to_sync(fd: int, offset: int, length: int) -> None:
+    """Have the disk begin to write this, so that not all of it is left to the sync at the end. Where the system cannot
+    do so, nothing happens."""
+    call = getattr(_LIBC, "sync_file_range", None)
+    if call is not None:
+        call(fd, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
 
 
 def _read(path: Path, offset: int, size: int) -> tuple[bytes, int]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 EXTENT_BYTES = 4 << 20
 FETCH_S = 60.0
 RETRIES = 3
+_frozen = False
+
 WHOLE_S = 24 * 3600.0  # of a segment, however slow its storage: each step has a bound of its own
 
 
@@ -110,12 +113,14 @@ class CheckErrand:
 
 def copy_segments(errand: Errand) -> list[Copied]:
     """In a Spark worker."""
+    _freeze()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     return [_copied(of_cluster, source) for source in errand.sources]
 
 
 def check_objects(errand: CheckErrand) -> list[Checked]:
     """In a Spark worker: read every byte."""
+    _freeze()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     return [_checked(of_cluster, *told) for told in errand.objects]
 
@@ -297,6 +302,15 @@ def examine(payload: bytes, entry: int, *, is_enveloped: bool) -> Contents:
     except DamagedError as error:
         raise DamagedError(f"{error.message}: entry={entry}") from error
     return Contents(first_txid, last_txid, unix_ms, first_slot, count)
+
+
+def _freeze() -> None:
+    """Once a process: Spark collects garbage after each task, and what is imported by now is none."""
+    global _frozen
+    if not _frozen:
+        _frozen = True
+        gc.collect()
+        gc.freeze()
 
 
 def _words(error: Exception) -> str:
