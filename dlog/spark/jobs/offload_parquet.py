@@ -56,6 +56,7 @@ class Sums:
         self.rows = 0
         self.first: tuple[int, int, int] | None = None
         self.last: tuple[int, int, int] | None = None
+        self.txids = (-1, -1)  # of these two
         self._sums: dict[str, int] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -63,8 +64,8 @@ class Sums:
             return
         self.rows += batch.num_rows
         if self.first is None:
-            self.first = _place(batch, 0)
-        self.last = _place(batch, batch.num_rows - 1)
+            self.first, self.txids = _place(batch, 0), (_txid(batch, 0), -1)
+        self.last, self.txids = _place(batch, batch.num_rows - 1), (self.txids[0], _txid(batch, batch.num_rows - 1))
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             for part, data in _canonical(column).items():
                 key = f"{name}.{part}"
@@ -140,8 +141,8 @@ def _keys(source: Source, scanned: Scanned, sums: Sums) -> dict[str, Any]:
         "dlog.segment": head.number,
         "dlog.first_dlsn": ":".join(map(str, sums.first or ())),
         "dlog.last_dlsn": ":".join(map(str, sums.last or ())),
-        "dlog.first_txid": scanned.first_txid,
-        "dlog.last_txid": scanned.last_txid,
+        "dlog.first_txid": sums.txids[0],
+        "dlog.last_txid": sums.txids[1],
         "dlog.records": sums.rows,
         "dlog.entries_crc32c": scanned.entries_crc,
         "dlog.columns_crc32c": sums.told(),
@@ -266,6 +267,11 @@ class _File(io.RawIOBase):
 def _place(batch: pa.RecordBatch, row: int) -> tuple[int, int, int]:
     segment, entry, slot = (batch.column(batch.schema.get_field_index(n))[row].as_py() for n in _DLSN)
     return segment, entry, slot
+
+
+def _txid(batch: pa.RecordBatch, row: int) -> int:
+    txid: int = batch.column(batch.schema.get_field_index("txid"))[row].as_py()
+    return txid
 
 
 _DLSN = ("segment", "entry", "slot")
