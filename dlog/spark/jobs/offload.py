@@ -10,7 +10,6 @@ no byte of a segment passes through it. A segment with something wrong in it is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -70,10 +69,9 @@ async def _look(cluster: Cluster, *, job: Job) -> None:
             break  # the storage answers, or says what is wrong with it
     records = job.records(cluster)
     there = {*await cluster.metadata.streams(), *await records.streams()}
-    names = {stream_name(name) for name in job.place.streams}
-    if missing := sorted(names - there):
+    if missing := sorted({stream_name(name) for name in job.place.streams} - there):
         raise StreamNotFoundError(f"no such stream: stream={missing[0]} namespace={job.place.namespace}")
-    chosen = sorted(names) or sorted(name for name in there if _is_meant(name, job.place.pattern))
+    chosen = sorted(name for name in there if job.is_meant(name))
     if not chosen and job.place.pattern:
         raise ConfigError(f"no stream matches: pattern={job.place.pattern[:60]!r}")
 
@@ -82,13 +80,7 @@ async def _look(cluster: Cluster, *, job: Job) -> None:
         return StreamNow(name, await read_stream(cluster, name), kept)
 
     job.streams = [stream for stream in await job.each(chosen, look, "look") if stream is not None]
-
-
-def _is_meant(name: str, pattern: str) -> bool:
-    try:
-        return not pattern or re.fullmatch(pattern, name) is not None
-    except re.error as error:
-        raise ConfigError(f"the pattern is no regular expression: {error}: value={pattern[:60]!r}") from None
+    job.unread = frozenset(chosen) - {stream.name for stream in job.streams}
 
 
 # ---- copying --------------------------------------------------------------------------------------------------------

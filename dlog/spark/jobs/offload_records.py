@@ -23,6 +23,7 @@ from dlog.io.zookeeper_protocol import (
     MultiFailedError,
     NodeExistsError,
     NoNodeError,
+    NotEmptyError,
     Op,
     Set,
 )
@@ -129,6 +130,13 @@ class Records:
         try:
             await self._zk.delete(self._path(kept.record), kept.version)
         except NoNodeError:
+            return
+
+    async def forget_stream(self, stream: str) -> None:
+        """There is no such stream any more; unless something is remembered of it."""
+        try:
+            await self._zk.delete(f"{self._root}/{stream}", ANY_VERSION)
+        except (NoNodeError, NotEmptyError):
             return
 
     # ---- of objects that nobody names -------------------------------------------------------------------------------

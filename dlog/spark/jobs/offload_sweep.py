@@ -6,9 +6,13 @@ after records and metadata, read in this order, did not name it. Age decides not
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import AsyncIterator
 from functools import partial
 
+from dlog.errors import InvalidStreamNameError
 from dlog.io.clock import unix_ms
+from dlog.model.ids import StreamName, stream_name
 from dlog.spark.jobs.offload_copy import cold_store
 from dlog.spark.jobs.offload_plan import named
 from dlog.spark.jobs.offload_records import named_objects
@@ -20,31 +24,57 @@ from dlog.stores.cold.places import parse_object
 
 
 async def sweep(cluster: Cluster, *, job: Job) -> None:
-    """Of the streams that are meant."""
+    """Of the streams that are meant, those too that there are no more."""
     before_unix_ms = unix_ms() - job.options.orphan_age_s * 1000
-    await job.each(job.streams, partial(_sweep, cluster, job, before_unix_ms), "sweep")
-
-
-async def _sweep(cluster: Cluster, job: Job, before_unix_ms: float, stream: StreamNow) -> None:
     objects, records = cold_store(cluster).objects, job.records(cluster)
-    places = await records.swept(stream.name)  # of a run that was killed at it
-    known = named_objects(stream.kept) | {place for _, place in named(stream.value)}
-    async for found in objects.list(job.folder(stream.name)):
-        if found.modified_unix_ms < before_unix_ms and found.place not in known and parse_object(found.place):
-            places.append(found.place)
+    orphans: dict[StreamName, list[str]] = defaultdict(list)
+    for stream in job.streams:
+        orphans[stream.name] = await records.swept(stream.name)  # of a run that was killed at it
+    known = {stream.name: _known(stream) for stream in job.streams}
+    async for found in _objects(cluster, job):
+        name = _stream_of(found)
+        if name is None or name in job.unread or not job.is_meant(name) or found.modified_unix_ms >= before_unix_ms:
+            continue
+        if found.place not in known.get(name, ()) and parse_object(found.place) is not None:
+            orphans[name].append(found.place)
+    await job.each(list(orphans.items()), partial(_sweep, cluster, job), "sweep")
+    roots = dict.fromkeys((job.options.to, job.options.parquet or job.options.to))
+    left = [one for root in roots async for one in objects.unfinished(job.folder(root=root))]
+    old = [one for one in left if one.modified_unix_ms < before_unix_ms and job.is_meant(_stream_of(one) or "")]
+    await job.each(old, partial(_discard, cluster, job), "sweep")
+
+
+def _known(stream: StreamNow) -> set[str]:
+    return named_objects(stream.kept) | {place for store, place in named(stream.value) if store == cold.NAME}
+
+
+async def _objects(cluster: Cluster, job: Job) -> AsyncIterator[Found]:
+    """Of the streams that are named, or of the whole namespace."""
+    for folder in [job.folder(name) for name in job.place.streams] or [job.folder()]:
+        async for found in cold_store(cluster).objects.list(folder):
+            yield found
+
+
+def _stream_of(found: Found) -> StreamName | None:
+    """Whose it is, by its folder."""
+    try:
+        return stream_name(found.place.rsplit("/", 2)[1])
+    except InvalidStreamNameError:
+        return None
+
+
+async def _sweep(cluster: Cluster, job: Job, told: tuple[StreamName, list[str]]) -> None:
+    stream, places = told
     for place in dict.fromkeys(places):
         if job.options.dry_run:
-            job.report.items.append({"stream": stream.name, "did": "would sweep", "to": place})
+            job.report.items.append({"stream": stream, "did": "would sweep", "to": place})
         else:
-            await _sweep_object(cluster, job, stream.name, place)
-    roots = [job.options.to, *([job.options.parquet] if job.options.parquet else [])]
-    for root in dict.fromkeys(roots):
-        async for left in objects.unfinished(job.folder(stream.name, root=root)):
-            if left.modified_unix_ms < before_unix_ms:
-                await _discard(cluster, job, stream.name, left)
+            await _sweep_object(cluster, job, stream, place)
+    if not job.options.dry_run and await read_stream(cluster, stream) is None:
+        await job.records(cluster).forget_stream(stream)
 
 
-async def _sweep_object(cluster: Cluster, job: Job, stream: str, place: str) -> None:
+async def _sweep_object(cluster: Cluster, job: Job, stream: StreamName, place: str) -> None:
     """A record of it that is made from now on is refused; one that was made before is seen."""
     records = job.records(cluster)
     await records.claim(stream, place)
@@ -58,10 +88,11 @@ async def _sweep_object(cluster: Cluster, job: Job, stream: str, place: str) -> 
     await records.unclaim(stream, place)
 
 
-async def _discard(cluster: Cluster, job: Job, stream: str, left: Found) -> None:
+async def _discard(cluster: Cluster, job: Job, left: Found) -> None:
+    did = {"stream": _stream_of(left), "to": left.place}
     if job.options.dry_run:
-        job.report.items.append({"stream": stream, "did": "would sweep", "to": left.place})
+        job.report.items.append({**did, "did": "would sweep"})
         return
     await cold_store(cluster).objects.discard(left)
     job.report.add("unfinished_swept")
-    job.report.items.append({"stream": stream, "did": "swept", "to": left.place})
+    job.report.items.append({**did, "did": "swept"})

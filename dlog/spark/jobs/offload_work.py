@@ -6,6 +6,7 @@ The law of this file: what fails for one stream or segment is told of it and sto
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from dlog.spark.jobs.offload_records import Kept, Record, Records
 from dlog.spark.reach import Cluster, Reach
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.places import Location, folder_of, parse_root, payload_bytes
-from dlog.stores.contract import SegmentRef
+from dlog.stores.contract import MisconfiguredError, SegmentRef
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,6 +81,23 @@ class StreamNow:
 
 
 @dataclass(slots=True)
+class Trial:
+    """Whether proxies read what was moved: found out with the first segment of a run. refusal: why they do not."""
+
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    is_over: bool = False
+    refusal: str = ""
+
+    def check(self) -> None:
+        """Raises MisconfiguredError."""
+        if self.refusal:
+            raise MisconfiguredError(
+                f"proxies cannot read it in cold storage, so it lies where it lay; tell them how it is reached, in "
+                f"section [cold] of their configuration or DLOG_COLD_*: {self.refusal}"
+            )
+
+
+@dataclass(slots=True)
 class Job:
     """One run."""
 
@@ -92,6 +110,18 @@ class Job:
     progress: Progress | None
     cluster_id: str = ""
     streams: list[StreamNow] = field(default_factory=list)
+    unread: frozenset[StreamName] = frozenset()  # that are meant, and of which nothing is known in this run
+    trial: Trial = field(default_factory=Trial)
+
+    def is_meant(self, name: str) -> bool:
+        """Whether the job is about a stream of this name. Raises ConfigError."""
+        if self.place.streams:
+            return name in self.place.streams
+        try:
+            return not self.place.pattern or re.fullmatch(self.place.pattern, name) is not None
+        except re.error as error:
+            text = self.place.pattern[:60]
+            raise ConfigError(f"the pattern is no regular expression: {error}: value={text!r}") from None
 
     def ask(self, work: Callable[[Cluster], Awaitable[T]]) -> T:
         return self.of_cluster.ask(work, timeout_s=_ASK_S)
@@ -115,21 +145,22 @@ class Job:
 
     async def each(self, things: Sequence[Any], work: Callable[[Any], Awaitable[T]], what: str) -> list[T | None]:
         """Do it with each, some at once. What fails is told of and gives None."""
-        turns = asyncio.Semaphore(_AT_ONCE)
+        done: list[T | None] = [None] * len(things)
+        following = iter(range(len(things)))
 
-        async def one(thing: Any) -> T | None:
-            async with turns:
+        async def go_through() -> None:
+            for index in following:
                 try:
-                    return await work(thing)
+                    done[index] = await work(things[index])
                 except DamagedError as error:
                     self.report.findings.append({"kind": "metadata", "text": error.message})
                 except (DLogError, TimeoutError) as error:
                     self.fail(what, error)
-            return None
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(thing), name=what) for thing in things]
-        return [task.result() for task in tasks]
+            for _ in range(min(_AT_ONCE, len(things))):
+                group.create_task(go_through(), name=what)
+        return done
 
     # ---- the report -------------------------------------------------------------------------------------------------
 

@@ -74,11 +74,11 @@ class Yard:
     def options(self, **changes: Any) -> OffloadOptions:
         return OffloadOptions(**{"to": self.kept.root, "older_than_s": 0.0, "grace_s": HOUR_S, **changes})
 
-    def offload(self, *streams: str, **changes: Any) -> Report:
-        place = Place(zookeeper=self.zookeeper, namespace=self.namespace, streams=streams)
+    def offload(self, *streams: str, pattern: str = "", fails: bool = False, **changes: Any) -> Report:
+        place = Place(zookeeper=self.zookeeper, namespace=self.namespace, streams=streams, pattern=pattern)
         report = offload(self.spark, place, self.options(**changes))
         assert json.loads(report.as_json())["verdict"] == report.verdict.name.lower()
-        assert report.failures == []
+        assert bool(report.failures) == fails, report.failures
         return report
 
     # ---- looking ----------------------------------------------------------------------------------------------------
