@@ -5,15 +5,18 @@ The law of this file: before anything is deleted metadata is read, and what it n
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
 from dlog.client.client import Client
-from dlog.errors import InvalidRequestError, StreamNotFoundError, TruncatedError
+from dlog.errors import DLogError, InvalidRequestError, StreamNotFoundError, TruncatedError
 from dlog.io.clock import unix_ms
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError
+from dlog.model.dlsn import of
 from dlog.options import SECONDS_MAX
 from dlog.spark.jobs.frame import scatter
 from dlog.spark.jobs.offload_copy import CheckErrand, Copied, check_objects, cold_store
@@ -24,6 +27,8 @@ from dlog.spark.reach import Cluster
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.places import payload_bytes
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
+
+TRY_AFTER_S = 0.1
 
 _WOULD = {
     Step.TELL: "would tell its stream",
@@ -92,7 +97,45 @@ async def _is_there(cluster: Cluster, record: Record) -> bool:
 
 
 async def _tell(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
-    """From now on the segment lies in its object."""
+    """From now on the segment lies in its object. Raises MisconfiguredError if proxies cannot read it there."""
+    if not job.trial.is_over:
+        async with job.trial.turn:
+            if not job.trial.is_over:
+                await _tell_first(cluster, client, job, kept)
+                return
+    job.trial.check()
+    if await _relocate(cluster, client, job, kept):
+        await _moved(cluster, job, kept)
+
+
+async def _tell_first(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
+    """And see whether a proxy reads it there; if not, it lies where it lay."""
+    if not await _relocate(cluster, client, job, kept):
+        return
+    job.trial.refusal = await _try_out(client, kept.record)
+    job.trial.is_over = True
+    if job.trial.refusal:
+        await _take_back(client, kept.record, kept.record.object)
+    job.trial.check()
+    await _moved(cluster, job, kept)
+
+
+async def _try_out(client: Client, record: Record) -> str:
+    """Why a reader of the segment gets nothing; empty: it does."""
+    await asyncio.sleep(TRY_AFTER_S)  # until read proxies know where it lies
+    try:
+        async with aclosing(client.read(record.stream, of(record.number, 0, 0), limit=1)) as reading:
+            async for _ in reading:
+                break
+    except (TruncatedError, StreamNotFoundError):
+        return ""  # of which nothing can be read anywhere
+    except DLogError as error:
+        return error.message
+    return ""
+
+
+async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> bool:
+    """Tell the stream; False: there is nothing to be moved any more."""
     record = kept.record
     try:
         await client.relocate(
@@ -100,11 +143,26 @@ async def _tell(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
         )
     except (TruncatedError, StreamNotFoundError):
         job.report.add("truncated_meanwhile")  # a later run clears it
-        return
+        return False
     except InvalidRequestError:
         value = await read_stream(cluster, record.stream)
         if not decide(kept, value, now_unix_ms=0, grace_s=SECONDS_MAX).lies_at:
             raise
+    return True
+
+
+async def _take_back(client: Client, record: Record, lies_at: str) -> bool:
+    """The segment lies where it lay again; False: there is nothing to be moved any more."""
+    try:
+        await client.relocate(record.stream, record.number, place=lies_at, to_store=record.store, to_place=record.place)
+    except (TruncatedError, StreamNotFoundError):
+        return False  # a later run clears it
+    return True
+
+
+async def _moved(cluster: Cluster, job: Job, kept: Kept) -> None:
+    """Say so, and begin the grace period."""
+    record = kept.record
     job.report.add("segments_offloaded")
     job.report.add("bytes_offloaded", payload_bytes(record.object))
     job.item(record, "offloaded")
@@ -143,6 +201,9 @@ async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Re
 
         async def one(told: tuple[Copied, Record, Kept | None]) -> None:
             copied, record, was = told
+            if job.trial.refusal:
+                await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
+                job.trial.check()
             objects = (*(was.record.objects if was is not None else ()), copied.object)
             record = replace(record, objects=objects, moved_unix_ms=0, is_damaged=False)
             try:
@@ -196,14 +257,9 @@ async def _finish(cluster: Cluster, *, job: Job, sound: Sequence[Retiring], dama
         async def go_back(one: Retiring) -> None:
             record = one.kept.record
             await job.records(cluster).note(one.kept, moved_unix_ms=0, is_damaged=True)
-            try:
-                await client.relocate(
-                    record.stream, record.number, place=one.lies_at, to_store=record.store, to_place=record.place
-                )
-            except (TruncatedError, StreamNotFoundError):
-                return  # a later run clears it
-            job.report.add("segments_taken_back")
-            job.item(record, "taken back")
+            if await _take_back(client, record, one.lies_at):
+                job.report.add("segments_taken_back")
+                job.item(record, "taken back")
 
         await job.each(sound, delete, "delete the hot copy")
         await job.each(damaged, go_back, "take back")

@@ -1,8 +1,10 @@
-"""What `offload` does with what is damaged, with leavings, and with Parquet; on a directory and a real S3."""
+"""What `offload` does with what is damaged, and with places that cannot be used; on a directory and a real S3."""
 
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,15 +15,10 @@ from dlog.log.note import encode_note
 from dlog.model.ids import EntryId
 from dlog.model.quorum import Quorum
 from dlog.spark.jobs.frame import Verdict
-from dlog.spark.jobs.offload_copy import cold_store
-from dlog.spark.jobs.offload_records import Record as Moving
-from dlog.spark.jobs.offload_records import Records, SweptError
-from dlog.stores.cold.objects import ObjectWriter
-from dlog.stores.cold.places import ObjectName, parse_root
 from dlog.stores.contract import MisconfiguredError
 from dlog.wire.entry import CONTROL, RECORD_SET, Record, build_record_set, encode_entry
-from tests.integration.cli.up import wait_until
-from tests.integration.spark.offloading import HOUR_S, Yard, yard_of
+from tests.integration.cli.up import up, wait_until
+from tests.integration.spark.offloading import Yard, yard_of
 
 if TYPE_CHECKING:
     from dlog.spark.reach import Cluster
@@ -85,7 +82,9 @@ def test_an_object_that_is_damaged_later_is_an_error_for_every_reader(
     victim = yard.cold_segments(name)[1]
     first = next(row for row in rows if row[0] == victim.number and len(row[4]) > 100)
     flip(yard, victim.place, first[4][:60])
-    yard.client.release(name)
+    for part in yard.cluster.running.parts:
+        if part.role == "read":  # they may have read it before
+            yard.cluster.wait_restarted(yard.cluster.kill_part("read", part.address))
     seen = []
     with dlog.connect_sync(yard.cluster.running.connect) as fresh, pytest.raises(DamagedError):
         for record in fresh.read(name):
@@ -156,111 +155,23 @@ def test_a_place_that_cannot_be_used_ends_the_job_at_once(request: pytest.Fixtur
     assert yard.znodes(name) == []
 
 
-# ---- Parquet --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["file", "s3"])
-def test_parquet_holds_the_same_records_with_their_places(kind: str, request: pytest.FixtureRequest) -> None:
-    yard = yard_of(kind, request)
-    name = yard.written()
-    rows = yard.rows(name)
-    yard.offload(name)
-    root = f"{yard.kept.root.rpartition('/')[0]}/parquet"
-    base = yard.kept.files
-    assert base is not None
-    report = yard.offload(name, parquet=root)
-    moved = yard.cold_segments(name)
-    assert report.verdict is Verdict.OK, report.as_json()
-    assert report.counts["parquet_files"] == len(moved)
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    paths = sorted((base.parent / "parquet").rglob(f"*/{name}/*.parquet"))
-    tables = [pq.read_table(path) for path in paths]
-    whole = pa.concat_tables(tables).to_pylist()
-    numbers = {segment.number for segment in moved}
-    got = [(r["segment"], r["entry"], r["slot"], r["txid"], r["value"]) for r in whole]
-    assert got == [row for row in rows if row[0] in numbers]
-    assert {r["stream"] for r in whole} == {name} and all(r["timestamp"] is not None for r in whole)
-    assert [r["sequence_id"] for r in whole] == list(range(len(whole)))
-    for path, segment in zip(paths, moved, strict=True):
-        footer = pq.ParquetFile(path).metadata
-        told = {key.decode(): value.decode() for key, value in footer.metadata.items() if key.startswith(b"dlog.")}
-        of = [row for row in rows if row[0] == segment.number]
-        assert (told["dlog.stream"], told["dlog.segment"]) == (name, str(segment.number))
-        assert told["dlog.records"] == str(len(of)) == str(footer.num_rows)
-        assert told["dlog.first_dlsn"] == ":".join(map(str, of[0][:3]))
-        assert told["dlog.last_dlsn"] == ":".join(map(str, of[-1][:3]))
-        assert (told["dlog.first_txid"], told["dlog.last_txid"]) == (str(of[0][3]), str(of[-1][3]))
-        statistics = footer.row_group(0).column(4).statistics
-        assert (statistics.min, statistics.max) == (of[0][3], of[-1][3])
-    if kind == "file":
-        frame = yard.spark.read.option("recursiveFileLookup", "true").parquet(f"{base.parent}/parquet")
-        here = frame.where(f"stream = '{name}'").select("segment", "entry", "slot", "txid", "value").collect()
-        assert sorted((r.segment, r.entry, r.slot, r.txid, bytes(r.value)) for r in here) == got
-    again = yard.offload(name, parquet=root)
-    assert again.counts.get("parquet_files", 0) == 0, "each file once"
-
-
-# ---- what is left behind --------------------------------------------------------------------------------------------
-
-
-def test_what_nobody_names_is_swept_and_what_is_named_is_not(yard: Yard) -> None:
-    name = yard.written()
-    rows = yard.rows(name)
-    yard.offload(name)
-    folder = parse_root(yard.objects(name)[0]).parent
-    orphan = folder.below(str(ObjectName(1, os.urandom(8).hex(), 7)))
-    strange = folder.below("notes.txt")
-
-    async def leave(cluster: Cluster) -> None:
-        objects = cold_store(cluster).objects
-        for place in (orphan, strange):
-            writer = await objects.create(place)
-            await writer.write((b"x" * 100,))
-            await writer.finish()
-        half = await objects.create(folder.below(str(ObjectName(2, os.urandom(8).hex(), 7))))
-        await half.write((b"y" * (17 << 20),))
-        halves.append(half)
-
-    async def let_go(cluster: Cluster) -> None:
-        await halves.pop().abort()
-
-    halves: list[ObjectWriter] = []
-    yard.ask(leave)
-    named = {segment.place for segment in yard.cold_segments(name)}
-    young = yard.offload(name)
-    assert str(orphan) in yard.objects(name) and young.counts.get("objects_swept", 0) == 0, "it may be somebody's"
-    swept = yard.offload(name, orphan_age_s=0.0)
-    assert (swept.verdict, swept.counts["objects_swept"], swept.counts["unfinished_swept"]) == (Verdict.OK, 1, 1)
-    assert set(yard.objects(name)) == {*named, str(strange)}, "only what is ours by its name"
-    assert yard.rows(name) == rows
-    yard.ask(let_go)
-
-
-def test_an_object_is_either_swept_or_remembered(files: Yard) -> None:
-    """Whoever is first, shuts the other out: also a run that slept between copying and telling."""
-    name = files.written()
-    place = f"{files.kept.root}/c/dlog/{name}/000000000000000001-{'0' * 16}-5.seg"
-    record = Moving(stream=name, number=1, store="ledger", place="1", objects=(place,))
-
-    async def contend(cluster: Cluster) -> None:
-        records = Records(cluster, files.namespace)
-        await records.claim(name, place)
-        with pytest.raises(SweptError):
-            await records.begin(record)
-        assert await records.swept(name) == [place]
-        await records.unclaim(name, place)
-        kept = await records.begin(record)
-        assert [one.record for one in await records.of(name)] == [record]
-        later = await records.note(kept, moved_unix_ms=7)
-        assert (await records.of(name))[0].record.moved_unix_ms == 7
-        await records.forget(later)
-        await records.forget(later)
-
-    files.ask(contend)
-    assert files.znodes(name) == []
-
-
-def test_the_grace_period_of_an_hour_is_the_default(files: Yard) -> None:
-    assert (files.options().grace_s, type(files.options())(to=files.kept.root).grace_s) == (HOUR_S, HOUR_S)
+def test_proxies_that_cannot_read_it_there_are_found_out_with_the_first_segment(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """Nobody said to them how S3 is reached."""
+    told = yard_of("s3", request)
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            for key in [key for key in os.environ if key.startswith("DLOG_COLD_")]:
+                patch.delenv(key)
+            cluster = stack.enter_context(up(tmp_path / "untold", "--bookies", "3"))
+        client = stack.enter_context(dlog.connect_sync(cluster.running.connect))
+        yard = Yard(cluster, client, told.spark, told.kept)
+        name = yard.written()
+        rows, hot = yard.rows(name), yard.hot(name)
+        report = yard.offload(name, fails=True)
+        assert report.verdict is Verdict.FAILED
+        assert all("proxies cannot read it in cold storage" in failure["text"] for failure in report.failures)
+        assert "Unable to locate credentials" in report.failures[0]["text"]
+        assert yard.cold_segments(name) == [] and yard.hot(name) == hot
+        assert yard.rows(name) == rows
