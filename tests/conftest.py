@@ -1,15 +1,20 @@
-"""What holds for every test: signals as a terminal gives them, another run for what failed while the machine
-stood still (tests/real_time.py), and at the end of the run the names of parts that are missing (tests/parts.py)."""
+"""What holds for every test: signals as a terminal gives them, no deadlines for examples, another run for what failed
+while the machine stood still (tests/real_time.py), and at the end of the run the names of parts that are missing
+(tests/parts.py)."""
 
 from __future__ import annotations
 
 import signal
 
+import hypothesis
 import pytest
 from _pytest.terminal import TerminalReporter
 
 from tests import real_time
 from tests.parts import MISSING
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # how fast it is is no question for a test
+hypothesis.settings.load_profile("untimed")
 
 RUN_AGAIN: list[str] = []
 

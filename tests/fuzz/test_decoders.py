@@ -31,7 +31,7 @@ def test_the_seeds_are_right(name: str) -> None:
             target.decode(seed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(TARGETS), st.binary(max_size=300))
 def test_arbitrary_bytes(target: Target, data: bytes) -> None:
     outcome(target.decode, target.errors, data)

@@ -112,7 +112,7 @@ def test_what_is_no_duration(text: str) -> None:
         parse_duration_s(text)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_a_simulation_draws_within_the_range_and_the_same_from_the_same_seed(seed: int) -> None:
     drawn = draw(Sample, random.Random(seed))

@@ -48,7 +48,7 @@ HOSTILE: dict[str, str] = {
     "surrogate": "\ud800",
     "beyond-the-plane": "\U0001f4a5",
 }
-SETTINGS = settings(max_examples=400, deadline=None)
+SETTINGS = settings(max_examples=400)
 names = st.one_of(
     st.text(max_size=8),
     st.text(alphabet="aA.-_/%<>0\\\0", max_size=6),

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlog.cli import append
@@ -43,7 +43,6 @@ async def all_of(batches: Batches, data: bytes) -> tuple[list[bytes], int]:
     return records, counted
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b" "))), st.booleans())
 def test_lines_are_records(lines: list[bytes], ends: bool) -> None:
     data = b"".join(line + b"\n" for line in lines)
@@ -56,7 +55,6 @@ def test_lines_are_records(lines: list[bytes], ends: bool) -> None:
     assert counted == len(data)
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=30)))
 def test_framed_records(payloads: list[bytes]) -> None:
     data = b"".join(struct.pack(">I", len(p)) + p for p in payloads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlog.log.changes import (
@@ -129,7 +129,6 @@ def test_expiry_takes_the_oldest_only_and_never_the_last() -> None:
     assert Expire(10**9).apply(stream(4, 0)).segments[-1].truncation is Truncation.ACTIVE
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 3)), max_size=5))
 def test_the_truncation_point_only_moves_forward(points: list[tuple[int, int, int]]) -> None:
     value = stream(3)

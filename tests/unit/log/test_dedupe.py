@@ -149,7 +149,7 @@ def test_below_the_floor_nothing_is_known() -> None:
 names = st.sampled_from([bytes([n]) * 16 for n in range(6)])
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(st.lists(st.tuples(names, st.integers(1, 3), st.booleans()), max_size=40), st.integers(1, 6))
 def test_what_the_log_tells_is_what_was_known(writes: list[tuple[bytes, int, bool]], producers_max: int) -> None:
     """Snapshot, then replay of what followed, gives every answer that the first table gives to a repetition."""

@@ -35,7 +35,7 @@ snapshots = st.builds(Snapshot, st.tuples(U63, st.integers(-1, 2**62)), st.lists
 batches = st.lists(st.builds(NotedBatch, ID, *[U63] * 4), max_size=5).map(tuple)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(U63, st.integers(-1, 2**62), batches, st.none() | snapshots, st.booleans())
 def test_a_note_reads_back(
     unix_ms: int, entry: int, noted: tuple[NotedBatch, ...], snapshot: Snapshot | None, packed: bool
@@ -81,7 +81,7 @@ def test_a_field_of_a_wrong_kind_is_damage(value: Any) -> None:
         decode_note(MAGIC + msgpack.packb(value))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_a_changed_byte_ends_in_a_note_or_damage(data: st.DataObject) -> None:
     snapshot = Snapshot((0, -1), (NotedProducer(b"p" * 16, 0, 1, (NotedPlace(0, 1, 1, 0, 0, 9),)),))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlog.log.contents import Contents
@@ -34,13 +34,11 @@ def found(goal: Goal, entries: list[Contents]) -> int:
 keys = st.lists(st.integers(0, 30), min_size=1, max_size=40).map(sorted)
 
 
-@settings(deadline=None)
 @given(keys, st.integers(0, 31), st.booleans())
 def test_the_first_entry_that_is_not_before(values: list[int], least: int, by_time: bool) -> None:
     assert found(Goal(by_time, least), [entry(v) for v in values]) == bisect.bisect_left(values, least)
 
 
-@settings(deadline=None)
 @given(keys, st.integers(0, 31), st.lists(st.booleans(), min_size=40, max_size=40), st.booleans())
 def test_entries_that_say_nothing_never_let_a_match_be_passed(
     values: list[int], least: int, controls: list[bool], by_time: bool

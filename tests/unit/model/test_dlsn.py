@@ -15,7 +15,7 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 dlsns = st.builds(of, I64, I64, I64)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(dlsns)
 def test_every_form_reads_back(dlsn: DLSN) -> None:
     assert from_bytes(dlsn.to_bytes()) == dlsn
@@ -24,7 +24,7 @@ def test_every_form_reads_back(dlsn: DLSN) -> None:
     assert parse(f"({dlsn.segment},{dlsn.entry},{dlsn.slot})") == dlsn
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.builds(of, *[st.integers(0, 3)] * 3), max_size=8))
 def test_order_is_segment_then_entry_then_slot(found: list[DLSN]) -> None:
     assert sorted(found) == sorted(found, key=lambda d: d.segment * 100 + d.entry * 10 + d.slot)
@@ -50,14 +50,14 @@ def test_version_0_is_padded() -> None:
     assert from_bytes(padded) == of(3, 17, 2)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=40))
 def test_hostile_bytes_end_in_a_dlsn_or_a_typed_error(data: bytes) -> None:
     with contextlib.suppress(InvalidRequestError):
         from_bytes(data)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.text(max_size=40))
 def test_hostile_text_ends_in_a_dlsn_or_a_typed_error(text: str) -> None:
     with contextlib.suppress(InvalidRequestError):

@@ -16,7 +16,7 @@ def segment(number: int, *, completed: bool = True, place: str = "1") -> Segment
 EMPTY = StreamMetadata(name=StreamName("s"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=12))
 def test_segments_stay_in_order_whatever_comes(steps: list[tuple[int, bool]]) -> None:
     metadata = EMPTY

@@ -6,7 +6,7 @@ import sys
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dlog.errors import DamagedError
@@ -146,7 +146,6 @@ def test_values_that_are_no_column_are_not_kept() -> None:
 
 
 @given(st.lists(st.one_of(st.integers(0, 300), st.integers(0, 20_000)), min_size=1, max_size=20))
-@settings(deadline=None)
 def test_many_short_runs_and_few_long_ones_are_spread_alike(counts: list[int]) -> None:
     counts = [count for count in counts if count] or [1]
     schema = pa.schema([(name, COLUMNS[name]) for name in ("entry", "slot", "sequence_id", "timestamp", "stream")])

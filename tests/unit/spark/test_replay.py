@@ -166,7 +166,7 @@ table_ids = st.sampled_from([0, 1, 2, 3, 65_535, 65_536, 2**40])
     st.integers(1, 400),
     st.integers(1, 1500),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_tables_are_what_one_finds_record_after_record(
     tmp_path_factory: pytest.TempPathFactory,
     told: list[tuple[int, int, bytes]],

@@ -54,7 +54,7 @@ def read(data: bytes) -> list[bytes]:
     return payloads
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.binary(max_size=300), min_size=1, max_size=60),
     st.builds(
@@ -128,14 +128,14 @@ def test_what_is_cut_short_or_grew_is_told() -> None:
             read(more + data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=400))
 def test_bytes_of_no_object_are_an_error_of_ours(data: bytes) -> None:
     with pytest.raises(DamagedError):
         read(data)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_a_summary_with_a_good_checksum_is_judged_all_the_same(data: st.DataObject) -> None:
     """Bytes that somebody made up, with sums that match: an error or a segment, and never anything else."""

@@ -75,7 +75,7 @@ responses: st.SearchStrategy[Response] = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(requests, max_size=6), cuts)
 def test_requests_survive_every_chunking(sent: list[Request], where: list[int]) -> None:
     stream = b"".join(b"".join(encode_request(r)) for r in sent)
@@ -83,7 +83,7 @@ def test_requests_survive_every_chunking(sent: list[Request], where: list[int]) 
     assert [m for chunk in chunked(stream, where) for m in decoder.feed(chunk)] == sent
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(responses, max_size=6), cuts)
 def test_answers_survive_every_chunking(sent: list[Response], where: list[int]) -> None:
     stream = b"".join(b"".join(encode_response(r)) for r in sent)
@@ -91,7 +91,7 @@ def test_answers_survive_every_chunking(sent: list[Response], where: list[int]) 
     assert [m for chunk in chunked(stream, where) for m in decoder.feed(chunk)] == sent
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=200), cuts, FLAG)
 def test_hostile_bytes_end_in_messages_or_a_protocol_error(garbage: bytes, where: list[int], framed: bool) -> None:
     stream = struct.pack(">I", max(len(garbage), 1)) + garbage if framed else garbage
@@ -101,7 +101,7 @@ def test_hostile_bytes_end_in_messages_or_a_protocol_error(garbage: bytes, where
                 decoder.feed(chunk)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.one_of(requests.map(encode_request), responses.map(encode_response)), st.data())
 def test_a_changed_byte_ends_in_messages_or_a_protocol_error(parts: list[Buffer], data: st.DataObject) -> None:
     frame = bytearray(b"".join(parts))

@@ -32,13 +32,13 @@ infos = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(infos)
 def test_a_registration_reads_back(info: BookieServiceInfo) -> None:
     assert decode_service_info(encode_service_info(info)) == info
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=80))
 def test_hostile_registrations_end_in_one_or_damage(garbage: bytes) -> None:
     with contextlib.suppress(DamagedError):
@@ -88,7 +88,7 @@ def test_what_is_no_cookie_is_told(text: str) -> None:
         decode_cookie(text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_a_broken_cookie_ends_in_a_cookie_or_a_typed_error(data: st.DataObject) -> None:
     text = bytearray(encode_cookie(COOKIE).encode())

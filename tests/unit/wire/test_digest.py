@@ -13,7 +13,7 @@ I64 = st.integers(-(2**63), 2**63 - 1)
 LEDGER = st.integers(0, 2**63 - 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(DigestType), LEDGER, LEDGER, I64, LEDGER, st.lists(st.binary(max_size=50), max_size=4))
 def test_a_packed_entry_verifies_and_reads_back(
     type: DigestType, ledger: int, entry: int, lac: int, length: int, parts: list[bytes]

@@ -50,7 +50,7 @@ def set_record(position: int, txid: int, inner: list[bytes], codec: Codec = Code
     return Record(RECORD_SET, position, txid, build_record_set(inner, codec))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(payloads, codecs)
 def test_a_record_set_reads_back(inner: list[bytes], codec: Codec) -> None:
     packed = build_record_set(inner, codec)
@@ -68,7 +68,7 @@ def test_a_record_longer_than_the_table_of_lengths_is_packed_alike() -> None:
 plain = st.builds(lambda p: [p], st.binary(max_size=60))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.tuples(st.booleans(), payloads, codecs), max_size=5), codecs, st.integers(0, 2**62), st.booleans())
 def test_slots_and_positions_count_every_record_of_every_set(
     groups: list[tuple[bool, list[bytes], Codec]], codec: Codec, txid: int, enveloped: bool
@@ -134,7 +134,7 @@ def test_an_entry_has_a_largest_size() -> None:
 # ---- bytes that lie -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=120), st.sampled_from(["raw", "envelope", "record", "set"]))
 def test_hostile_bytes_end_in_records_or_damage(garbage: bytes, dress: str) -> None:
     if dress == "set":
@@ -148,7 +148,7 @@ def test_hostile_bytes_end_in_records_or_damage(garbage: bytes, dress: str) -> N
             read(garbage)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(payloads, codecs, codecs, st.data())
 def test_a_changed_byte_ends_in_records_or_damage(
     inner: list[bytes], codec: Codec, outer: Codec, data: st.DataObject

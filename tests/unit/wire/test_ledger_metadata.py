@@ -40,14 +40,14 @@ def metadatas(draw: st.DrawFn) -> LedgerMetadata:
     )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(metadatas())
 def test_what_is_written_reads_back(metadata: LedgerMetadata) -> None:
     found = decode(encode(metadata))
     assert found == metadata and found.ctoken == metadata.ctoken
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=100), st.sampled_from([b"", HEAD + b"1\n", HEAD + b"2\n", HEAD + b"3\n"]))
 def test_hostile_bytes_end_in_metadata_or_a_typed_error(garbage: bytes, head: bytes) -> None:
     data = head + (varint(len(garbage)) if head.endswith(b"3\n") else b"") + garbage
@@ -55,7 +55,7 @@ def test_hostile_bytes_end_in_metadata_or_a_typed_error(garbage: bytes, head: by
         decode(data)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(metadatas(), st.data())
 def test_a_changed_byte_ends_in_metadata_or_a_typed_error(metadata: LedgerMetadata, data: st.DataObject) -> None:
     packed = bytearray(encode(metadata))
@@ -99,7 +99,7 @@ def test_version_2_is_text() -> None:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.data())
 def test_broken_text_ends_in_metadata_or_a_typed_error(data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(TEXT)))

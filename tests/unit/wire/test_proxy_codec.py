@@ -83,7 +83,7 @@ def messages(draw: st.DrawFn) -> Message:
     return message
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(messages(), max_size=4), cuts)
 def test_messages_survive_every_chunking(sent: list[Message], where: list[int]) -> None:
     stream = b"".join(b"".join(encode(m)) for m in sent)
@@ -93,7 +93,7 @@ def test_messages_survive_every_chunking(sent: list[Message], where: list[int]) 
     assert [type(m) for m in heard] == [type(m) for m in sent]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.binary(max_size=120), cuts, st.sampled_from(["raw", "frame", "header"]))
 def test_hostile_bytes_end_in_messages_or_a_protocol_error(garbage: bytes, where: list[int], dress: str) -> None:
     if dress == "header":
@@ -105,7 +105,7 @@ def test_hostile_bytes_end_in_messages_or_a_protocol_error(garbage: bytes, where
             list(decoder.feed(chunk))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(messages(), st.data())
 def test_a_changed_byte_ends_in_messages_or_a_protocol_error(message: Message, data: st.DataObject) -> None:
     frame = bytearray(b"".join(encode(message)))
@@ -114,7 +114,7 @@ def test_a_changed_byte_ends_in_messages_or_a_protocol_error(message: Message, d
         list(FrameDecoder(BIG).feed(frame))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(Op), st.lists(PLAIN, max_size=9), st.binary(max_size=20))
 def test_fields_of_any_kind_end_in_a_message_or_a_protocol_error(op: Op, fields: list[Any], body: bytes) -> None:
     with contextlib.suppress(ProtocolError):

@@ -63,13 +63,13 @@ def segments(draw: st.DrawFn) -> Segment:
     )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(segments())
 def test_segments_read_back(segment: Segment) -> None:
     assert decode_segment(segment_name(segment), encode_segment(segment)) == segment
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(segments(), st.data())
 def test_a_changed_byte_ends_in_a_segment_or_a_typed_error(segment: Segment, data: st.DataObject) -> None:
     packed = bytearray(encode_segment(segment))
@@ -130,7 +130,7 @@ def test_numbers() -> None:
 BINDING = Binding(bookkeeper_zookeeper="h:1", ledgers_path="/ledgers", zookeeper="h:2")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.builds(
         Binding,
