@@ -28,7 +28,7 @@ from dlog.errors import (
     UnauthorizedError,
 )
 from dlog.errors import UnsupportedVersionError as VersionError
-from dlog.io import nearby
+from dlog.io import nearby, receiving
 from dlog.model import dlsn
 from dlog.wire import proxy_protocol
 from dlog.wire.proxy import PROTOCOL_VERSION, Failed, Hello, Message, Welcome
@@ -109,7 +109,7 @@ class Pause(enum.Flag):
     TURN = enum.auto()  # it said more at once than others would want to wait for
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """Server side of one connection of the proxy protocol.
 
     peer: whose it is, host:port; as a balancer says, if one stands between. via: who connected to us.
@@ -128,6 +128,7 @@ class Connection(asyncio.Protocol):
         self._is_identified = False
         self._preamble = b""  # of a header that is not whole
         self._kept = 0  # bytes of a header or frame that is not whole
+        self._begun = 0  # such frames so far
         self._half_since_s = 0.0  # when that frame began
         self._late_timer: asyncio.TimerHandle | None = None
         self._messages: Iterator[Message] = iter(())  # of what came last, those not heard yet
@@ -151,11 +152,16 @@ class Connection(asyncio.Protocol):
             return
         self._hello_timer = self._loop.call_later(self._reception.hello_s, self._no_hello)
 
-    def data_received(self, data: bytes) -> None:
-        if self._expect is not None:
-            data = self._take_preamble(self._expect, self._preamble + data)
-        self._messages = self._decoder.feed(data)
-        self._listen(len(data))
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return receiving.place_for(self._decoder)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._expect is None:
+            self._messages = receiving.received(self._decoder, nbytes)
+        else:
+            told = self._preamble + receiving.chunk(nbytes)
+            self._messages = self._decoder.feed(self._take_preamble(self._expect, told))
+        self._listen()
 
     def eof_received(self) -> bool:
         return False
@@ -250,11 +256,8 @@ class Connection(asyncio.Protocol):
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _listen(self, fresh: int) -> None:
-        """Hear so many of the messages that came; the others in the next turn, when everybody else had theirs.
-
-        fresh: bytes that came in this turn.
-        """
+    def _listen(self) -> None:
+        """Hear so many of the messages that came; the others in the next turn, when everybody else had theirs."""
         left = TURN_MESSAGES_MAX
         try:
             for message in self._messages:
@@ -271,7 +274,9 @@ class Connection(asyncio.Protocol):
             self.end()
         before, kept = self._kept, self._decoder.buffered + len(self._preamble)
         self._kept = kept
-        if kept and (not before or kept != before + fresh):  # the begin of another frame, not more of the same
+        begun = self._decoder.begun
+        if kept and (not before or begun != self._begun):  # the begin of another frame, not more of the same
+            self._begun = begun
             self._half_since_s = self._loop.time()
             if self._late_timer is None:
                 self._late_timer = self._loop.call_later(FRAME_S, self._look_if_late)
@@ -281,7 +286,7 @@ class Connection(asyncio.Protocol):
 
     def _listen_on(self) -> None:
         if self._transport is not None:
-            self._listen(0)
+            self._listen()
 
     def _look_if_late(self) -> None:
         """Close if the rest of a frame has not come in time, though we have listened all the time."""

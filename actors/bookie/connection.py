@@ -16,13 +16,14 @@ from typing import Any, cast
 
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ProtocolError
+from dlog.io.receiving import place_for, received
 from dlog.wire.bookie import AddEntry, EntryAdded, Request, RequestDecoder, Unsupported, encode_response
 from dlog.wire.framing import Buffer
 
 Take = Callable[["Connection", Request], None]
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """One accepted socket; also the peer by which the machine knows it.
 
     take: hands one request to the machine; answers come back through `send`, at once or later. settle: called at the
@@ -101,9 +102,13 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=self._options.connection_out_bytes_max)
         self._waits_since_s = asyncio.get_running_loop().time()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return place_for(self._decoder)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        begun = self._decoder.begun
         try:
-            requests = self._decoder.feed(data)
+            requests = received(self._decoder, nbytes)
         except ProtocolError:
             self._transport.abort()  # whatever was acknowledged is unharmed; there is no form to answer in
             return
@@ -113,7 +118,7 @@ class Connection(asyncio.Protocol):
             if not self._count_bytes(change):
                 self._transport.abort()
                 return
-        if requests or buffered == len(data):  # else it is more of the same frame
+        if requests or self._decoder.begun != begun:  # else it is more of the same frame
             self._waits_since_s = asyncio.get_running_loop().time() if buffered else math.inf
         self._inbox.extend(requests)
         self._take_requests()

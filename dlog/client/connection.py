@@ -28,6 +28,7 @@ from dlog.errors import (
     from_wire,
 )
 from dlog.io import nearby
+from dlog.io.receiving import place_for, received
 from dlog.model.dlsn import DLSN, of
 from dlog.wire import proxy
 from dlog.wire.proxy_codec import FrameDecoder, encode
@@ -74,7 +75,7 @@ class ReaderPort(Protocol):
         ...
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """Open with `Connection.open`. Not thread-safe, like everything on a loop."""
 
     def __init__(self, address: str, options: ClientOptions, loop: asyncio.AbstractEventLoop, hops: int) -> None:
@@ -241,11 +242,14 @@ class Connection(asyncio.Protocol):
         self._transport = transport
         transport.set_write_buffer_limits(high=1024 * 1024)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return place_for(self._decoder)
+
+    def buffer_updated(self, nbytes: int) -> None:
         self._heard_s = self._loop.time()
         self._pinged_s = None
         try:
-            for message in self._decoder.feed(data):
+            for message in received(self._decoder, nbytes):
                 self._dispatch(message)
         except ProtocolError as error:
             self.give_up(f"not our protocol, {error.message}")

@@ -22,6 +22,7 @@ from dlog.errors import ConnectionLostError, ProtocolError
 from dlog.events import BookieLost, Event
 from dlog.io import metrics, nearby
 from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.io.receiving import place_for, received
 from dlog.machine import Fact, Peer, PeerLost, Received
 from dlog.model.ids import BookieId
 from dlog.options import MiB, option
@@ -211,7 +212,7 @@ class _Asked:
         self.batch = 0  # the asker's own number of a batch read
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(asyncio.BufferedProtocol):
     """One connection, from the decision to dial until it is lost; never revived."""
 
     def __init__(self, client: BookieClient, bookie: BookieId) -> None:
@@ -301,14 +302,17 @@ class _Connection(asyncio.Protocol):
         self._transport = transport
         self._flush()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return place_for(self._decoder)
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._lost:
             return
         if not self._heard:
             self._heard = True
             self._client.heard(self._bookie)
         try:
-            for response in self._decoder.feed(data):
+            for response in received(self._decoder, nbytes):
                 self._answer(response)
         except ProtocolError as error:
             self.lose(f"spoke out of turn: {error.message}")

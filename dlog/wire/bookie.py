@@ -219,8 +219,22 @@ class RequestDecoder:
 
     @property
     def buffered(self) -> int:
-        """Bytes kept of a frame that is not whole yet."""
+        """Bytes of memory kept for a frame that is not whole yet."""
         return self._frames.buffered
+
+    @property
+    def begun(self) -> int:
+        """Frames so far that did not come whole."""
+        return self._frames.begun
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether bytes are better written into `room` (see FrameSplitter)."""
+        return self._frames.is_waiting
+
+    @property
+    def room(self) -> memoryview:
+        return self._frames.room
 
     def feed(self, data: Buffer) -> list[Request]:
         """Requests that `data` completes, in order.
@@ -229,6 +243,10 @@ class RequestDecoder:
         before it are dropped, as if the connection had been cut before them.
         """
         return [self._decode(frame) for frame in self._frames.feed(data)]
+
+    def filled(self, count: int) -> list[Request]:
+        """As `feed`, with the first `count` bytes of `room`."""
+        return [self._decode(frame) for frame in self._frames.filled(count)]
 
     def _decode(self, frame: memoryview) -> Request:
         if not self._speaks_v2:
@@ -247,9 +265,22 @@ class ResponseDecoder:
     def __init__(self, length_max: int = RESPONSE_LENGTH_MAX) -> None:
         self._frames = FrameSplitter(length_max)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether bytes are better written into `room` (see FrameSplitter)."""
+        return self._frames.is_waiting
+
+    @property
+    def room(self) -> memoryview:
+        return self._frames.room
+
     def feed(self, data: Buffer) -> list[Response]:
         """Answers that `data` completes, in order. Raises ProtocolError for what is no answer."""
         return [_decode_response(frame) for frame in self._frames.feed(data)]
+
+    def filled(self, count: int) -> list[Response]:
+        """As `feed`, with the first `count` bytes of `room`."""
+        return [_decode_response(frame) for frame in self._frames.filled(count)]
 
 
 def _decode_request(frame: memoryview) -> Request:

@@ -1,7 +1,7 @@
-"""Cutting a byte stream into frames `length u32 | payload`, without copying what arrives whole.
+"""Cutting a byte stream into frames `length u32 | payload`, with as few copies as the way they come allows.
 
-The law of this file: a length is judged before a byte is kept for it, so that what a peer declares never allocates;
-only what it has sent does.
+The law of this file: a length is judged before a byte is kept for it, and what a peer declares allocates next to
+nothing; what it has sent does, a few times over at most.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from dlog.errors import ProtocolError
 
 Buffer = bytes | bytearray | memoryview
 
+ROOM_BYTES = 4096  # for a frame that has begun; a larger one has all its room once an eighth of it is here
+ROOM_RATIO = 8
+
 _U32 = struct.Struct(">I")
+_HEAD = _U32.size
 
 
 class FrameSplitter:
@@ -22,54 +26,111 @@ class FrameSplitter:
     Frames are memoryviews that stay valid for ever: nothing they look at is written to again. `bytes` that are fed are
     viewed, not copied; any other buffer is copied once, so a receive buffer may be reused at once. A frame that spans
     chunks is copied once. A view keeps its whole chunk in memory: copy what is small and kept for long.
+
+    Whoever can choose where bytes come to lie asks whether a frame `is_waiting`; if so it writes into its `room` and
+    says how much it `filled`: most of a large frame is then never copied.
     """
 
-    __slots__ = ("_partial", "length_max")
+    __slots__ = ("_have", "_need", "_partial", "begun", "length_max")
 
     def __init__(self, length_max: int) -> None:
         self.length_max = length_max  # may be changed at any time; holds for the next length word that is read
-        self._partial = bytearray()
+        self.begun = 0  # frames that were not whole when their first byte came
+        self._partial = bytearray()  # room for the frame that is not whole, or for the part of it that comes first
+        self._have = 0  # of it
+        self._need = 0  # with the length word; 0: not known yet
 
     @property
     def buffered(self) -> int:
-        """Bytes kept of a frame that is not whole yet."""
+        """Bytes of memory kept for a frame that is not whole yet: ROOM_BYTES, or some times what has come."""
         return len(self._partial)
 
     def feed(self, data: Buffer) -> Iterator[memoryview]:
-        """Yield the frames that `data` completes, without their length words; exhaust it before the next feed.
+        """The frames that `data` completes, without their length words; exhaust it before the next feed.
 
         Raises ProtocolError for a length of zero or above the bound (a negative one is above any); the stream is
         then beyond repair.
         """
-        view = memoryview(data if isinstance(data, bytes) else bytes(data))
+        if isinstance(data, bytes):
+            return self._cut(memoryview(data))
+        size = len(data)
+        if not self._have and size >= _HEAD and size - _HEAD < _U32.unpack_from(data)[0] <= self.length_max:
+            self._begin(memoryview(data))
+            return iter(())
+        return self._cut(memoryview(bytes(data)))
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a frame has begun of which it is known how long it is."""
+        return self._have >= _HEAD
+
+    @property
+    def room(self) -> memoryview:
+        """Where the next bytes of the frame that is waiting shall come to lie; never empty."""
+        return memoryview(self._partial)[self._have :]
+
+    def filled(self, count: int) -> Iterator[memoryview]:
+        """As `feed`, with the first `count` bytes of `room`."""
+        self._have += count
+        if self._have == self._need:
+            return iter((self._whole(),))
+        if self._have == len(self._partial):
+            self._make_room(self._partial)
+        return iter(())
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _cut(self, view: memoryview) -> Iterator[memoryview]:
         at, end = 0, len(view)
-        if self._partial:
-            at = self._complete(view)
-            if len(self._partial) < 4 or len(self._partial) < 4 + self._length(self._partial, 0):
+        if self._have:
+            at = self._take(view)
+            if self._have != self._need:
                 return
-            whole, self._partial = self._partial, bytearray()
-            yield memoryview(whole).toreadonly()[4:]
-        while end - at >= 4:
-            stop = at + 4 + self._length(view, at)
+            yield self._whole()
+        while end - at >= _HEAD:
+            stop = at + _HEAD + self._length(view, at)
             if stop > end:
                 break
-            yield view[at + 4 : stop]
+            yield view[at + _HEAD : stop]
             at = stop
         if at < end:
-            self._partial += view[at:]
+            self._begin(view[at:])
 
-    def _complete(self, view: memoryview) -> int:
-        """Move what the partial frame lacks from the head of `view`; return how much that was."""
-        at = 0
-        if len(self._partial) < 4:
-            at = min(4 - len(self._partial), len(view))
-            self._partial += view[:at]
-            if len(self._partial) < 4:
-                return at
-        lacking = 4 + self._length(self._partial, 0) - len(self._partial)
-        taken = min(lacking, len(view) - at)
-        self._partial += view[at : at + taken]
-        return at + taken
+    def _begin(self, head: memoryview) -> None:
+        self.begun += 1
+        self._have = len(head)
+        if self._have < _HEAD:
+            self._partial = bytearray(_HEAD)
+            self._partial[: self._have] = head
+            return
+        self._need = _HEAD + self._length(head, 0)
+        self._make_room(head)
+
+    def _make_room(self, have: Buffer) -> None:
+        """For more than what is here."""
+        size = len(have)
+        most = max(ROOM_BYTES, ROOM_RATIO * size)
+        self._partial = bytearray(self._need if self._need <= most else min(most, self._need // ROOM_RATIO + 1))
+        self._partial[:size] = have
+
+    def _take(self, view: memoryview) -> int:
+        """Move what the frame lacks from the head of `view`; return how much that was."""
+        at, end = 0, len(view)
+        while at < end and self._have != self._need:
+            taken = min(len(self._partial) - self._have, end - at)
+            self._partial[self._have : self._have + taken] = view[at : at + taken]
+            at += taken
+            self._have += taken
+            if self._have == _HEAD:
+                self._need = _HEAD + self._length(self._partial, 0)
+            if self._have == len(self._partial) != self._need:
+                self._make_room(self._partial)
+        return at
+
+    def _whole(self) -> memoryview:
+        whole, self._partial = self._partial, bytearray()
+        self._have = self._need = 0
+        return memoryview(whole).toreadonly()[_HEAD:]
 
     def _length(self, data: Buffer, at: int) -> int:
         length: int = _U32.unpack_from(data, at)[0]

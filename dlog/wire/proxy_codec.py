@@ -327,16 +327,33 @@ class FrameDecoder:
 
     @property
     def buffered(self) -> int:
-        """Bytes kept of a frame that is not whole yet."""
+        """Bytes of memory kept for a frame that is not whole yet."""
         return self._frames.buffered
+
+    @property
+    def begun(self) -> int:
+        """Frames so far that did not come whole."""
+        return self._frames.begun
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether bytes are better written into `room` (see FrameSplitter)."""
+        return self._frames.is_waiting
+
+    @property
+    def room(self) -> memoryview:
+        return self._frames.room
 
     def feed(self, data: Buffer) -> Iterator[Message]:
         """Yield the messages that `data` completes; exhaust it before the next feed.
 
         Raises ProtocolError at the first frame that is none of ours; close the connection then.
         """
-        for frame in self._frames.feed(data):
-            yield decode(frame)
+        return map(decode, self._frames.feed(data))
+
+    def filled(self, count: int) -> Iterator[Message]:
+        """As `feed`, with the first `count` bytes of `room`."""
+        return map(decode, self._frames.filled(count))
 
 
 def decode(frame: memoryview) -> Message:

@@ -1,0 +1,50 @@
+"""Where the bytes that a socket brings come to lie.
+
+The law of this file: a loop asks for a place and in the same breath says how much it wrote there; nothing else happens
+in between. So one place serves all connections of a thread, and only a large frame has one of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol, TypeVar
+
+from dlog.wire.framing import Buffer
+
+CHUNK_BYTES = 256 * 1024
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Decoder(Protocol[T_co]):
+    """What cuts frames (dlog.wire.framing) and makes messages of them."""
+
+    @property
+    def is_waiting(self) -> bool: ...
+    @property
+    def room(self) -> memoryview: ...
+    def filled(self, count: int) -> T_co: ...
+    def feed(self, data: Buffer) -> T_co: ...
+
+
+class _Chunk(threading.local):
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(CHUNK_BYTES))
+
+
+_chunk = _Chunk()
+
+
+def place_for(decoder: Decoder[object]) -> memoryview:
+    """For `get_buffer` of a protocol."""
+    return decoder.room if decoder.is_waiting else _chunk.view
+
+
+def received(decoder: Decoder[T_co], count: int) -> T_co:
+    """The messages that `count` bytes completed which were written to what `place_for` gave; for `buffer_updated`."""
+    return decoder.filled(count) if decoder.is_waiting else decoder.feed(_chunk.view[:count])
+
+
+def chunk(count: int) -> bytes:
+    """What was written for a decoder that was not waiting, for who wants to see it first."""
+    return bytes(_chunk.view[:count])
