@@ -21,7 +21,7 @@ from dlog.errors import DamagedError
 from dlog.log.note import decode_note, is_note
 from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
-from dlog.wire.entry import Record, decode_entry, open_record_set, parse_record_set
+from dlog.wire.entry import Buffer, Record, decode_entry, open_record_set, parse_record_set
 
 ROWS_MIN = 8192  # of a batch, while there are more
 BYTES_MAX = 8 << 20  # of values: a batch is ended beyond it, however few rows it has
@@ -100,7 +100,7 @@ class Run:
         return Run(self.entry, self.slot + low, self.position + low, self.txid, self.unix_ms, self.values[low:high])
 
 
-def runs_of(payload: bytes, entry: int, *, is_enveloped: bool = True, verify: str = "crc") -> list[Run]:
+def runs_of(payload: Buffer, entry: int, *, is_enveloped: bool = True, verify: str = "crc") -> list[Run]:
     """The user records of an entry. Raises DamagedError."""
     records = decode_entry(payload, expand=False, enveloped=is_enveloped)
     unix_ms, sums = _noted(records)

@@ -7,7 +7,6 @@ is damaged may be left out if that was asked for, and is told of; one that canno
 from __future__ import annotations
 
 import asyncio
-import gc
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from functools import partial
@@ -21,7 +20,8 @@ from dlog.spark.columns import Batches, Run, runs_of
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
 from dlog.spark.reach import Cluster, patiently, reach
-from dlog.stores.contract import SegmentCorruptError, SegmentReader, SegmentRef
+from dlog.spark.workers import settle_in
+from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentReader, SegmentRef
 
 EXTENT_BYTES = 4 << 20  # of one question to the store
 
@@ -29,15 +29,13 @@ EXTENT_BYTES = 4 << 20  # of one question to the store
 class Shelf(Protocol):
     """Where a segment's entries are."""
 
-    async def read(self, first: int, last: int) -> list[bytes]:
+    async def read(self, first: int, last: int) -> Sequence[Buffer]:
         """At least the first of them."""
         ...
 
 
-Extent = tuple[Range, int, list[bytes | None]]  # entries of a range from this one on; None: damaged, to be left out
+Extent = tuple[Range, int, list[Buffer | None]]  # entries of a range from this one on; None: damaged, to be left out
 Tell = Callable[[str], None]
-
-_frozen = False
 
 
 def _say(text: str) -> None:
@@ -51,7 +49,7 @@ def batches(
 
     Raises DamagedError, UnavailableError after `fetch_retries`, LedgerNotFoundError where a segment is gone.
     """
-    _freeze()
+    settle_in()
     gathered = Batches(schema)
     of_cluster = reach(options.zookeeper, options.namespace, options.cold)
     for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options, tell=tell)):
@@ -67,7 +65,7 @@ def batches(
         yield batch
 
 
-def _runs(of: Range, entry: int, payload: bytes, options: SourceOptions, tell: Tell) -> Iterator[Run]:
+def _runs(of: Range, entry: int, payload: Buffer, options: SourceOptions, tell: Tell) -> Iterator[Run]:
     try:
         runs = runs_of(payload, entry, is_enveloped=of.is_enveloped, verify=options.verify)
     except DamagedError as error:
@@ -116,14 +114,14 @@ class _Shelf:
     async def __aexit__(self, *_: object) -> None:
         await self._leave()
 
-    async def read(self, first: int, last: int) -> list[bytes]:
+    async def read(self, first: int, last: int) -> Sequence[Buffer]:
         if self._reader is None:
             of = self._of
             ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
             self._reader = await self._store.open_reader(ref)
             self._reader.learn_lac(EntryId(of.last))
         try:
-            return await self._reader.read(EntryId(first), EntryId(last), EXTENT_BYTES)
+            return await self._reader.read_views(EntryId(first), EntryId(last), EXTENT_BYTES)
         except BaseException:
             await self._leave()
             raise
@@ -134,10 +132,10 @@ class _Shelf:
             await reader.close()
 
 
-async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions, tell: Tell = _say) -> list[bytes | None]:
+async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions, tell: Tell = _say) -> list[Buffer | None]:
     """At least one entry from `entry` on."""
 
-    async def once(last: int) -> list[bytes]:
+    async def once(last: int) -> Sequence[Buffer]:
         async with asyncio.timeout(options.fetch_timeout_s):
             return await shelf.read(entry, last)
 
@@ -150,12 +148,3 @@ async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions, tel
     except SegmentCorruptError as error:
         _damaged(of, entry, error, options, tell)
         return [None]
-
-
-def _freeze() -> None:
-    """Once a process: Spark collects garbage after each task, and what is imported by now is none."""
-    global _frozen
-    if not _frozen:
-        _frozen = True
-        gc.collect()
-        gc.freeze()

@@ -212,6 +212,11 @@ class SegmentReader(Protocol):
         """
         ...
 
+    async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> Sequence[Buffer]:
+        """`read` for who goes through payloads and keeps none: where they need not be copied they are not, and then
+        each keeps in memory all that came with it."""
+        ...
+
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         """The LAC once it is above `known` or the segment has ended; after timeout_s the LAC as it stands.
 

@@ -84,6 +84,7 @@ class LedgerReading(Protocol):
     def end(self) -> EntryId | None: ...
 
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]: ...
+    async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> list[Buffer]: ...
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId: ...
 
@@ -282,6 +283,10 @@ class LedgerSegmentReader:
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
         with _reading_errors():
             return await self._ledger.read(first, last, max_bytes)
+
+    async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> list[Buffer]:
+        with _reading_errors():
+            return await self._ledger.read_views(first, last, max_bytes)
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         with _reading_errors():

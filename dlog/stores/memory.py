@@ -294,6 +294,8 @@ class MemoryReader:
             room -= len(payload)
         return found
 
+    read_views = read
+
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         try:
             async with asyncio.timeout(timeout_s):

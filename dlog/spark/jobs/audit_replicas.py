@@ -108,7 +108,7 @@ async def _shown(reader: SegmentReader, entry: int, last: int, retries: int) -> 
     """What it has from this entry on, at least that one."""
     for end in (last, entry):
         try:
-            payloads = await patiently(partial(reader.read, EntryId(entry), EntryId(end), EXTENT_BYTES), retries)
+            payloads = await patiently(partial(reader.read_views, EntryId(entry), EntryId(end), EXTENT_BYTES), retries)
             return [Entry(EntryId(number), NO_ENTRY, -1, memoryview(p)) for number, p in enumerate(payloads, entry)]
         except SegmentCorruptError as error:
             fault = Fault(Kind.DIGEST, error.message)

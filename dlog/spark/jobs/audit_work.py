@@ -6,7 +6,6 @@ next range is read all the same. No byte of an entry leaves the task.
 
 from __future__ import annotations
 
-import gc
 import zlib
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -20,11 +19,10 @@ from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_replicas import Extent, extents
 from dlog.spark.planning import Range
 from dlog.spark.reach import Cluster, reach
+from dlog.spark.workers import settle_in
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError
 from dlog.wire.digest import Entry
-
-_frozen = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class _Failed:
 
 def examine(ranges: Sequence[Range], errand: Errand) -> list[Piece]:
     """Each of these, in order."""
-    _freeze()
+    settle_in()
     reading = Reading(
         all_replicas=errand.all_replicas,
         retries=errand.retries,
@@ -146,12 +144,3 @@ def _agreed(piece: Piece, entry: int, bookies: Sequence[BookieId], copies: Seque
 def _text(told: tuple[int, int, int]) -> str:
     size, length, crc = told
     return f"{size} bytes, ledger length {length}, crc32 {crc:#010x}"
-
-
-def _freeze() -> None:
-    """Once a process: Spark collects garbage after each task, and what is imported by now is none."""
-    global _frozen
-    if not _frozen:
-        _frozen = True
-        gc.collect()
-        gc.freeze()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -21,12 +20,13 @@ from dlog.errors import DamagedError, DLogError
 from dlog.log.note import decode_note, is_note
 from dlog.model.ids import NO_TXID, EntryId, SegmentNumber, StreamName
 from dlog.spark.reach import Cluster, patiently, reach
+from dlog.spark.workers import settle_in
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Builder, Contents, Head
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.places import ObjectName, parse_root
 from dlog.stores.cold.store import ColdStore, Scanned
-from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, SegmentReader, SegmentRef
+from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentNotFoundError, SegmentReader, SegmentRef
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import decode_entry, record_set_count
 
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 EXTENT_BYTES = 4 << 20
 FETCH_S = 60.0
 RETRIES = 3
-_frozen = False
-
 WHOLE_S = 24 * 3600.0  # of a segment, however slow its storage: each step has a bound of its own
 
 
@@ -113,14 +111,14 @@ class CheckErrand:
 
 def copy_segments(errand: Errand) -> list[Copied]:
     """In a Spark worker."""
-    _freeze()
+    settle_in()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     return [_copied(of_cluster, source) for source in errand.sources]
 
 
 def check_objects(errand: CheckErrand) -> list[Checked]:
     """In a Spark worker: read every byte."""
-    _freeze()
+    settle_in()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     return [_checked(of_cluster, *told) for told in errand.objects]
 
@@ -228,7 +226,7 @@ async def _copy(cluster: Cluster, *, source: Source) -> Copied:
     )
 
 
-async def _pour(reader: SegmentReader, builder: Builder, write: Callable[[Sequence[bytes]], Awaitable[None]]) -> None:
+async def _pour(reader: SegmentReader, builder: Builder, write: Callable[[Sequence[Buffer]], Awaitable[None]]) -> None:
     """All entries, the next ones fetched while these are written."""
     head, entry = builder.head, 0
     try:
@@ -247,10 +245,10 @@ async def _pour(reader: SegmentReader, builder: Builder, write: Callable[[Sequen
         raise failures.exceptions[0] from None
 
 
-async def _fetch(reader: SegmentReader, first: int, last: int) -> list[bytes]:
-    async def once() -> list[bytes]:
+async def _fetch(reader: SegmentReader, first: int, last: int) -> Sequence[Buffer]:
+    async def once() -> Sequence[Buffer]:
         async with asyncio.timeout(FETCH_S):
-            return await reader.read(EntryId(first), EntryId(last), EXTENT_BYTES)
+            return await reader.read_views(EntryId(first), EntryId(last), EXTENT_BYTES)
 
     return await patiently(once, RETRIES)
 
@@ -275,7 +273,7 @@ def _compare(told: Copied, scanned: Scanned) -> None:
         raise SegmentCorruptError(f"another segment was read back: place={told.object} wrote={written} found={found}")
 
 
-def examine(payload: bytes, entry: int, *, is_enveloped: bool) -> Contents:
+def examine(payload: Buffer, entry: int, *, is_enveloped: bool) -> Contents:
     """What an entry holds, its producers' checksums verified. Raises DamagedError, naming the entry."""
     try:
         records = decode_entry(payload, expand=False, enveloped=is_enveloped)
@@ -302,15 +300,6 @@ def examine(payload: bytes, entry: int, *, is_enveloped: bool) -> Contents:
     except DamagedError as error:
         raise DamagedError(f"{error.message}: entry={entry}") from error
     return Contents(first_txid, last_txid, unix_ms, first_slot, count)
-
-
-def _freeze() -> None:
-    """Once a process: Spark collects garbage after each task, and what is imported by now is none."""
-    global _frozen
-    if not _frozen:
-        _frozen = True
-        gc.collect()
-        gc.freeze()
 
 
 def _words(error: Exception) -> str:

@@ -195,6 +195,8 @@ class ColdSegmentReader:
         self._expect(extent, first + len(found), goes_on)
         return found
 
+    read_views = read
+
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         """At once: all there will ever be is there."""
         return self.last_confirmed

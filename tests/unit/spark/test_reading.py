@@ -13,7 +13,7 @@ from dlog.spark import reach, reading
 from dlog.spark.columns import COLUMNS
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
-from dlog.stores.contract import SegmentCorruptError, StoreUnavailableError
+from dlog.stores.contract import Buffer, SegmentCorruptError, StoreUnavailableError
 from tests.unit.spark.test_columns import entry_of
 
 PART = Range(stream="s", segment=3, place="7", store="ledger", first=0, last=4)
@@ -67,7 +67,7 @@ class Shelf:
         return [b"%d" % n for n in range(first, last + 1)]
 
 
-async def read(shelf: Shelf, entry: int, **given: Any) -> list[bytes | None]:
+async def read(shelf: Shelf, entry: int, **given: Any) -> list[Buffer | None]:
     return await reading._read(shelf, PART, entry, options(**given))
 
 
@@ -81,7 +81,7 @@ async def test_what_may_be_there_later_is_asked_for_again(monkeypatch: pytest.Mo
 
 
 async def test_one_damaged_entry_costs_itself_only(capsys: pytest.CaptureFixture[str]) -> None:
-    got: list[bytes | None] = []
+    got: list[Buffer | None] = []
     while len(got) < 5:
         got += await read(Shelf([], corrupt=1), len(got), on_corruption="skip-entry")
     assert got == [b"0", None, b"2", b"3", b"4"]

@@ -1,0 +1,17 @@
+"""What a Python worker of Spark does once, before its first task of ours."""
+
+from __future__ import annotations
+
+import gc
+from functools import cache
+
+from dlog.io.process import keep_freed_memory
+
+
+@cache
+def settle_in() -> None:
+    """Keep what is imported out of the collection that Spark makes after each task, and large buffers out of the
+    hands of the kernel, which gives them back page by page."""
+    keep_freed_memory()
+    gc.collect()
+    gc.freeze()
