@@ -6,8 +6,10 @@ nothing; what it has sent does, a few times over at most.
 
 from __future__ import annotations
 
+import ctypes
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 from dlog.errors import ProtocolError
 
@@ -18,6 +20,14 @@ ROOM_RATIO = 8
 
 _U32 = struct.Struct(">I")
 _HEAD = _U32.size
+
+#: a bytearray of so many bytes of whatever the memory holds: `bytearray(n)` would write zeros that are written over
+_room: Callable[[int], bytearray] = partial(
+    ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
+        ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
+    ),
+    None,
+)
 
 
 class FrameSplitter:
@@ -110,7 +120,7 @@ class FrameSplitter:
         """For more than what is here."""
         size = len(have)
         most = max(ROOM_BYTES, ROOM_RATIO * size)
-        self._partial = bytearray(self._need if self._need <= most else min(most, self._need // ROOM_RATIO + 1))
+        self._partial = _room(self._need if self._need <= most else min(most, self._need // ROOM_RATIO + 1))
         self._partial[:size] = have
 
     def _take(self, view: memoryview) -> int:
