@@ -103,6 +103,7 @@ BOOKKEEPER = Jars(
 )
 KAFKA = Jars("kafka", SOURCES / "kafka.pom.xml", CACHE / "kafka" / "lib", "kafka_2.13-*.jar")
 HDFS = Jars("hdfs", SOURCES / "hdfs.pom.xml", CACHE / "hdfs" / "lib", "hadoop-hdfs-client-*.jar")  # for cold storage
+DELTA = Jars("delta", SOURCES / "delta.pom.xml", CACHE / "delta" / "lib", "delta-spark_2.13-*.jar")  # for tables
 
 
 def find_java() -> str:

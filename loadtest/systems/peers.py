@@ -1,5 +1,5 @@
 """`python -m loadtest peers`: fetch the peers of the load test, and start one of them by hand. HDFS and versitygw, an
-S3 server, are fetched too: tests of cold storage start them.
+S3 server, are fetched too, tests of cold storage start them; and Delta Lake, for tests of tables.
 
     peers install NAME... | --all    fetch what is not here yet, below .cache/peers
     peers start NAME [--dir DIR]     start it on loopback, say where it is, and end all of it on Ctrl-C
@@ -22,7 +22,7 @@ from pathlib import Path
 from loadtest.spark import jars as spark_kafka
 from loadtest.systems import bookkeeper, kafka, nats, versitygw
 from loadtest.systems.base import CannotRunError, Variant
-from loadtest.systems.java import BOOKKEEPER, HDFS, KAFKA, FetchFailedError, PartMissingError
+from loadtest.systems.java import BOOKKEEPER, DELTA, HDFS, KAFKA, FetchFailedError, PartMissingError
 from loadtest.systems.nodes import ServerSystem
 
 INSTALL: Mapping[str, Callable[[], bool]] = {
@@ -31,6 +31,7 @@ INSTALL: Mapping[str, Callable[[], bool]] = {
     "nats": nats.install,
     "spark-kafka": spark_kafka.install,
     "hdfs": HDFS.install,
+    "delta": DELTA.install,
     "versitygw": versitygw.install,
 }
 VARIANTS: Mapping[str, Variant] = {**bookkeeper.VARIANTS, **kafka.VARIANTS, **nats.VARIANTS}
