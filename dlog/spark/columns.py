@@ -23,7 +23,7 @@ from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import Buffer, Record, decode_entry, open_record_set, parse_record_set
 
-ROWS_MIN = 8192  # of a batch, while there are more
+ROWS_MIN = 16384  # of a batch, while there are more
 BYTES_MAX = 8 << 20  # of values: a batch is ended beyond it, however few rows it has
 ROOM_FIRST = 256 << 10  # for a batch's values, as long as nobody knows how large batches are
 ALIKE_MIN = 16  # fewer records of a set are as well taken one by one

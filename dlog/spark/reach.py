@@ -33,7 +33,7 @@ from dlog.stores.contract import SegmentStore
 from dlog.stores.ledger import LedgerStore
 
 IDLE_S = 10.0
-AHEAD = 3  # items made before somebody took the first
+AHEAD = 2  # items made before somebody took the first
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 2.0
 END_S = 2.0
 

@@ -23,7 +23,7 @@ from dlog.spark.reach import Cluster, patiently, reach
 from dlog.spark.workers import settle_in
 from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentReader, SegmentRef
 
-EXTENT_BYTES = 4 << 20  # of one question to the store
+EXTENT_BYTES = 8 << 20  # of one question to the store
 
 
 class Shelf(Protocol):

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 from functools import cache
 
-from dlog.io.process import keep_freed_memory
+from dlog.io.process import freeze, keep_freed_memory
 
 
 @cache
@@ -13,5 +12,4 @@ def settle_in() -> None:
     """Keep what is imported out of the collection that Spark makes after each task, and large buffers out of the
     hands of the kernel, which gives them back page by page."""
     keep_freed_memory()
-    gc.collect()
-    gc.freeze()
+    freeze()

@@ -75,6 +75,7 @@ class Bench:
                 "spark.ui.showConsoleProgress": "false",
                 "spark.log.level": "ERROR",
                 "spark.driver.memory": "3g",
+                "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",  # for every source
                 "spark.jars": ",".join(map(str, where.jars)),
             },
         )

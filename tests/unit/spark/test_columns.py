@@ -127,8 +127,8 @@ def test_order_is_looked_at_where_that_is_asked_for() -> None:
 
 def test_batches_are_cut_when_they_are_large() -> None:
     gathered = Batches(SCHEMA)
-    made = [gathered.add(PART, Run(n, 0, 1, 0, 0, [b"x"] * 1000)) for n in range(20)]
-    assert [batch.num_rows for batch in made if batch is not None] == [9000, 9000]
+    made = [gathered.add(PART, Run(n, 0, 1, 0, 0, [b"x"] * 1000)) for n in range(40)]
+    assert [batch.num_rows for batch in made if batch is not None] == [17_000, 17_000]
     heavy = Batches(SCHEMA)
     made = [heavy.add(PART, Run(n, 0, 1, 0, 0, [b"%d" % n * 3_000_000])) for n in range(7)]
     assert [batch.num_rows for batch in made if batch is not None] == [3, 3]
