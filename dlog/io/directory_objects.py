@@ -8,22 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import errno
+import mmap
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
+from dlog.io.disk import RealFile
 from dlog.stores.cold.objects import Buffer, Found
 from dlog.stores.cold.places import Location
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 
 _PART = ".part"  # the end of the name of a file that is being written; it begins with a dot
-_VECTOR_MAX = 512  # more buffers than these are joined
 _LIST_AT_ONCE = 1000
-_AHEAD_BYTES = 8 << 20
-_SYNC_FILE_RANGE_WRITE = 2
-_LIBC = ctypes.CDLL(None)
+_PIECE_BYTES = 2 << 20  # of what is written at once
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
@@ -57,17 +55,17 @@ class DirectoryObjects:
 
 
 class FileWriter:
-    """Writes a file beside its place and moves it there. Made in a thread. Raises MisconfiguredError,
-    StoreUnavailableError."""
+    """Writes a file beside its place and moves it there; past the page cache where that can be, for it will hardly be
+    read soon. Made in a thread. Raises MisconfiguredError, StoreUnavailableError."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{_PART}")
-        self._fd = -1
-        self._begun = self._bytes = 0  # of which the disk has begun to write; that were written
+        self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # what was not written yet
+        self._gathered = self._written = 0
         with _errors(path):
             _make_directory(path.parent)
-            self._fd = os.open(self._part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._file = RealFile(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
 
     async def write(self, parts: Sequence[Buffer]) -> None:
         await asyncio.to_thread(self._write, parts)
@@ -79,43 +77,31 @@ class FileWriter:
         await asyncio.to_thread(self._abort)
 
     def _write(self, parts: Sequence[Buffer]) -> None:
-        with _errors(self._path):
-            vector = [memoryview(b"".join(parts))] if len(parts) > _VECTOR_MAX else [memoryview(p) for p in parts]
-            while vector:
-                written = os.writev(self._fd, vector)
-                self._bytes += written
-                while vector and written >= len(vector[0]):
-                    written -= len(vector.pop(0))
-                if vector:
-                    vector[0] = vector[0][written:]
-            if self._bytes - self._begun >= _AHEAD_BYTES:
-                _begin_to_sync(self._fd, self._begun, self._bytes - self._begun)
-                self._begun = self._bytes
+        for part in parts:
+            view, at = memoryview(part), 0
+            while at < len(view):
+                taken = min(len(view) - at, _PIECE_BYTES - self._gathered)
+                self._piece[self._gathered : self._gathered + taken] = view[at : at + taken]
+                at += taken
+                self._gathered += taken
+                if self._gathered == _PIECE_BYTES:
+                    with _errors(self._path):
+                        self._file.write_blocks(self._piece, self._written)
+                    self._written += self._gathered
+                    self._gathered = 0
 
     def _finish(self) -> None:
         with _errors(self._path):
-            os.fsync(self._fd)
-            self._close()
+            self._file.pwritev([bytes(self._piece[: self._gathered])], self._written)
+            self._file.datasync()
+            self._file.close()
             os.replace(self._part, self._path)
             _sync_directory(self._path.parent)
 
     def _abort(self) -> None:
-        self._close()
+        self._file.close()
         with contextlib.suppress(OSError):
             os.unlink(self._part)
-
-    def _close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-
-def _begin_to_sync(fd: int, offset: int, length: int) -> None:
-    """Have the disk begin to write this, so that not all of it is left to the sync at the end. Where the system cannot
-    do so, nothing happens."""
-    call = getattr(_LIBC, "sync_file_range", None)
-    if call is not None:
-        call(fd, ctypes.c_int64(offset), ctypes.c_int64(length), _SYNC_FILE_RANGE_WRITE)
 
 
 def _read(path: Path, offset: int, size: int) -> tuple[bytes, int]:
