@@ -54,6 +54,7 @@ def write_anew(bench: Bench) -> None:
         client.create(bench.written, segment_bytes=SEGMENT_BYTES, ensemble=3, write_quorum=3, ack_quorum=2)
         for first in range(0, records, _CHUNK):
             client.append_many(bench.written, maker.make(first, min(_CHUNK, records - first), 0))
+    bench.warm(bench.written)
 
 
 def offload(bench: Bench) -> Figure:

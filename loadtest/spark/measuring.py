@@ -109,6 +109,11 @@ class Bench:
         """The same rows as the stream's, all columns, uncompressed."""
         self.dlog().write.option("compression", "none").parquet(str(self.where.room / "parquet"))
 
+    def warm(self, stream: str) -> None:
+        """Have what it reads in memory, as what is scanned is."""
+        reader = self.spark.read.format("dlog").options(**self._dlog_options(stream))
+        reader.load().write.format("noop").mode("overwrite").save()
+
     def _dlog_options(self, stream: str) -> dict[str, str]:
         where = self.where
         return {"zookeeper": where.zookeeper, "namespace": where.namespace, "stream": stream}
