@@ -28,11 +28,10 @@ from dlog.spark.publishing import Piece, publish
 from dlog.spark.reach import Cluster, Feed, reach
 from dlog.spark.sink_options import AT_LEAST_ONCE, SinkOptions
 from dlog.spark.sink_rows import ENTRY_BYTES, Cutter, Row, rows_of
-from dlog.spark.stages import Staged, Stager, stream_of, txid_of
+from dlog.spark.stages import UNNUMBERED, Staged, Stager, stream_of, txid_of
 from dlog.wire.entry import SET_RECORD_OVERHEAD
 
 BATCH = "batch"  # the query of a batch write that is numbered
-UNNUMBERED = ".writes"  # where stages of the others are registered; no sink has such a name
 _UNDER_WAY_MAX = 8  # batches without an answer
 
 

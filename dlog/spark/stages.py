@@ -20,12 +20,13 @@ from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
-from dlog.model.sink import SinkBatch
+from dlog.model.sink import SinkBatch, Standing, standing
 from dlog.spark.reach import Cluster
 from dlog.stores.contract import STAGE, SegmentRef, SegmentWriter
 from dlog.wire.entry import decode_entry
 
 STORE = "ledger"
+UNNUMBERED = ".writes"  # where stages of writes without a number are registered; no sink has such a name
 _UNDER_WAY_MAX = 8  # entries of a stage without an answer
 _READ_BYTES = 4 << 20
 
@@ -173,13 +174,15 @@ async def txid_of(cluster: Cluster, namespace: str, batch: SinkBatch, least: int
 
 async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float) -> int:
     """Delete stages of this sink that nobody will take in: those of batches up to `done`, which was decided, and those
-    of other queries that are older than `keep_s`; how many. What is in a list stays, and is registered no longer."""
+    of other queries that are older than `keep_s`; how many. What is in a list stays, and is registered no longer; and
+    what its query may still have taken in stays too, however old: its stream knows of no later program of this sink."""
     path = sink_path(namespace, done.sink)
     zookeeper = cluster.metadata.zookeeper
     try:
         names, _ = await zookeeper.children(path, fresh=True)
     except NoNodeError:
         return 0
+    seen: dict[str, StreamMetadata | None] = {}
     listed: dict[str, set[str]] = {}
     swept = 0
     for name in names:
@@ -190,8 +193,12 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
         if kind != "stage" or told is None or not _is_over(told, done, keep_s):
             continue
         stream = str(told.get("stream", ""))
-        if stream not in listed:
-            listed[stream] = await _places(cluster, stream)
+        if stream not in seen:
+            seen[stream] = await _value_of(cluster, stream)
+        if not _is_shut_out(seen[stream], told, done):
+            continue
+        if stream not in listed:  # read after it was shut out: what is not in it now will never be
+            listed[stream] = _places(await _value_of(cluster, stream))
         if rest not in listed[stream]:
             await cluster.stores[STORE].delete(SegmentRef(StreamName(stream), STAGE, rest))
             swept += 1
@@ -211,12 +218,25 @@ def _is_decided_txid(rest: str, done: SinkBatch) -> bool:
     return (epoch, query) == (str(done.epoch), done.query) and batch.isdigit() and int(batch) <= done.batch
 
 
-async def _places(cluster: Cluster, stream: str) -> set[str]:
-    """Of the segments of a stream; nothing of one that is gone."""
+def _is_shut_out(value: StreamMetadata | None, told: dict[str, Any], done: SinkBatch) -> bool:
+    """Whether the stream refuses this stage for ever, or is gone. Who is not remembered at all goes by age alone."""
+    is_own = (told.get("epoch"), told.get("query")) == (done.epoch, done.query)
+    if value is None or is_own or done.sink == UNNUMBERED:
+        return True
+    batch = SinkBatch(done.sink, int(told.get("epoch", 0)), str(told.get("query", "")), int(told.get("batch", 0)))
+    return standing(value.sink(done.sink), batch) in {Standing.DONE, Standing.SHUT_OUT, Standing.ANOTHER}
+
+
+async def _value_of(cluster: Cluster, stream: str) -> StreamMetadata | None:
+    """None: there is no such stream."""
     try:
-        return {s.place for s in (await stream_of(cluster, stream)).segments if s.store == STORE}
+        return await stream_of(cluster, stream)
     except (StreamNotFoundError, InvalidRequestError):
-        return set()
+        return None
+
+
+def _places(value: StreamMetadata | None) -> set[str]:
+    return set() if value is None else {s.place for s in value.segments if s.store == STORE}
 
 
 async def _read(cluster: Cluster, path: str) -> dict[str, Any] | None:

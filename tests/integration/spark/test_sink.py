@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlog.client.sync import SyncClient
+from dlog.log.staging import StagedSet
 from dlog.model.sink import SinkBatch
+from dlog.wire.entry import build_record_set
 from tests.integration.cli.up import Up
 from tests.integration.spark.test_source import Lake
 from tests.integration.spark.test_streaming import PATIENCE_S, fill
@@ -92,6 +95,28 @@ def test_a_numbered_write_is_done_once(lake: Lake) -> None:
         write(lake, rows(lake, 1000, 2, size=1000, first=100), name, sinkId=f"job-{name}", batchId=2)
     assert len(values(lake, name)) == 1100
     assert stages(lake) == [], "what was staged for nothing is swept"
+
+
+def test_what_a_query_may_still_have_taken_in_is_not_swept_however_old(lake: Lake) -> None:
+    """Until its stream remembers a later program: then it is refused for ever."""
+    from dlog.spark.reach import Cluster, reach
+    from dlog.spark.stages import Staged, Stager
+
+    name, other, sink = lake.create(), lake.create(), f"old-{uuid.uuid4().hex[:8]}"
+    old = SinkBatch(sink, 0, "old", 3)
+
+    async def stage(cluster: Cluster) -> list[Staged]:
+        stager = Stager(cluster, lake.namespace, old)
+        await stager.entry(name, [StagedSet(0, 1, build_record_set([b"late"]))], has_own_txids=False)
+        return await stager.finish()
+
+    (staged,) = reach(lake.zookeeper, lake.namespace).ask(stage)
+    numbered = {"sinkId": sink, "stageKeep": "0s", "appendBytes": 1}
+    write(lake, rows(lake, 10, 1), other, batchId=0, **numbered)
+    assert stages(lake) == [staged.place], "its query may live"
+    write(lake, rows(lake, 10, 1), name, batchId=1, sinkEpoch=1, **numbered)
+    assert stages(lake) == []
+    assert values(lake, name) == values(lake, other) == expected(10)
 
 
 def test_rows_may_name_their_streams_and_bring_their_txids(lake: Lake) -> None:
