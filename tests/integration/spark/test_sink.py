@@ -287,6 +287,17 @@ def test_what_cannot_be_written_is_refused_and_says_what_to_do(lake: Lake) -> No
     assert values(lake, name) == []
 
 
+def test_no_rows_are_no_batch(lake: Lake) -> None:
+    """Trap 37: a task is started all the same, and says that it has nothing."""
+    name = lake.create()
+    nothing = rows(lake, 10, 2).where("value < '0'")
+    write(lake, nothing, name)
+    write(lake, nothing, name, sinkId=f"job-{name}", batchId=0)
+    write(lake, rows(lake, 10, 1), name, sinkId=f"job-{name}", batchId=1)
+    assert values(lake, name) == expected(10)
+    assert stages(lake) == []
+
+
 def test_at_least_once_writes_as_it_goes(lake: Lake, tmp_path: Path) -> None:
     name = lake.create()
     write(lake, rows(lake, 500, 2, 1000), name, deliveryGuarantee="at-least-once")
