@@ -23,6 +23,7 @@ from dlog.model.ids import TXID_MAX, stream_name
 from dlog.options import parse_bytes, parse_duration_s
 from dlog.spark.places import Place, place_of
 from dlog.stores.cold.options import ColdOptions
+from dlog.stores.cold.places import parse_root
 
 NAMESPACE = "/dlog"
 _SPARK_UNITS = re.compile(r"(?i)\s*(\d{1,15})\s*(b|k|kb|m|mb|g|gb)?\s*\Z")  # as in Spark's own settings: powers of 1024
@@ -91,6 +92,7 @@ class SourceOptions:
     metadata: str = ""  # or streams, segments, entries, lag
     verify: str = "crc"
     on_corruption: str = "fail"
+    left_out_to: str = ""  # a place for what was left out; empty: nowhere
     poll_interval_min_s: float = 0.2
     fetch_retries: int = 3
     fetch_timeout_s: float = 30.0
@@ -212,6 +214,10 @@ def read_path(text: str) -> str:
     return text
 
 
+def _objects_place(text: str) -> str:
+    return str(parse_root(text))
+
+
 #: option -> field and what reads it
 _SIMPLE: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "namespace": ("namespace", read_path),
@@ -231,6 +237,7 @@ _SIMPLE: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "metadata": ("metadata", read_one_of("streams", "segments", "entries", "lag")),
     "verify": ("verify", read_one_of("crc", "full", "none")),
     "onCorruption": ("on_corruption", read_one_of("fail", "skip-entry")),
+    "leftOutTo": ("left_out_to", _objects_place),
     "minPollIntervalMs": ("poll_interval_min_s", read_milliseconds),
     "fetchRetries": ("fetch_retries", read_retries),
     "fetchTimeoutMs": ("fetch_timeout_s", read_milliseconds),
@@ -392,6 +399,13 @@ def _check(options: SourceOptions, told: Mapping[str, str], streaming: bool) -> 
         for name in (*_STARTS, *_ENDS, "pushdown"):
             if name.lower() in told:
                 raise ConfigError(f"metadata={options.metadata} tells of whole streams: option={name}")
+    if options.left_out_to and options.on_corruption == "fail" and options.fail_on_data_loss:
+        raise ConfigError(
+            "leftOutTo: nothing is ever left out, say onCorruption=skip-entry for entries that are damaged, "
+            "or failOnDataLoss=false for records that were truncated"
+        )
+    if options.left_out_to and options.metadata:
+        raise ConfigError("leftOutTo is an option of reads of records, not of metadata")
     moving = [bound for bound in options.starting.all() if bound.kind in (Kind.LATEST, Kind.TIME)]
     if streaming and moving and not options.reader_id:
         raise ConfigError(

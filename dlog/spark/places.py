@@ -2,18 +2,22 @@
 
 The law of this file: a place has one spelling. `[segment, entry]` is the next entry to be read, with a third number
 where it begins inside an entry; behind the last entry of a segment it stays `[segment, last + 1]` until the next
-segment has an entry that can be read. Offsets are an object of streams and places, keys sorted, no blanks.
+segment has an entry that can be read. Offsets are `{"streams": {...}, "v": 1}`: by stream a place (`at`) and what is
+known of it, keys sorted, what is not known left out. Offsets of before that, which are an object of streams and places
+alone, are read as well.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from dlog.errors import ConfigError
 
 I64_MAX = 2**63 - 1
+VERSION = 1
 
 
 class Place(NamedTuple):
@@ -35,6 +39,36 @@ BEGINNING = Place(0, 0)  # before every segment, also those that are not written
 Offsets = Mapping[str, Place]
 
 
+class Mark(NamedTuple):
+    """A place, and what tells later whether anything unread of the stream is gone.
+
+    life: the stream's own, another for each stream of the name; empty: not known. read: records of the segment before
+    the place. start: records of the stream before the segment, as the list says for good; both -1 if not known. ended:
+    no record of the segment lies behind the place, and none will.
+    """
+
+    place: Place
+    life: str = ""
+    read: int = -1
+    start: int = -1
+    ended: bool = False
+
+    def as_json(self) -> dict[str, Any]:
+        told: dict[str, Any] = {"at": self.place.as_json()}
+        if self.ended:
+            told["ended"] = True
+        if self.life:
+            told["life"] = self.life
+        if self.read >= 0:
+            told["read"] = self.read
+        if self.start >= 0:
+            told["start"] = self.start
+        return told
+
+
+Marks = Mapping[str, Mark]
+
+
 def place_of(value: Any, what: str) -> Place:
     """Read `[segment, entry]` or `[segment, entry, slot]`. Raises ConfigError naming `what`."""
     is_list = isinstance(value, list | tuple) and 2 <= len(value) <= 3
@@ -43,13 +77,13 @@ def place_of(value: Any, what: str) -> Place:
     raise ConfigError(f"{what}: a place is [segment, entry] or [segment, entry, slot]: value={str(value)[:60]}")
 
 
-def offsets_json(offsets: Offsets) -> dict[str, list[int]]:
+def marks_json(marks: Marks) -> dict[str, Any]:
     """As Spark is told: sorted by stream."""
-    return {stream: offsets[stream].as_json() for stream in sorted(offsets)}
+    return {"streams": {stream: marks[stream].as_json() for stream in sorted(marks)}, "v": VERSION}
 
 
-def offsets_of(told: Any, what: str) -> dict[str, Place]:
-    """Read what `offsets_json` said, e.g. from a checkpoint. Raises ConfigError naming `what`."""
+def marks_of(told: Any, what: str) -> dict[str, Mark]:
+    """Read what `marks_json` said, e.g. from a checkpoint. Raises ConfigError naming `what`."""
     if isinstance(told, str):
         try:
             told = json.loads(told)
@@ -57,4 +91,28 @@ def offsets_of(told: Any, what: str) -> dict[str, Place]:
             raise ConfigError(f"{what}: not JSON: {str(error)[:80]}") from None
     if not isinstance(told, dict):
         raise ConfigError(f"{what}: an object of streams and places is wanted: value={str(told)[:60]}")
-    return {str(stream): place_of(value, f"{what} of {stream}") for stream, value in told.items()}
+    version = told.get("v")
+    if type(version) is not int:  # of a stream that is called v: a list
+        return {str(stream): Mark(place_of(value, f"{what} of {stream}")) for stream, value in told.items()}
+    if version != VERSION:
+        raise ConfigError(f"{what}: written by another release, which can go on from there: version={version}")
+    streams = told.get("streams")
+    if not isinstance(streams, dict):
+        raise ConfigError(f"{what}: an object of streams is wanted: value={str(streams)[:60]}")
+    return {str(stream): _mark_of(value, f"{what} of {stream}") for stream, value in streams.items()}
+
+
+def offsets_of(told: Any, what: str) -> dict[str, Place]:
+    """The same, places alone. Raises ConfigError naming `what`."""
+    return {stream: mark.place for stream, mark in marks_of(told, what).items()}
+
+
+def _mark_of(told: Any, what: str) -> Mark:
+    if not isinstance(told, dict):
+        raise ConfigError(f"{what}: an object with a place is wanted: value={str(told)[:60]}")
+    life, ended = told.get("life", ""), told.get("ended", False)
+    read, start = told.get("read", -1), told.get("start", -1)
+    is_known = isinstance(life, str) and re.fullmatch(r"[\x21-\x7e]{0,200}", life) and type(ended) is bool
+    if not is_known or not all(type(count) is int and -1 <= count <= I64_MAX for count in (read, start)):
+        raise ConfigError(f"{what}: what is known of a place cannot be read: value={str(told)[:120]}")
+    return Mark(place_of(told.get("at"), what), str(life), read, start, ended)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from dlog.errors import TruncatedError
 from dlog.spark.places import BEGINNING, Place
 
 
@@ -20,7 +20,7 @@ class SegmentView:
     """A segment as it stood when the plan was made.
 
     first, first_slot: the first place that may still be read. last: the last entry that may be, -1 if there is none
-    yet. bytes, records: of entries first..last, about.
+    yet. bytes, records: of entries first..last, about. counted: records of entries 0..last, -1 if not known.
     is_final: its store has decided where it ends. idle: so many entries at its end are known to hold no record.
     is_enveloped: False for what DistributedLog wrote below version 4.
     """
@@ -33,6 +33,7 @@ class SegmentView:
     last: int = -1
     bytes: int = 0
     records: int = 0
+    counted: int = -1
     is_completed: bool = True
     is_final: bool = True
     idle: int = 0
@@ -56,18 +57,29 @@ class SegmentView:
         return max(0, self.last + 1 - self.first)
 
 
+class Tally(NamedTuple):
+    """What the list counted of a segment that ended: records of the stream before it, and its own."""
+
+    number: int
+    start_sequence_id: int
+    records: int
+
+
 @dataclass(frozen=True, slots=True)
 class StreamView:
     """A stream as it stood when the plan was made: its segments in order, all of them final but the last.
 
     floor: where it stands if none of them has an entry. past: number and last entry with a record of segments that may
-    not be read any more, as far as their ends are known.
+    not be read any more, as far as their ends are known. tallies: of the same, as far as they were counted. life:
+    another for each stream of the name; empty if it was never given one.
     """
 
     name: str
     segments: tuple[SegmentView, ...] = ()
     floor: Place = BEGINNING
     past: tuple[tuple[int, int], ...] = ()
+    tallies: tuple[Tally, ...] = ()
+    life: str = ""
 
     @property
     def earliest(self) -> Place:
@@ -104,7 +116,8 @@ class StreamView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
     """Entries first..last of a segment; of the first one from `first_slot` on, of the last one up to before `end_slot`
-    (0: all of it). bytes: about."""
+    (0: all of it). bytes, records: about. counted: records of the segment up to `last`, if that is its end and they are
+    counted; else -1."""
 
     stream: str
     segment: int
@@ -118,6 +131,7 @@ class Range:
     records: int = 0
     is_enveloped: bool = True
     start_sequence_id: int = -1
+    counted: int = -1
 
     @property
     def entries(self) -> int:
@@ -151,6 +165,7 @@ def _range(stream: str, segment: SegmentView, low: Place, high: Place) -> Range:
         records=int(segment.records * share),
         is_enveloped=segment.is_enveloped,
         start_sequence_id=segment.start_sequence_id,
+        counted=segment.counted if high == segment.end else -1,
     )
 
 
@@ -163,29 +178,6 @@ def prefix(segments: Sequence[SegmentView]) -> tuple[SegmentView, ...] | None:
     """
     shown = next((i + 1 for i, segment in enumerate(segments) if not segment.is_final), len(segments))
     return None if any(segment.entries for segment in segments[shown:]) else tuple(segments[:shown])
-
-
-def check_kept(view: StreamView, start: Place) -> None:
-    """Raises TruncatedError if what follows `start` is gone.
-
-    A place in a segment that has left the list, and whose end is not known here any more, is one of those: whether more
-    followed there nobody can tell.
-    """
-    earliest = view.earliest
-    if BEGINNING < start < earliest and not _is_empty_between(view, start, earliest):
-        raise TruncatedError(
-            f"records were truncated that are still to be read: stream={view.name} wanted={start} "
-            f"available={earliest}; option failOnDataLoss=false reads on from there"
-        )
-
-
-def _is_empty_between(view: StreamView, start: Place, end: Place) -> bool:
-    """Whether it is certain that no entry lay there."""
-    past = dict(view.past)
-    begins = [start, *(Place(number, 0) for number in range(start.segment + 1, end.segment))]
-    return end == Place(end.segment, 0) and all(
-        begin.segment in past and begin >= Place(begin.segment, past[begin.segment] + 1) for begin in begins
-    )
 
 
 # ---- a share of what there is ---------------------------------------------------------------------------------------
@@ -283,4 +275,5 @@ def _split(whole: Range, pieces: int) -> Iterator[Range]:
             end_slot=whole.end_slot if i == pieces - 1 else 0,
             bytes=max(1, int(whole.bytes * share)),
             records=int(whole.records * share),
+            counted=whole.counted if i == pieces - 1 else -1,
         )

@@ -1,7 +1,8 @@
 """What a task does: entries of its ranges from the segment store, into Arrow, with the store read ahead.
 
 The law of this file: what a plan names is delivered whole and in order, or the task fails and says where. An entry that
-is damaged may be left out if that was asked for, and is told of; one that cannot be read now may be read later.
+is damaged may be left out if that was asked for, and is told of, with the records that it had (leavings.py); one that
+cannot be read now may be read later.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
@@ -17,9 +19,10 @@ import pyarrow as pa
 from dlog.errors import DamagedError, DLogError
 from dlog.model.ids import EntryId, SegmentNumber, StreamName
 from dlog.spark.columns import Batches, Run, runs_of
+from dlog.spark.leavings import LeftOut, attempt_name, leave
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
-from dlog.spark.reach import Cluster, patiently, reach
+from dlog.spark.reach import Cluster, Reach, patiently, reach
 from dlog.spark.workers import settle_in
 from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentReader, SegmentRef
 
@@ -34,7 +37,14 @@ class Shelf(Protocol):
         ...
 
 
-Extent = tuple[Range, int, list[Buffer | None]]  # entries of a range from this one on; None: damaged, to be left out
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """In the place of an entry that is to be left out."""
+
+    why: str
+
+
+Extent = tuple[Range, int, list[Buffer | Damaged]]  # entries of a range from this one on
 Tell = Callable[[str], None]
 
 
@@ -47,16 +57,30 @@ def batches(
 ) -> Iterator[pa.RecordBatch]:
     """The records of these ranges as record batches of `schema`. tell: is told of each entry that is left out.
 
-    Raises DamagedError, UnavailableError after `fetch_retries`, LedgerNotFoundError where a segment is gone.
+    Raises DamagedError, UnavailableError after `fetch_retries`, LedgerNotFoundError where a segment is gone;
+    MisconfiguredError, StoreUnavailableError where it cannot be kept what was left out.
     """
     settle_in()
-    gathered = Batches(schema)
+    left = LeftOut()
     of_cluster = reach(options.zookeeper, options.namespace, options.cold)
+    try:
+        yield from _batches(of_cluster, ranges, options, schema, left, tell)
+    except GeneratorExit:
+        _leave(of_cluster, options, left)  # whoever reads has enough
+        raise
+    _leave(of_cluster, options, left)
+
+
+def _batches(
+    of_cluster: Reach, ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema, left: LeftOut, tell: Tell
+) -> Iterator[pa.RecordBatch]:
+    gathered = Batches(schema)
     for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options, tell=tell)):
         for entry, payload in enumerate(payloads, first):
-            if payload is None:
+            if isinstance(payload, Damaged):
+                left.skipped(of, entry, payload.why)
                 continue
-            for run in _runs(of, entry, payload, options, tell):
+            for run in _runs(of, entry, payload, options, left, tell):
                 batch = gathered.add(of, run)
                 if batch is not None:
                     yield batch
@@ -65,26 +89,41 @@ def batches(
         yield batch
 
 
-def _runs(of: Range, entry: int, payload: Buffer, options: SourceOptions, tell: Tell) -> Iterator[Run]:
+def _runs(of: Range, entry: int, payload: Buffer, options: SourceOptions, left: LeftOut, tell: Tell) -> Iterator[Run]:
     try:
         runs = runs_of(payload, entry, is_enveloped=of.is_enveloped, verify=options.verify)
     except DamagedError as error:
-        _damaged(of, entry, error, options, tell)
+        left.skipped(of, entry, _damaged(of, entry, error, options, tell).why)
         return
     first_slot = of.first_slot if entry == of.first else 0
     end_slot = of.end_slot if entry == of.last else 0
     for run in runs:
+        left.passed(of, run)
         cut = run.cut(first_slot, end_slot) if first_slot or end_slot else run
         if cut is not None:
             yield cut
 
 
-def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions, tell: Tell) -> None:
-    """Raise it with the place, or leave the entry out and tell of it."""
+def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions, tell: Tell) -> Damaged:
+    """Raise it with the place, or have the entry left out and tell of it."""
     text = f"{error.message}: stream={of.stream} segment={of.segment} entry={entry}"
     if options.on_corruption == "fail":
         raise DamagedError(f"{text}; option onCorruption=skip-entry leaves such entries out") from error
     tell(f"entry left out: {text}")
+    return Damaged(error.message)
+
+
+def _leave(of_cluster: Reach, options: SourceOptions, left: LeftOut) -> None:
+    lines = left.finish()
+    if not lines:
+        return
+    _say(f"left out: entries={len(lines)}; records lost: {left.total}")
+    if options.left_out_to:
+        of_cluster.ask(
+            partial(leave, place=options.left_out_to, name=attempt_name(), lines=lines),
+            retries=options.fetch_retries,
+            timeout_s=options.fetch_timeout_s,
+        )
 
 
 async def extents(
@@ -132,7 +171,9 @@ class _Shelf:
             await reader.close()
 
 
-async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions, tell: Tell = _say) -> list[Buffer | None]:
+async def _read(
+    shelf: Shelf, of: Range, entry: int, options: SourceOptions, tell: Tell = _say
+) -> list[Buffer | Damaged]:
     """At least one entry from `entry` on."""
 
     async def once(last: int) -> Sequence[Buffer]:
@@ -146,5 +187,4 @@ async def _read(shelf: Shelf, of: Range, entry: int, options: SourceOptions, tel
     try:
         return list(await patiently(partial(once, entry), options.fetch_retries))
     except SegmentCorruptError as error:
-        _damaged(of, entry, error, options, tell)
-        return [None]
+        return [_damaged(of, entry, error, options, tell)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -24,12 +23,14 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from dlog.errors import ConfigError, StreamNotFoundError, TruncatedError
+from dlog.errors import ConfigError, DLogError, StreamNotFoundError, TruncatedError
 from dlog.spark import readers
+from dlog.spark.leavings import check_place
+from dlog.spark.losses import is_another, lost, mark_of
 from dlog.spark.options import Kind, SourceOptions
-from dlog.spark.places import BEGINNING, Place, offsets_json, offsets_of
-from dlog.spark.planning import Range, StreamView, advance, advance_segments, amount, check_kept, span
-from dlog.spark.plans import ask, bear, check_named, starting_place, tasks
+from dlog.spark.places import BEGINNING, Mark, Place, marks_json, marks_of
+from dlog.spark.planning import Range, StreamView, advance, advance_segments, amount, span
+from dlog.spark.plans import Losses, ask, check_named, starting_place, tasks
 from dlog.spark.reach import Cluster
 from dlog.spark.reading import batches
 from dlog.spark.source_partitions import Task
@@ -43,6 +44,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._views = Views()
+        self._losses = Losses(options)
         self._seen: dict[str, Seen] = {}
         self._seen_s = float("-inf")
         self._target: dict[str, Place] | None = None  # of Trigger.AvailableNow
@@ -52,19 +54,22 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:
         """Asked twice before the first batch, and again after a restart before it was done: always the same."""
-        return offsets_json(ask(self._options, self._begin))
+        return marks_json(ask(self._options, self._begin))
 
-    async def _begin(self, cluster: Cluster) -> dict[str, Place]:
+    async def _begin(self, cluster: Cluster) -> dict[str, Mark]:
         options = self._options
+        if options.left_out_to:
+            await check_place(cluster, options.left_out_to)
         found = await self._views.look(cluster, options)
         check_named(options, found)
         start = {}
         for name, seen in found.items():
             bound = options.starting.of(name)
             if bound.kind is Kind.EARLIEST:
-                start[name] = BEGINNING
+                start[name] = Mark(BEGINNING)
             else:
-                start[name] = await starting_place(cluster, seen, bound, options.starting_strategy)
+                place = await starting_place(cluster, seen, bound, options.starting_strategy)
+                start[name] = mark_of(seen.view, place)
         if not options.reader_id:
             return start
         kept = await readers.begin(cluster, options.namespace, options.reader_id, start)
@@ -94,28 +99,35 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch; `start` if there is nothing, or not enough yet."""
-        begun = offsets_of(start, "offsets of the batch before")
+        begun = marks_of(start, "offsets of the batch before")
         found = self._look()
         self._check_there(begun, found)
-        starts = {name: begun.get(name, BEGINNING) for name in found}
-        ends = {name: self._latest(seen, starts[name]) for name, seen in found.items()}
+        starts = {name: _place_in(seen.view, begun.get(name)) for name, seen in found.items()}
+        ends = {name: self._latest(seen, starts[name], begun.get(name)) for name, seen in found.items()}
         ends = self._limited({name: seen.view for name, seen in found.items()}, starts, ends, limit)
         is_told_how_much = not isinstance(limit, ReadAllAvailable) and self._target is None
         if is_told_how_much and self._is_too_little(found, starts, ends):
-            return offsets_json(begun)
-        new = {name: end for name, end in ends.items() if name in begun or end != BEGINNING}
-        return offsets_json({**begun, **new})
+            return start
+        marks = {name: mark_of(found[name].view, end, begun.get(name)) for name, end in ends.items()}
+        new = {name: mark for name, mark in marks.items() if name in begun or mark.place != BEGINNING}
+        end = {**begun, **new}
+        return start if end == begun else marks_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        return offsets_json({name: seen.view.latest for name, seen in self._look().items()})
+        views = {name: seen.view for name, seen in self._look().items()}
+        return marks_json({name: mark_of(view, view.latest) for name, view in views.items()})
 
-    def _latest(self, seen: Seen, begun: Place) -> Place:
-        """Never before where the last batch ended, but in a stream that was made again."""
-        latest = seen.view.latest_after(begun)
+    def _latest(self, seen: Seen, begun: Place, mark: Mark | None) -> Place:
+        """Never before where the last batch ended, but in a stream that was made again; and there still, however else
+        that could be spelled, while nothing follows."""
+        view = seen.view
+        latest = view.latest_after(begun)
         if begun > latest:
             return latest
+        if mark is not None and BEGINNING < begun == mark.place and not span(view, begun, latest):
+            return begun if lost(view, mark).most == 0 else latest
         if self._target is not None:
-            return max(begun, min(latest, self._target.get(seen.view.name, BEGINNING)))
+            return max(begun, min(latest, self._target.get(view.name, BEGINNING)))
         return latest
 
     def _limited(
@@ -156,25 +168,29 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ---- what a batch is --------------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        begun, ended = offsets_of(start, "start of a batch"), offsets_of(end, "end of a batch")
+        begun, ended = marks_of(start, "start of a batch"), marks_of(end, "end of a batch")
         found = self._look()
-        if any(name not in found or found[name].view.latest < place for name, place in ended.items()):
+        if any(name not in found or _is_beyond(found[name].view, mark) for name, mark in ended.items()):
             found = self._look(fresh=True)
         self._check_there(ended, found)
         ranges: list[Range] = []
         for name, stop in ended.items():
-            if name not in found:
+            if name not in found or is_another(found[name].view, stop):
                 continue  # its loss is borne
-            ranges += self._span(found[name].view, begun.get(name, BEGINNING), stop)
+            ranges += self._span(found[name], begun.get(name, Mark(BEGINNING)), stop)
         return tasks(self._options, ranges)
 
-    def _span(self, view: StreamView, start: Place, stop: Place) -> list[Range]:
-        bear(self._options, partial(_check_order, view, start, stop))
-        if start > stop:
-            start = BEGINNING
-        bear(self._options, partial(check_kept, view, start))
-        bear(self._options, partial(_check_end, view, stop))
-        return span(view, start, stop)
+    def _span(self, seen: Seen, begun: Mark, stop: Mark) -> list[Range]:
+        view = seen.view
+        if is_another(view, begun):
+            self._check_there({view.name: begun}, {view.name: seen})
+            begun = Mark(BEGINNING)
+        if begun.place > stop.place:
+            self._hear(_tell_order(view, begun, stop), view.name, begun)
+            begun = Mark(BEGINNING)
+        if lost(view, begun).most != 0:
+            ask(self._options, lambda cluster: self._losses.check_kept(cluster, seen, begun, stop))
+        return span(view, begun.place, stop.place)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return batches(partition.ranges if isinstance(partition, Task) else (), self._options, self._schema)
@@ -183,7 +199,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """What lies before `end` was dealt with: told to who asks for the lag."""
         options = self._options
         if options.reader_id:
-            done = offsets_of(end, "offsets that were committed")
+            done = marks_of(end, "offsets that were committed")
             ask(options, lambda cluster: readers.commit(cluster, options.namespace, options.reader_id, done))
 
     def stop(self) -> None:
@@ -198,29 +214,47 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._seen_s = time.monotonic()
         return self._seen
 
-    def _check_there(self, known: Mapping[str, Place], found: Mapping[str, Seen]) -> None:
-        for name, place in known.items():
-            seen = found.get(name)
-            if seen is None:
-                bear(self._options, partial(_tell_gone, name))
-            else:
-                bear(self._options, partial(_check_end, seen.view, place))
+    def _check_there(self, known: Mapping[str, Mark], found: Mapping[str, Seen]) -> None:
+        """Hear of streams that are not those any more of which something was read."""
+        for name, mark in known.items():
+            error = _tell_gone(name) if name not in found else _tell_another(found[name].view, mark)
+            if error is not None:
+                self._hear(error, name, mark)
+
+    def _hear(self, error: DLogError, stream: str, mark: Mark) -> None:
+        ask(self._options, lambda cluster: self._losses.hear(cluster, error, stream, mark))
 
 
-def _tell_gone(name: str) -> None:
-    raise StreamNotFoundError(f"the stream was deleted; option failOnDataLoss=false goes on without it: stream={name}")
+def _place_in(view: StreamView, mark: Mark | None) -> Place:
+    return BEGINNING if mark is None or is_another(view, mark) else mark.place
 
 
-def _check_end(view: StreamView, place: Place) -> None:
-    """Raises TruncatedError if the stream ends before a place that it had reached."""
-    if place > view.latest:
-        raise TruncatedError(
-            f"the stream ends before what was read of it, it is another of the same name: stream={view.name} "
-            f"wanted={place} available={view.latest}; option failOnDataLoss=false reads that one from its first record"
+def _is_beyond(view: StreamView, mark: Mark) -> bool:
+    return view.latest < mark.place or is_another(view, mark)
+
+
+def _tell_gone(name: str) -> DLogError:
+    return StreamNotFoundError(f"the stream was deleted; option failOnDataLoss=false goes on without it: stream={name}")
+
+
+def _tell_another(view: StreamView, mark: Mark) -> DLogError | None:
+    """Of a stream that was deleted and made again, by its life, or because it ends before a place that it had
+    reached."""
+    if not _is_beyond(view, mark):
+        return None
+    place, latest = f"stream={view.name} wanted={mark.place}", f"available={view.latest}"
+    borne = "option failOnDataLoss=false reads that one from its first record"
+    if is_another(view, mark):
+        return TruncatedError(
+            f"the stream was deleted and made again, it is another of the same name: {place} life={mark.life} {latest} "
+            f"life={view.life}; {borne}"
         )
+    what = "its metadata went back" if mark.life and view.life else "it is another of the same name"
+    return TruncatedError(f"the stream ends before what was read of it, {what}: {place} {latest}; {borne}")
 
 
-def _check_order(view: StreamView, start: Place, stop: Place) -> None:
-    """Raises TruncatedError for a batch that ends before it begins."""
-    if start > stop:
-        raise TruncatedError(f"a batch ends before it begins: stream={view.name} start={start} end={stop}")
+def _tell_order(view: StreamView, start: Mark, stop: Mark) -> DLogError:
+    return TruncatedError(
+        f"a batch ends before it begins: stream={view.name} start={start.place} end={stop.place}; option "
+        f"failOnDataLoss=false reads that stream from its first record"
+    )

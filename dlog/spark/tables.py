@@ -14,7 +14,7 @@ from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
 from dlog.spark.plans import check_named
 from dlog.spark.reach import Cluster, reach
-from dlog.spark.reading import extents
+from dlog.spark.reading import Damaged, extents
 from dlog.spark.views import Views
 from dlog.wire.digest import crc32c
 
@@ -117,7 +117,7 @@ def entries(ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema) 
     for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options)):
         columns: dict[str, list[Any]] = {name: [] for name in TABLES["entries"]}
         for entry, payload in enumerate(payloads, first):
-            if payload is None:
+            if isinstance(payload, Damaged):
                 continue
             try:
                 holds = read_contents(payload, enveloped=of.is_enveloped)

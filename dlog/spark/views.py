@@ -21,7 +21,7 @@ from dlog.model.ids import SEGMENT_FIRST, EntryId, LedgerId, StreamName, stream_
 from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
 from dlog.spark.options import Bound, Kind, SourceOptions
 from dlog.spark.places import BEGINNING, Place
-from dlog.spark.planning import SegmentView, StreamView, prefix
+from dlog.spark.planning import SegmentView, StreamView, Tally, prefix
 from dlog.spark.proxies import have_owned
 from dlog.spark.reach import Cluster
 from dlog.stores.cold import store as cold
@@ -61,6 +61,7 @@ class Views:
         self._ends: dict[str, _End] = {}  # by place, of segments that are completed in the list too
         self._tails: dict[str, _End] = {}  # by place, of the others: as they were last seen
         self._past: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}  # name, life -> number -> last, idle
+        self._tallies: dict[tuple[str, str], dict[int, Tally]] = {}
 
     async def look(self, cluster: Cluster, options: SourceOptions) -> dict[str, Seen]:
         """Every stream that is meant and is there, by name. Raises what is written at `_stream`."""
@@ -105,15 +106,21 @@ class Views:
         ends = self._past.setdefault((value.name, value.life), {})
         ends |= {s.number: (s.last, s.idle) for s in shown if s.is_final}
         ends |= {s.number: (s.last_entry, 0) for s in value.segments if s.completed and s.number not in ends}
-        for number in sorted(ends)[:-_PAST_MAX]:
-            del ends[number]
+        tallies = self._tallies.setdefault((value.name, value.life), {})
+        tallies |= {
+            s.number: Tally(s.number, s.start_sequence_id, s.record_count) for s in value.segments if s.completed
+        }
+        for known in (ends, tallies):
+            for number in sorted(known)[:-_PAST_MAX]:
+                del known[number]
         begin = shown[0].number if shown else value.max_segment + 1
         gone = [(number, *ends[number]) for number in sorted(ends) if number < begin]
         past = tuple((number, last - idle) for number, last, idle in gone)
         floor = next((Place(number, last + 1) for number, last, _ in reversed(gone) if last >= 0), None)
         if floor is None:
             floor = shown[0].begin if shown else Place(begin, 0) if value.max_segment else BEGINNING
-        return StreamView(value.name, tuple(shown), floor, past)
+        counted = tuple(tallies[number] for number in sorted(tallies) if number < begin)
+        return StreamView(value.name, tuple(shown), floor, past, counted, value.life)
 
     async def _segments(self, cluster: Cluster, value: StreamMetadata) -> list[SegmentView]:
         kept = [segment for segment in value.segments if segment.truncation is not Truncation.TRUNCATED]
@@ -186,6 +193,7 @@ def _view(value: StreamMetadata, segment: Segment, end: _End) -> SegmentView:
         last=end.last,
         bytes=int(end.bytes * kept),
         records=int(end.records * kept),
+        counted=end.records,
         is_completed=segment.completed,
         is_final=end.is_final,
         idle=end.idle,
@@ -234,6 +242,22 @@ class _Opened:
 
     async def contents(self, entry: int) -> Contents:
         return read_contents(await self.payload(entry), enveloped=_is_enveloped(self._segment))
+
+
+async def records_before(cluster: Cluster, seen: Seen, place: Place) -> int:
+    """So many records of its segment lie before a place: the entry there says it. -1 if that cannot be read."""
+    segment, view = seen.value.segment(place.segment), seen.view.segment(place.segment)
+    if segment is None or view is None or place.entry > view.last:
+        return -1
+    ref = SegmentRef(seen.value.name, segment.number, segment.place)
+    try:
+        async with _Opened(cluster, ref, segment, view.last) as opened:
+            holds = await opened.contents(place.entry)
+    except DLogError:
+        return -1
+    slots = zip(holds.first_slots, holds.counts, strict=True)
+    earlier = sum(min(count, max(0, place.slot - first)) for first, count in slots)
+    return holds.position - sum(holds.counts) + earlier
 
 
 # ---- bounds ---------------------------------------------------------------------------------------------------------

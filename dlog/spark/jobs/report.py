@@ -14,14 +14,16 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlog.errors import ConfigError, DLogError, TruncatedError
+from dlog.errors import ConfigError, DLogError
 from dlog.io.clock import SYSTEM_CLOCK
 from dlog.io.metadata import Members
 from dlog.spark.jobs.frame import Place, Progress, Report, Silent, reporting
 from dlog.spark.jobs.report_page import page
+from dlog.spark.losses import is_another, lost
 from dlog.spark.options import SourceOptions, parse
+from dlog.spark.places import Mark
 from dlog.spark.places import Place as At
-from dlog.spark.planning import StreamView, amount, check_kept, span
+from dlog.spark.planning import StreamView, amount, span
 from dlog.spark.plans import check_named
 from dlog.spark.reach import Cluster, Reach, reach
 from dlog.spark.readers import Reader, find, names
@@ -226,7 +228,7 @@ def reader_rows(reader: Reader, seen: dict[str, Seen], chosen: SourceOptions, is
     """How far a reader is behind, a row a stream of those that are told of.
 
     state: `reads`; `begun`: it has not said yet that it read anything; `truncated`: what it is to read next is gone;
-    `beyond`: the stream is shorter than what it read, it was made again; `gone`: there is no such stream.
+    `beyond`: the stream was made again, or is shorter than what it read; `gone`: there is no such stream.
     """
     rows = []
     for stream, place in sorted(reader.places.items()):
@@ -256,16 +258,14 @@ def _reader_row(reader: Reader, stream: str, place: At, seen: Seen | None) -> Ro
     behind = amount(view, begun, view.latest)
     row["behind_entries"] = sum(part.entries for part in span(view, begun, view.latest))
     row["behind_records"], row["behind_bytes"] = behind.records, behind.bytes
-    row["state"] = _state(view, place, is_told=stream in reader.done)
+    row["state"] = _state(view, reader.marks.get(stream, Mark(place)), is_told=stream in reader.done)
     return row
 
 
-def _state(view: StreamView, place: At, *, is_told: bool) -> str:
-    if place > view.latest:
+def _state(view: StreamView, mark: Mark, *, is_told: bool) -> str:
+    if mark.place > view.latest or is_another(view, mark):
         return "beyond"
-    try:
-        check_kept(view, place)
-    except TruncatedError:
+    if lost(view, mark).most != 0:
         return "truncated"
     return "reads" if is_told else "begun"
 

@@ -227,10 +227,10 @@ def check_delta(spark: SparkSession, room: Files) -> None:
     if why:
         raise UnsupportedVersionError(
             f"Delta Lake does not run in this session, Spark {spark.version}: {why}; give the jars of a release that "
-            "is made for this Spark (spark.jars, or spark.jars.packages=io.delta:delta-spark_SPARK_2.13:VERSION), "
+            "is made for this Spark (spark.jars, or spark.jars.packages=io.delta:delta-spark_2.13:VERSION), "
             "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
             "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog, or take format parquet. "
-            "Delta Lake 4.4.1 is for Spark up to 4.2, and there was none for Spark 4.3"
+            "Delta Lake 4.3.1 runs on Spark 4.2; for Spark 4.3 there was none yet"
         )
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
+import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +20,10 @@ from dlog.model.dlsn import of
 from tests.integration.cli.up import Up
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.datasource import DataSourceReader, InputPartition
+    from pyspark.sql.types import StructType
 
 Row = tuple[int, int, int, int, bytes]
 
@@ -256,6 +263,42 @@ def test_filters_need_the_consent_of_the_session(lake: Lake, written: str) -> No
             lake.read(written, pushdown="once").where("txid >= 0").count()
     finally:
         lake.spark.conf.set(key, "true")
+
+
+def test_a_worker_that_is_killed_amid_a_scan_costs_no_record_and_repeats_none(lake: Lake, tmp_path: Path) -> None:
+    """In each partition the first attempt is killed with some of its rows handed over; Spark repeats the task."""
+    from dlog.spark.source import DlogDataSource, StreamsReader
+
+    class Dying(StreamsReader):
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            for number, batch in enumerate(super().read(partition)):
+                yield batch
+                of = batch.column("segment")[0].as_py(), batch.column("entry")[0].as_py()
+                mark = tmp_path / "-".join(map(str, of))
+                if number == 0 and not mark.exists():
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    class DyingSource(DlogDataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "dlog-dying-scan"
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            whole = super().reader(schema)
+            assert isinstance(whole, StreamsReader)
+            return Dying(whole._options, whole._schema)
+
+    name = lake.create(segment_bytes=1_000_000)
+    for first in range(0, 100_000, 1000):
+        lake.client.append_batch(name, [b"%024d" % number for number in range(first, first + 1000)])
+    lake.spark.dataSource.register(DyingSource)
+    options = {"zookeeper": lake.zookeeper, "namespace": lake.namespace, "stream": name, "minPartitions": "3"}
+    frame = lake.spark.read.format("dlog-dying-scan").schema("segment bigint, entry bigint, value binary")
+    rows = frame.options(**options).load().collect()
+    killed = len(list(tmp_path.iterdir()))
+    assert killed >= 3, "each partition was to lose its worker"
+    assert sorted(bytes(row.value) for row in rows) == [b"%024d" % number for number in range(100_000)]
 
 
 def test_executors_that_are_processes_of_their_own(cluster: Up, lake: Lake, written: str) -> None:

@@ -81,6 +81,13 @@ def test_times_are_read_as_written() -> None:
         ({"pushdown": "true"}, "pushdown: Spark would give wrong rows to the second query"),
         ({"pushdown": "yes"}, "pushdown: false or once"),
         ({"verify": "some"}, "verify: one of crc, full, none"),
+        ({"leftOutTo": "file:///left"}, "leftOutTo: nothing is ever left out, say onCorruption=skip-entry"),
+        ({"leftOutTo": "/left", "onCorruption": "skip-entry"}, "leftOutTo: no place for cold objects: write file:///"),
+        ({"leftOutTo": "hdfs://n:1/x", "onCorruption": "skip-entry"}, "leftOutTo: .*say the NameNode's HTTP address"),
+        (
+            {"leftOutTo": "file:///left", "onCorruption": "skip-entry", "metadata": "entries"},
+            "leftOutTo is an option of reads of records",
+        ),
         ({"onCorruption": "ignore"}, "onCorruption: one of fail, skip-entry"),
         ({"startingOffsets": "latest"}, "a batch that begins at the latest place holds nothing"),
         ({"startingOffsets": '{"s":"latest"}'}, "a batch that begins at the latest place holds nothing"),
@@ -114,6 +121,12 @@ def test_what_means_nothing_is_refused_with_what_would(given: dict[str, str], sa
 def test_what_a_stream_cannot_be_asked_is_refused(given: dict[str, str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         parse({**HERE, "startingOffsets": "earliest", **given}, streaming=True)
+
+
+def test_what_is_left_out_has_a_place_where_something_may_be() -> None:
+    assert batch(leftOutTo="file:///left/", onCorruption="skip-entry").left_out_to == "file:///left"
+    assert stream(leftOutTo="s3://bucket/x", failOnDataLoss="false", readerId="r").left_out_to == "s3://bucket/x"
+    assert not batch(onCorruption="skip-entry").left_out_to
 
 
 def test_a_pattern_matches_whole_names_and_must_be_one() -> None:

@@ -7,6 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dlog.errors import TruncatedError
+from dlog.spark.losses import check_kept
 from dlog.spark.places import BEGINNING, Place
 from dlog.spark.planning import (
     Range,
@@ -14,7 +15,6 @@ from dlog.spark.planning import (
     StreamView,
     advance,
     advance_segments,
-    check_kept,
     partitions,
     prefix,
     span,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from dlog.errors import DamagedError, EntryUnreadableError, MetadataUnavailableError
 from dlog.spark import reach, reading
 from dlog.spark.columns import COLUMNS
+from dlog.spark.leavings import Line
+from dlog.spark.losses import Loss
 from dlog.spark.options import SourceOptions
 from dlog.spark.planning import Range
 from dlog.stores.contract import Buffer, SegmentCorruptError, StoreUnavailableError
@@ -52,6 +55,28 @@ def test_damage_is_left_out_and_told_if_that_was_asked_for(damaged: None, capsys
     assert "dlog: entry left out" in capsys.readouterr().err
 
 
+def test_what_is_left_out_is_written_once_the_task_is_through(
+    damaged: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[tuple[str, str, int, Loss]] = []
+
+    async def leave(cluster: object, place: str, name: str, lines: list[Line]) -> None:
+        written.extend((place, name, line.entry, line.loss) for line in lines)
+
+    monkeypatch.setattr(reading, "leave", leave)
+    monkeypatch.setattr(Pumped, "ask", lambda self, work, **_: asyncio.run(work(self)), raising=False)
+    given = options(on_corruption="skip-entry", left_out_to="file:///left")
+    (batch,) = reading.batches([PART], given, SCHEMA)
+    assert batch.num_rows == 4
+    ((place, name, entry, loss),) = written
+    assert (place, entry) == ("file:///left", 2) and name.startswith("damaged-0-0-")
+    assert loss == Loss(), "each of these entries says that it begins its segment"
+    assert "dlog: left out: entries=1; records lost: unknown" in capsys.readouterr().err
+    with pytest.raises(DamagedError):
+        list(reading.batches([PART], options(), SCHEMA))
+    assert len(written) == 1
+
+
 class Shelf:
     """A segment reader with faults: what `faults` yields is raised first, then entries follow."""
 
@@ -67,7 +92,7 @@ class Shelf:
         return [b"%d" % n for n in range(first, last + 1)]
 
 
-async def read(shelf: Shelf, entry: int, **given: Any) -> list[Buffer | None]:
+async def read(shelf: Shelf, entry: int, **given: Any) -> list[Buffer | reading.Damaged]:
     return await reading._read(shelf, PART, entry, options(**given))
 
 
@@ -81,9 +106,9 @@ async def test_what_may_be_there_later_is_asked_for_again(monkeypatch: pytest.Mo
 
 
 async def test_one_damaged_entry_costs_itself_only(capsys: pytest.CaptureFixture[str]) -> None:
-    got: list[Buffer | None] = []
+    got: list[Buffer | reading.Damaged] = []
     while len(got) < 5:
         got += await read(Shelf([], corrupt=1), len(got), on_corruption="skip-entry")
-    assert got == [b"0", None, b"2", b"3", b"4"]
+    assert got == [b"0", reading.Damaged("does not verify"), b"2", b"3", b"4"]
     with pytest.raises(DamagedError, match="entry=1"):
         await read(Shelf([], corrupt=1), 1)

@@ -141,11 +141,12 @@ async def test_ends_are_asked_for_once_and_known_when_the_segment_has_left() -> 
     first = await world.look(kept)
     await world.look(kept)
     assert world.asked.count(1) == 1
-    assert first.view.segments[0].records == 70 and first.view.latest == Place(1, 7)
+    assert first.view.segments[0].records == first.view.segments[0].counted == 70 and first.view.latest == Place(1, 7)
     world.segments = world.segments[1:]
     world.tails[2] = 0
     after = await world.look(kept)
     assert after.view.past == ((1, 6),)
+    assert after.view.tallies == ((1, -1, 70),)
     world.tails[2] = -1
     assert (await world.look(kept)).view.latest == Place(1, 7), "one spelling, though it has left"
     assert (await world.look()).view.latest == Place(2, 0), "whoever comes now knows nothing of it"

@@ -1,0 +1,169 @@
+"""How much of a stream is gone that was still to be read: arithmetic over what metadata and offsets say.
+
+The law of this file: nothing is called kept, or counted, that cannot be proved; what cannot be is told as bounds. The
+list counts records of the stream before a segment (`start_sequence_id`) anew from 0 where a segment ended after the one
+before it had left the list, so two of these numbers are compared only where that can be excluded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dlog.errors import TruncatedError
+from dlog.spark.places import BEGINNING, Mark, Place
+from dlog.spark.planning import StreamView, Tally
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """So many records at least and at most. most: None if nobody can tell."""
+
+    least: int = 0
+    most: int | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        return self.least == self.most
+
+    def __add__(self, other: Loss) -> Loss:
+        most = None if self.most is None or other.most is None else self.most + other.most
+        return Loss(self.least + other.least, most)
+
+    def __str__(self) -> str:
+        if self.is_exact:
+            return f"exactly {self.least}"
+        if self.most is not None:
+            return f"between {self.least} and {self.most}"
+        return f"at least {self.least}" if self.least else "unknown, perhaps none"
+
+
+NOTHING, UNKNOWN = Loss(0, 0), Loss()
+
+
+def mark_of(view: StreamView, place: Place, before: Mark | None = None) -> Mark:
+    """A place with what is known of it now. `before`, letter by letter, where it is the same place: but once for its
+    stream's life, and once for the end of its segment, which nobody may know any more when the segment has gone."""
+    now = _known(view, place)
+    if before is None or before.place != place or is_another(view, before):
+        return now
+    is_over = now.ended or _rest(view, before, before.read, _tallies(view)) == NOTHING
+    if (before.life or not now.life) and (before.ended or not is_over):
+        return before
+    read, start = (old if old >= 0 else new for old, new in ((before.read, now.read), (before.start, now.start)))
+    return Mark(place, now.life or before.life, read, start, before.ended or is_over)
+
+
+def _known(view: StreamView, place: Place) -> Mark:
+    if place == BEGINNING:
+        return Mark(place)
+    segment = view.segment(place.segment)
+    if segment is None:
+        return Mark(place, view.life)
+    is_certain = segment.is_completed or not segment.start_sequence_id
+    start = segment.start_sequence_id if is_certain else -1
+    if not Place(segment.number, segment.last + 1 - segment.idle) <= place <= segment.end:
+        return Mark(place, view.life, -1, start)
+    return Mark(place, view.life, segment.counted, start, segment.is_final)
+
+
+def is_another(view: StreamView, mark: Mark) -> bool:
+    """Whether the mark is known to be of an earlier stream of the name."""
+    return bool(mark.life and view.life and mark.life != view.life)
+
+
+def lost(view: StreamView, mark: Mark, to: Place | None = None, *, head: int = -1, read: int = -1) -> Loss:
+    """What lay from `mark` up to before the first record that may be read, or before `to`.
+
+    head: records of the segment of that end before it. read: records of the mark's segment before the mark. Both -1 if
+    nobody has looked.
+    """
+    start = mark.place
+    end = view.earliest if to is None else min(to, view.earliest)
+    if start == BEGINNING or start >= end or is_another(view, mark):
+        return NOTHING
+    if _is_over(view, mark) and start.segment == end.segment:
+        return NOTHING
+    tallies = _tallies(view)
+    before = Loss(head, head) if head >= 0 else _before(view, end, tallies.get(end.segment))
+    done = read if read >= 0 else mark.read
+    if start.segment == end.segment:
+        most = None if before.most is None else max(0, before.most - max(0, done))
+        return Loss(max(0, before.least - done) if done >= 0 else 0, most)
+    parts = [_rest(view, mark, done, tallies)]
+    past = dict(view.past)
+    for number in range(start.segment + 1, end.segment):
+        tally = tallies.get(number)
+        parts.append(Loss(tally.records, tally.records) if tally else NOTHING if past.get(number) == -1 else UNKNOWN)
+    gone = sum(parts, before)
+    return gone if gone.most is not None else Loss(max(gone.least, _sequences(view, mark, done, end) + before.least))
+
+
+def check_kept(view: StreamView, start: Place | Mark, loss: Loss | None = None) -> None:
+    """Raises TruncatedError if what follows `start` is gone, or if nobody can tell. loss: if that was looked at."""
+    mark = start if isinstance(start, Mark) else Mark(start)
+    loss = lost(view, mark) if loss is None else loss
+    if loss.most != 0:
+        raise TruncatedError(
+            f"records were truncated that are still to be read: stream={view.name} wanted={mark.place} "
+            f"available={view.earliest}; records lost: {loss}; option failOnDataLoss=false reads on from there"
+        )
+
+
+def _tallies(view: StreamView) -> dict[int, Tally]:
+    return {tally.number: tally for tally in view.tallies}
+
+
+def _is_over(view: StreamView, mark: Mark) -> bool:
+    """Whether no record of the mark's segment lay behind it."""
+    past = dict(view.past)
+    segment, entry, _ = mark.place
+    return mark.ended or (segment in past and entry > past[segment])
+
+
+def _rest(view: StreamView, mark: Mark, done: int, tallies: dict[int, Tally]) -> Loss:
+    """Of the mark's segment, behind the mark."""
+    if _is_over(view, mark):
+        return NOTHING
+    number = mark.place.segment
+    tally = tallies.get(number)
+    if tally is not None:
+        most = tally.records
+        return Loss(max(0, most - done), max(0, most - done)) if done >= 0 else Loss(0, most)
+    follows = _sequence_of(view, number + 1, tallies)
+    if follows <= 0:
+        return UNKNOWN  # 0: counted anew
+    if mark.start < 0:
+        return Loss(0, max(0, follows - max(0, done)))  # the segment may be the first that was counted
+    most = follows - mark.start
+    if most < max(0, done):
+        return UNKNOWN  # somebody else's count
+    return Loss(most - done, most - done) if done >= 0 else Loss(0, most)
+
+
+def _before(view: StreamView, end: Place, tally: Tally | None) -> Loss:
+    """Of the segment of `end`, before it."""
+    if end == Place(end.segment, 0):
+        return NOTHING
+    segment = view.segment(end.segment)
+    if segment is not None:
+        return Loss(0, segment.counted if segment.counted >= 0 else None)
+    if tally is None:
+        return UNKNOWN
+    return Loss(tally.records, tally.records) if end == view.floor else Loss(0, tally.records)
+
+
+def _sequences(view: StreamView, mark: Mark, done: int, end: Place) -> int:
+    """So many at least lay before the segment of `end`, by what the list counted."""
+    follows = _sequence_of(view, end.segment, _tallies(view))
+    if follows <= 0 or mark.start < 0 or done < 0:
+        return 0
+    since = follows - mark.start - done
+    return since if since >= 0 else follows  # it was counted anew behind the mark's segment
+
+
+def _sequence_of(view: StreamView, number: int, tallies: dict[int, Tally]) -> int:
+    """As the list has it for good; -1 if it has not."""
+    segment = view.segment(number)
+    if segment is not None:
+        return segment.start_sequence_id if segment.is_completed else -1
+    return tallies[number].start_sequence_id if number in tallies else -1

@@ -1,0 +1,179 @@
+"""What is gone of a stream: proved, bounded, or said to be unknown; never called kept without proof."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlog.errors import TruncatedError
+from dlog.spark.losses import NOTHING, Loss, check_kept, lost, mark_of
+from dlog.spark.places import BEGINNING, Mark, Place
+from dlog.spark.planning import SegmentView, StreamView, Tally
+
+
+def segment(number: int, last: int, **given: Any) -> SegmentView:
+    return SegmentView(number=number, place=str(number), store="ledger", last=last, **given)
+
+
+OPEN = segment(4, 0, is_completed=False, is_final=False)
+
+
+def view(*segments: SegmentView, **given: Any) -> StreamView:
+    return StreamView("s", segments, life="a", **given)
+
+
+# ---- what is kept with a place --------------------------------------------------------------------------------------
+
+
+def test_a_mark_at_the_end_knows_what_was_read_and_whether_more_may_come() -> None:
+    ended = segment(3, 9, counted=70, start_sequence_id=30)
+    assert mark_of(view(ended), Place(3, 10)) == Mark(Place(3, 10), "a", 70, 30, True)
+    grows = replace(ended, is_final=False, is_completed=False)
+    assert mark_of(view(grows), Place(3, 10)) == Mark(Place(3, 10), "a", 70, -1, False), "the list may count anew"
+    first = replace(grows, start_sequence_id=0)
+    assert mark_of(view(first), Place(3, 10)) == Mark(Place(3, 10), "a", 70, 0, False)
+    idle = replace(ended, idle=2)
+    assert mark_of(view(idle), Place(3, 8)) == Mark(Place(3, 8), "a", 70, 30, True)
+    assert mark_of(view(idle), Place(3, 7)) == Mark(Place(3, 7), "a", -1, 30, False)
+    assert mark_of(view(ended), BEGINNING) == Mark(BEGINNING), "nothing was read of whichever stream it was"
+
+
+def test_a_mark_stays_letter_by_letter_where_it_is() -> None:
+    """Trap 20: what is known later of the same place is a batch without records."""
+    grows = segment(3, 9, is_final=False, is_completed=False)
+    mark = Mark(Place(3, 10), "a", 70)
+    assert mark_of(view(replace(grows, counted=71, start_sequence_id=0)), mark.place, mark) is mark
+    for now in (view(replace(grows, is_final=True, counted=70)), view(OPEN, past=((3, 9),))):
+        over = mark_of(now, mark.place, mark)
+        assert over == mark._replace(ended=True), "this is known once and for all, and not for long"
+        assert mark_of(now, mark.place, over) is over
+    bare = Mark(Place(3, 10))
+    assert mark_of(view(grows), bare.place, bare).life == "a", "offsets of before did not say"
+    of_another = Mark(Place(3, 10), "b", 70)
+    assert mark_of(view(grows), of_another.place, of_another) == Mark(Place(3, 10), "a")
+
+
+# ---- nothing is gone ------------------------------------------------------------------------------------------------
+
+
+def test_who_stood_at_the_end_of_what_is_gone_has_lost_nothing() -> None:
+    check_kept(view(OPEN), Mark(Place(3, 10), "a", 70, 30, True))
+    counted = view(OPEN, tallies=(Tally(3, 30, 70),))
+    check_kept(counted, Mark(Place(3, 10), "a", 70))
+    check_kept(counted, Mark(Place(3, 8), "a", 70))
+    by_sequence = view(segment(4, 5, start_sequence_id=100))
+    check_kept(by_sequence, Mark(Place(3, 10), "a", 70, 30))
+    empty_between = view(segment(6, 0), past=((4, -1),), tallies=(Tally(5, 100, 0),))
+    check_kept(empty_between, Mark(Place(3, 10), "a", 70, 30, True))
+
+
+@pytest.mark.parametrize(
+    ("now", "mark", "loss"),
+    [
+        (view(OPEN), Mark(Place(3, 10)), Loss()),
+        (view(OPEN), Mark(Place(3, 10), "a", 70, 30), Loss()),
+        (view(segment(4, 5, start_sequence_id=0)), Mark(Place(3, 10), "a", 70, 0), Loss()),
+        (view(segment(5, 5, start_sequence_id=70)), Mark(Place(3, 10), "a", 70, 0, True), Loss()),
+        (view(segment(4, 5, start_sequence_id=100)), Mark(Place(3, 10), "a", 70), Loss(0, 30)),
+        (view(segment(4, 5, first=1, counted=9)), Mark(Place(3, 10), "a", 70, 30, True), Loss(0, 9)),
+    ],
+    ids=["nothing is known", "the next is open", "counted anew", "one is missing", "start unknown", "cut"],
+)
+def test_what_cannot_be_proved_is_a_loss(now: StreamView, mark: Mark, loss: Loss) -> None:
+    assert lost(now, mark) == loss
+    with pytest.raises(TruncatedError, match=r"stream=s wanted=\[3,10\]"):
+        check_kept(now, mark)
+
+
+# ---- how much is gone -----------------------------------------------------------------------------------------------
+
+
+def test_losses_are_exact_where_they_are_counted() -> None:
+    mark = Mark(Place(3, 10), "a", 70, 30)
+    assert lost(view(segment(4, 5, start_sequence_id=130)), mark) == Loss(30, 30)
+    assert lost(view(OPEN, tallies=(Tally(3, 30, 75),)), mark) == Loss(5, 5)
+    several = view(segment(6, 5), tallies=(Tally(3, 30, 75), Tally(4, 105, 10), Tally(5, 0, 20)))
+    assert lost(several, mark) == Loss(35, 35)
+    cut = view(segment(3, 50, first=20, counted=200))
+    assert lost(cut, mark) == Loss(0, 130)
+    assert lost(cut, mark, head=90) == Loss(20, 20)
+    assert lost(cut, Mark(Place(3, 10)), head=90, read=60) == Loss(30, 30)
+    assert lost(cut, Mark(Place(3, 10)), head=90) == Loss(0, 90)
+
+
+def test_losses_have_bounds_where_they_are_not() -> None:
+    gap = view(segment(6, 5, start_sequence_id=150))
+    assert lost(gap, Mark(Place(3, 10), "a", 70, 30)) == Loss(50, None)
+    again = view(segment(6, 5, start_sequence_id=90))
+    assert lost(again, Mark(Place(3, 10), "a", 70, 30)) == Loss(90, None), "counted anew on the way"
+    assert lost(view(OPEN, tallies=(Tally(3, 30, 75),)), Mark(Place(3, 4), "a")) == Loss(0, 75)
+
+
+def test_a_loss_ends_where_the_batch_does() -> None:
+    """The next batch counts what follows; together they count all of it once."""
+    now = view(segment(6, 5), tallies=(Tally(3, 0, 75), Tally(4, 75, 10), Tally(5, 85, 20)))
+    begun, stop = Mark(Place(3, 10), "a", 70, 0), Mark(Place(5, 3), "a", 8, 85)
+    first = lost(now, begun, stop.place, head=8)
+    assert (first, lost(now, stop)) == (Loss(23, 23), Loss(12, 12))
+    assert lost(now, begun) == Loss(35, 35)
+
+
+def test_what_is_said_of_it() -> None:
+    said = [str(Loss(*given)) for given in ((5, 5), (3, 9), (4, None), (0, None))]
+    assert said == ["exactly 5", "between 3 and 9", "at least 4", "unknown, perhaps none"]
+
+
+# ---- against a stream that is known whole ---------------------------------------------------------------------------
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> tuple[StreamView, Mark, int]:
+    """A stream as it is seen later, a mark of earlier, and how many records between are truly gone.
+
+    Segments are listed until they are truncated, the list counts as it does: anew behind what has left it.
+    """
+    sizes = draw(st.lists(st.integers(0, 3), min_size=2, max_size=5))  # records, one an entry
+    left_before_end = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
+    starts: list[int] = []
+    for number, size in enumerate(sizes):
+        anew = number == 0 or left_before_end[number]
+        starts.append(0 if anew else starts[-1] + sizes[number - 1])
+        assert size >= 0
+    at = draw(st.integers(0, len(sizes) - 2))
+    then = draw(st.integers(0, sizes[at]))  # the size of the segment when the mark was made
+    was_over = draw(st.booleans()) and then == sizes[at]
+    predicted = 0 if at == 0 else starts[at - 1] + sizes[at - 1]
+    old = segment(
+        at + 1,
+        then - 1,
+        counted=then,
+        is_final=was_over,
+        is_completed=was_over,
+        start_sequence_id=starts[at] if was_over else predicted,
+    )
+    mark = mark_of(view(old), Place(at + 1, then))
+    begin = draw(st.integers(at + 1, len(sizes) - 1))
+    is_open = draw(st.booleans())
+    shown = [
+        segment(n + 1, sizes[n] - 1, counted=sizes[n], start_sequence_id=starts[n]) for n in range(begin, len(sizes))
+    ]
+    if is_open:
+        shown[-1] = replace(shown[-1], is_completed=False, is_final=False)
+    tallies = [Tally(n + 1, starts[n], sizes[n]) for n in range(begin) if draw(st.booleans())]
+    past = [(n + 1, sizes[n] - 1) for n in range(begin) if draw(st.booleans())]
+    now = view(*shown, tallies=tuple(tallies), past=tuple(past), floor=Place(begin + 1, 0))
+    return now, mark, sum(sizes[at:begin]) - then
+
+
+@settings(max_examples=1500)
+@given(lives())
+def test_bounds_hold_whatever_the_list_has_forgotten(life: tuple[StreamView, Mark, int]) -> None:
+    now, mark, gone = life
+    loss = lost(now, mark)
+    assert loss.least <= gone and (loss.most is None or gone <= loss.most)
+    if loss == NOTHING:
+        check_kept(now, mark)
