@@ -295,14 +295,17 @@ public final class Generator {
             for (long slot = 1; !stopping && sent < job.records; slot++) {
                 long now = Math.min(System.nanoTime(), endNs);
                 while (!stopping && sent < job.records && startNs + (long) ((handed + together - 1) * stepNs) < now) {
-                    while (!room.tryAcquire(together, 20, TimeUnit.MILLISECONDS) && !isLate(endNs)) {
-                        continue;
-                    }
-                    if (stopping) {
-                        return;
+                    boolean hasRoom = room.tryAcquire(together, 20, TimeUnit.MILLISECONDS);
+                    while (!hasRoom && !isLate(endNs)) {
+                        hasRoom = room.tryAcquire(together, 20, TimeUnit.MILLISECONDS);
                     }
                     if (isLate(endNs)) { // what is not handed over by now has waited so long already
-                        tally.behind(handed, stepNs, endNs);
+                        if (hasRoom) {
+                            room.release(together); // or the end would wait for an answer to what was never asked
+                        }
+                        if (!stopping) {
+                            tally.behind(handed, stepNs, endNs);
+                        }
                         return;
                     }
                     append(together, startNs + (long) (handed * stepNs), (long) stepNs);

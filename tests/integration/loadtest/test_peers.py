@@ -138,6 +138,7 @@ async def test_bookkeeper_keeps_what_its_java_client_wrote_while_a_bookie_dies(t
             told.append(await resting.result(2 * PATIENCE_S))
         assert told[-1]["sent"] == the_first
         assert flood["behind"] > 0 and flood["sent"] - the_first + flood["behind"] == 500_000, flood
+        assert flood["errors"] == [], "whatever was not sent is no record without an answer"
         await all_is_there(load, [*told, flood])
 
 
