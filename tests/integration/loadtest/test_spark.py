@@ -14,6 +14,7 @@ from tests.integration.spark.parts import need_spark
 def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
     need_spark()
     out = tmp_path / "w18.json"
+    quickly = os.environ["SPARK_SUBMIT_OPTS"].replace("-XX:+UseSerialGC", "")  # it says itself how Java collects
     done = subprocess.run(
         [
             *(sys.executable, "-m", "loadtest", "spark", "--gb", "0.09", "--rounds", "1", "--voids", "0"),
@@ -22,7 +23,7 @@ def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         timeout=400,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
+        env={**os.environ, "TMPDIR": str(tmp_path), "SPARK_SUBMIT_OPTS": quickly},
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout

@@ -28,6 +28,7 @@ from dlog.client.client import Client
 from dlog.spark import session
 from dlog.spark.sink import StreamWriter
 from dlog.spark.source import DlogDataSource
+from tests.integration.spark.archive import BRIEF
 
 #: where somebody may die: in a task before and behind its stage, and in the driver
 IN_TASKS = ("before the rows", "amid the rows", "behind the stage")
@@ -150,6 +151,7 @@ def main() -> None:
             "spark.log.level": "OFF",
             "spark.sql.shuffle.partitions": "2",
             "spark.task.maxFailures": "4",
+            "spark.executor.extraJavaOptions": BRIEF,
         },
     )
     spark.dataSource.register(KilledSource)

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.integration.spark.archive import BRIEF
+
 AMID_COPY, BEHIND_COPY = "amid the copy", "behind the copy"  # in a worker
 BEHIND_RECORD = "behind the record"  # in the driver
 PLANS = "DLOG_TEST_PLANS"
@@ -96,6 +98,7 @@ def main() -> None:
             "spark.ui.enabled": "false",
             "spark.log.level": "OFF",
             "spark.ui.showConsoleProgress": "false",
+            "spark.executor.extraJavaOptions": BRIEF,
         },
     )
     spark.sparkContext.environment[PLANS] = arguments.plans

@@ -1,0 +1,131 @@
+"""Java starts Spark in a third of the time when classes lie ready, loaded and checked, in an archive of its own
+(class data sharing): made once for each Java and each PySpark, and kept below .cache. Tests start Spark that often.
+
+    python -m tests.integration.spark.archive   a session that loads what tests load; its Java writes the archive
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from dlog.io.embedded_zookeeper import find_java
+
+ROOT = Path(__file__).parents[3]
+ARCHIVES = ROOT / ".cache" / "java"
+MAKING_S = 300.0
+#: of a Java that does not live long: it compiles once and cheaply, and has no thread but its own for collecting. Java
+#: goes on without an archive that does not fit, and says nothing about it.
+BRIEF = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xlog:disable"
+
+
+@cache
+def start_quickly() -> None:
+    """Have every Spark that is started here, and in what is started from here, start quickly."""
+    told = BRIEF
+    archive = _archive()
+    if archive is not None:
+        told += f" -XX:SharedArchiveFile={archive}"
+    os.environ["SPARK_SUBMIT_OPTS"] = told
+    os.environ["SPARK_LAUNCHER_OPTS"] = BRIEF
+
+
+def _archive() -> Path | None:
+    """None where Java makes none."""
+    found = importlib.util.find_spec("pyspark")
+    assert found is not None and found.origin is not None
+    jars, java = Path(found.origin).parent / "jars", find_java().resolve()
+    parts = [java, *sorted(jars.glob("*.jar"))]
+    told = "\n".join(f"{part} {part.stat().st_size} {part.stat().st_mtime_ns}" for part in parts)
+    archive = ARCHIVES / f"{hashlib.sha256((told + BRIEF).encode()).hexdigest()[:16]}.jsa"
+    ARCHIVES.mkdir(parents=True, exist_ok=True)
+    with archive.with_suffix(".lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not archive.exists():
+            _make(archive)
+    return archive if archive.stat().st_size else None
+
+
+def _make(archive: Path) -> None:
+    """An empty file if it cannot be made: it is tried once."""
+    with tempfile.TemporaryDirectory(dir=archive.parent) as room:
+        made = Path(room) / "made"
+        told = {"SPARK_SUBMIT_OPTS": f"{BRIEF} -XX:ArchiveClassesAtExit={made}", "TMPDIR": room}
+        subprocess.run(
+            [sys.executable, "-m", "tests.integration.spark.archive"],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,  # until the end of Java, which has these too
+            env={**os.environ, **told},
+            timeout=MAKING_S,
+            check=False,
+        )
+        if not made.exists():
+            made.touch()
+        made.rename(archive)
+
+
+def main() -> None:
+    """Batches and streams of a Python source, Parquet, and a shuffle."""
+    import pyarrow as pa
+    from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition, SimpleDataSourceStreamReader
+
+    from dlog.spark import session
+
+    class Reader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(0), InputPartition(1)]
+
+        def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+            yield pa.RecordBatch.from_pydict({"number": pa.array([1, 2], pa.int64())})
+
+    class StreamReader(SimpleDataSourceStreamReader):
+        def initialOffset(self) -> dict[str, int]:
+            return {"to": 0}
+
+        def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int]], dict[str, int]]:
+            return iter([(start["to"],)] if start["to"] < 2 else []), {"to": min(start["to"] + 1, 2)}
+
+        def readBetweenOffsets(self, start: dict[str, int], end: dict[str, int]) -> Iterator[tuple[int]]:
+            return iter([(number,) for number in range(start["to"], end["to"])])
+
+    class Numbers(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "numbers"
+
+        def schema(self) -> str:
+            return "number bigint"
+
+        def reader(self, schema: object) -> DataSourceReader:
+            return Reader()
+
+        def simpleStreamReader(self, schema: object) -> SimpleDataSourceStreamReader:
+            return StreamReader()
+
+    settings = {"spark.master": "local[2]", "spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+    spark = session("archive", **settings)
+    spark.dataSource.register(Numbers)
+    with tempfile.TemporaryDirectory() as room:
+        frame = spark.read.format("numbers").load()
+        frame.selectExpr("number", "current_date() as day").write.partitionBy("day").parquet(f"{room}/batch")
+        read = spark.read.parquet(f"{room}/batch").where("number > 1")
+        read.groupBy("day").agg({"number": "max"}).orderBy("day").collect()
+        writer = spark.readStream.format("numbers").load().writeStream.format("parquet").option("path", f"{room}/table")
+        query = writer.option("checkpointLocation", f"{room}/checkpoint").trigger(processingTime="0 seconds").start()
+        query.processAllAvailable()
+        query.stop()
+        spark.read.parquet(f"{room}/table").count()
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

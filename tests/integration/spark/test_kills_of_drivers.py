@@ -1,0 +1,39 @@
+"""Aimed kills: of the driver; before, amid and behind each step of a batch.
+
+However often and wherever, a reader of the copy finds each record once and in order, and no stage is left behind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dlog.client.sync import SyncClient
+from tests.integration.cli.up import Up
+from tests.integration.spark.killing import IN_DRIVER
+from tests.integration.spark.ordeals import APPENDED, STAGED, Ordeal
+from tests.integration.spark.test_source import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="module")
+def lake(cluster: Up, client: SyncClient, spark: SparkSession) -> Lake:
+    return Lake(cluster, client, spark)
+
+
+def test_drivers_are_killed_wherever_they_are(lake: Lake, tmp_path: Path) -> None:
+    """Each time it is started again with another number of partitions, and another way to publish."""
+    ordeal = Ordeal(lake, tmp_path, 13)
+    points = (*IN_DRIVER, "behind the stage", "amid the publish", "behind the publish") * 2
+    for batch, point in enumerate(points):
+        ordeal.plan(batch, point, "driver")
+    for died in range(len(points)):
+        changed = {"partitions": 1 + died % 3, "append_bytes": (STAGED, APPENDED)[died // 3 % 2]}
+        assert ordeal.run(**changed) != 0, "it was to die"
+        assert ordeal.killed == died + 1
+    assert ordeal.run() == 0, ordeal.printed.read_text()[-3000:]
+    ordeal.judge()
