@@ -1,4 +1,5 @@
-"""The same tests with the oldest PySpark that is supported: source, streaming source and sink."""
+"""With the oldest PySpark that is supported: source, streaming source and sink, as with the newest; and tables of Delta
+Lake, which is made for no newer one yet."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from loadtest.systems.java import DELTA
 from tests.parts import need
 
 ROOT = Path(__file__).parents[3]
@@ -20,11 +22,28 @@ CHOSEN = (
 
 
 def test_pyspark_4_2(tmp_path: Path) -> None:
+    need_older()
+    said = run([str(Path(__file__).parent / name) for name in FILES], tmp_path, "-k", " or ".join(CHOSEN))
+    assert all(name in said for name in CHOSEN), "each of them was run"
+
+
+def test_delta_lake(tmp_path: Path) -> None:
+    need_older()
+    how = "python -m loadtest peers install delta (needs Maven: apt-get install maven)"
+    need(DELTA.are_here(), "Delta Lake", how)
+    said = run([str(Path(__file__).parent / "delta_tables.py")], tmp_path)
+    assert said.count("PASSED") == 2 and "SKIPPED" not in said, said[-3000:]
+
+
+def need_older() -> None:
     need((OLDER / "pyspark").is_dir(), "PySpark 4.2", "make sparks")
-    files = [str(Path(__file__).parent / name) for name in FILES]
-    quiet = ("-vv", "-p", "no:cacheprovider", "-p", "no:xdist", "--basetemp", str(tmp_path / "inner"))
+
+
+def run(files: list[str], room: Path, *chosen: str) -> str:
+    """What pytest says of them with that PySpark."""
+    quiet = ("-vv", "-p", "no:cacheprovider", "-p", "no:xdist", "--basetemp", str(room / "inner"))
     asked = subprocess.run(
-        [sys.executable, "-m", "pytest", *quiet, *files, "-k", " or ".join(CHOSEN)],
+        [sys.executable, "-m", "pytest", *quiet, *files, *chosen],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(OLDER), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
@@ -32,4 +51,4 @@ def test_pyspark_4_2(tmp_path: Path) -> None:
         check=False,
     )
     assert asked.returncode == 0, asked.stdout[-3000:] + asked.stderr[-1000:]
-    assert all(name in asked.stdout for name in CHOSEN), "each of them was run"
+    return asked.stdout
