@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COPIES = 3
 SEGMENT_BYTES = 64 << 20
-OFFLOADED_MAX = 2_500_000  # records: what is offloaded has to be written anew for each round
+OFFLOADED_MAX = 5_000_000  # records: what is offloaded has to be written anew for each round
 _CHUNK = 10_000
 
 

@@ -152,25 +152,41 @@ class Bench:
 
     def scan(self, frame: DataFrame) -> Figure:
         """Every row, into nothing. Raises WrongRecordsError."""
+        before = self._last_execution()
         begun_s = time.perf_counter()
         frame.write.format("noop").mode("overwrite").save()
         took_s = time.perf_counter() - begun_s
-        records = self._rows_of_last()
+        records = self._rows_since(before)
         if records != self.where.records:
             raise WrongRecordsError(f"a scan gave {records} records of {self.where.records}")
         return Figure(records * RECORD_BYTES / took_s / 1e6, records)
 
-    def _rows_of_last(self) -> int:
-        """What came out of the scan of the last query, as Spark itself counts: to count again would cost time."""
-        store: Any = cast(Any, self.spark)._jsparkSession.sharedState().statusStore()
-        end_s = time.monotonic() + _METRICS_S
+    def _store(self) -> Any:
+        return cast(Any, self.spark)._jsparkSession.sharedState().statusStore()
+
+    def _last_execution(self) -> int:
+        """Its number; -1 before the first."""
+        executions = self._store().executionsList()
+        return int(executions.last().executionId()) if executions.size() else -1
+
+    def _rows_since(self, before: int) -> int:
+        """What came out of the scan of the last query, as Spark itself counts: to count again would cost time. A query
+        may be several executions, of which one scans."""
+        store, end_s = self._store(), time.monotonic() + _METRICS_S
         while time.monotonic() < end_s:
-            last = store.executionsList().last()
-            if last.completionTime().isDefined() and last.metricValues() is not None:
-                values = store.executionMetrics(last.executionId())
-                metrics = [last.metrics().apply(i) for i in range(last.metrics().size())]
+            told: list[int] = []
+            executions = store.executionsList()  # of many, the newest
+            for place in range(executions.size() - 1, -1, -1):
+                one = executions.apply(place)
+                if one.executionId() <= before:
+                    return max(told, default=0)
+                if not one.completionTime().isDefined() or one.metricValues() is None:
+                    break
+                values = store.executionMetrics(one.executionId())
+                metrics = [one.metrics().apply(i) for i in range(one.metrics().size())]
                 found = [values.get(m.accumulatorId()) for m in metrics if m.name() == "number of output rows"]
-                told = [int(one.get().replace(",", "")) for one in found if one.isDefined()]
+                told += [int(rows.get().replace(",", "")) for rows in found if rows.isDefined()]
+            else:
                 return max(told, default=0)
             time.sleep(0.02)
         raise CannotRunError("Spark does not tell how many rows a query had")
