@@ -62,7 +62,7 @@ class ServingOptions:
     tcp_only: bool = False
     connections_max: int = option(2000, sim=(1, 4))
     connections_per_host_max: int = 0  # of one client host, as a balancer names it; 0: no bound of its own
-    receive_bytes_max: int = option(128 * MiB, sim=(MiB, 8 * MiB))  # of frames that are not whole yet, all connections
+    receive_bytes_max: int = option(256 * MiB, sim=(MiB, 8 * MiB))  # kept for frames not yet whole, all connections
     hello_s: float = 5.0  # a connection that has not said hello by then is closed
     batch_bytes_max: int = option(RECORD_BYTES_MAX, sim=(KiB, RECORD_BYTES_MAX))
     unready_after_s: float = 120.0  # without metadata, or without any bookie to write to; no reason for haste
