@@ -294,7 +294,8 @@ class MemoryReader:
             room -= len(payload)
         return found
 
-    read_views = read
+    async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        return await self.read(first, last, max_bytes)
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         try:

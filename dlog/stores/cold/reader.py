@@ -195,7 +195,8 @@ class ColdSegmentReader:
         self._expect(extent, first + len(found), goes_on)
         return found
 
-    read_views = read
+    async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        return await self.read(first, last, max_bytes)
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
         """At once: all there will ever be is there."""

@@ -252,6 +252,18 @@ class StoreContract:
         assert beyond == [payload(29, 1000)]
         await reader.close()
 
+    async def test_views_are_what_is_read(self, stores: OpenStore) -> None:
+        store = await stores()
+        run = await self._run(store)
+        for size in (1, 0, 1000, 3000, 70_000, 2):
+            run.append(size=size)
+        await run.writer.seal()
+        reader = await store.open_reader(run.ref)
+        for first, last, max_bytes in ((0, 5, 1 << 20), (2, 2, 1), (1, 500, 4500)):
+            views = await reader.read_views(EntryId(first), EntryId(last), max_bytes)
+            assert list(map(bytes, views)) == await reader.read(EntryId(first), EntryId(last), max_bytes)
+        await reader.close()
+
     async def test_the_end_may_be_told_instead_of_asked(self, stores: OpenStore) -> None:
         store = await stores()
         run = await self._run(store)
