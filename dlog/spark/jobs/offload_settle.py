@@ -1,6 +1,7 @@
 """Segments on their way to cold storage: each run goes on with what an earlier one began, or has just copied.
 
-The law of this file: before anything is deleted metadata is read, and what it names stays. A record is forgotten last.
+The law of this file: before anything is deleted metadata is read, and what it names stays; and no run deletes a hot
+copy before it saw a proxy read from cold storage. A record is forgotten last.
 """
 
 from __future__ import annotations
@@ -112,12 +113,16 @@ async def _tell_first(cluster: Cluster, client: Client, job: Job, kept: Kept) ->
     """And see whether a proxy reads it there; if not, it lies where it lay."""
     if not await _relocate(cluster, client, job, kept):
         return
-    job.trial.refusal = await _try_out(client, kept.record)
-    job.trial.is_over = True
+    await _try(client, job, kept.record)
     if job.trial.refusal:
         await _take_back(client, kept.record, kept.record.object)
     job.trial.check()
     await _moved(cluster, job, kept)
+
+
+async def _try(client: Client, job: Job, record: Record) -> None:
+    job.trial.refusal = await _try_out(client, record)
+    job.trial.is_over = True
 
 
 async def _try_out(client: Client, record: Record) -> str:
@@ -252,11 +257,17 @@ async def _finish(cluster: Cluster, *, job: Job, sound: Sequence[Retiring], dama
     async with await job.client(cluster) as client:
 
         async def delete(one: Retiring) -> None:
+            async with job.trial.turn:  # who told its stream may have been killed before it tried
+                if not job.trial.is_over:
+                    await _try(client, job, one.kept.record)
+            if job.trial.refusal:
+                await go_back(one, is_damaged=False)
+            job.trial.check()
             await _forget(cluster, job, one.kept, one.lies_at)
 
-        async def go_back(one: Retiring) -> None:
+        async def go_back(one: Retiring, *, is_damaged: bool = True) -> None:
             record = one.kept.record
-            await job.records(cluster).note(one.kept, moved_unix_ms=0, is_damaged=True)
+            await job.records(cluster).note(one.kept, moved_unix_ms=0, is_damaged=is_damaged)
             if await _take_back(client, record, one.lies_at):
                 job.report.add("segments_taken_back")
                 job.item(record, "taken back")

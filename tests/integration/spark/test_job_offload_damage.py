@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from dlog.errors import ConfigError, DamagedError, InvalidRequestError, StreamNo
 from dlog.log.note import encode_note
 from dlog.model.ids import EntryId
 from dlog.model.quorum import Quorum
+from dlog.spark.jobs import offload_settle
 from dlog.spark.jobs.frame import Verdict
 from dlog.stores.contract import MisconfiguredError
 from dlog.wire.entry import CONTROL, RECORD_SET, Record, build_record_set, encode_entry
@@ -155,10 +157,9 @@ def test_a_place_that_cannot_be_used_ends_the_job_at_once(request: pytest.Fixtur
     assert yard.znodes(name) == []
 
 
-def test_proxies_that_cannot_read_it_there_are_found_out_with_the_first_segment(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    """Nobody said to them how S3 is reached."""
+@pytest.fixture
+def untold(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Yard]:
+    """Nobody said to these proxies how S3 is reached."""
     told = yard_of("s3", request)
     with ExitStack() as stack:
         with pytest.MonkeyPatch.context() as patch:
@@ -166,12 +167,36 @@ def test_proxies_that_cannot_read_it_there_are_found_out_with_the_first_segment(
                 patch.delenv(key)
             cluster = stack.enter_context(up(tmp_path / "untold", "--bookies", "3"))
         client = stack.enter_context(dlog.connect_sync(cluster.running.connect))
-        yard = Yard(cluster, client, told.spark, told.kept)
-        name = yard.written()
-        rows, hot = yard.rows(name), yard.hot(name)
-        report = yard.offload(name, fails=True)
-        assert report.verdict is Verdict.FAILED
-        assert all("proxies cannot read it in cold storage" in failure["text"] for failure in report.failures)
-        assert "Unable to locate credentials" in report.failures[0]["text"]
-        assert yard.cold_segments(name) == [] and yard.hot(name) == hot
-        assert yard.rows(name) == rows
+        yield Yard(cluster, client, told.spark, told.kept)
+
+
+def test_proxies_that_cannot_read_it_there_are_found_out_with_the_first_segment(untold: Yard) -> None:
+    name = untold.written()
+    rows, hot = untold.rows(name), untold.hot(name)
+    report = untold.offload(name, fails=True)
+    assert report.verdict is Verdict.FAILED
+    assert all("proxies cannot read it in cold storage" in failure["text"] for failure in report.failures)
+    assert "Unable to locate credentials" in report.failures[0]["text"]
+    assert untold.cold_segments(name) == [] and untold.hot(name) == hot
+    assert untold.rows(name) == rows
+
+
+def test_no_hot_copy_goes_before_a_proxy_was_seen_to_read_from_cold_storage(
+    untold: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run told the streams, and was killed before it tried."""
+
+    async def nobody_tries(*_: object) -> str:
+        return ""
+
+    name = untold.written()
+    rows, hot = untold.rows(name), untold.hot(name)
+    with monkeypatch.context() as patch:
+        patch.setattr(offload_settle, "_try_out", nobody_tries)
+        moved = untold.offload(name)
+    assert moved.verdict is Verdict.OK and len(untold.cold_segments(name)) > 1
+    report = untold.offload(name, grace_s=0.0, fails=True)
+    assert report.verdict is Verdict.FAILED
+    assert all("proxies cannot read it in cold storage" in failure["text"] for failure in report.failures)
+    assert untold.cold_segments(name) == [] and untold.hot(name) == hot
+    assert untold.rows(name) == rows
