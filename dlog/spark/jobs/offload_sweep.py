@@ -28,8 +28,9 @@ async def sweep(cluster: Cluster, *, job: Job) -> None:
     before_unix_ms = unix_ms() - job.options.orphan_age_s * 1000
     objects, records = cold_store(cluster).objects, job.records(cluster)
     orphans: dict[StreamName, list[str]] = defaultdict(list)
-    for stream in job.streams:
-        orphans[stream.name] = await records.swept(stream.name)  # of a run that was killed at it
+    begun = await job.each(job.streams, lambda stream: records.swept(stream.name), "sweep")  # by a run that was killed
+    for stream, places in zip(job.streams, begun, strict=True):
+        orphans[stream.name] = places or []
     known = {stream.name: _known(stream) for stream in job.streams}
     async for found in _objects(cluster, job):
         name = _stream_of(found)
