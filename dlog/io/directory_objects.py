@@ -11,6 +11,7 @@ import contextlib
 import errno
 import mmap
 import os
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 
@@ -56,13 +57,15 @@ class DirectoryObjects:
 
 class FileWriter:
     """Writes a file beside its place and moves it there; past the page cache where that can be, for it will hardly be
-    read soon. Made in a thread. Raises MisconfiguredError, StoreUnavailableError."""
+    read soon. Made in a thread. Raises MisconfiguredError, StoreUnavailableError. Whoever is cancelled leaves its
+    thread at work: `abort` waits for that."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{_PART}")
         self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # what was not written yet
         self._gathered = self._written = 0
+        self._turn = threading.Lock()
         with _errors(path):
             _make_directory(path.parent)
             self._file = RealFile(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
@@ -77,21 +80,21 @@ class FileWriter:
         await asyncio.to_thread(self._abort)
 
     def _write(self, parts: Sequence[Buffer]) -> None:
-        for part in parts:
-            view, at = memoryview(part), 0
-            while at < len(view):
-                taken = min(len(view) - at, _PIECE_BYTES - self._gathered)
-                self._piece[self._gathered : self._gathered + taken] = view[at : at + taken]
-                at += taken
-                self._gathered += taken
-                if self._gathered == _PIECE_BYTES:
-                    with _errors(self._path):
+        with self._turn, _errors(self._path):
+            for part in parts:
+                view, at = memoryview(part), 0
+                while at < len(view):
+                    taken = min(len(view) - at, _PIECE_BYTES - self._gathered)
+                    self._piece[self._gathered : self._gathered + taken] = view[at : at + taken]
+                    at += taken
+                    self._gathered += taken
+                    if self._gathered == _PIECE_BYTES:
                         self._file.write_blocks(self._piece, self._written)
-                    self._written += self._gathered
-                    self._gathered = 0
+                        self._written += self._gathered
+                        self._gathered = 0
 
     def _finish(self) -> None:
-        with _errors(self._path):
+        with self._turn, _errors(self._path):
             self._file.pwritev([bytes(self._piece[: self._gathered])], self._written)
             self._file.datasync()
             self._file.close()
@@ -99,8 +102,8 @@ class FileWriter:
             _sync_directory(self._path.parent)
 
     def _abort(self) -> None:
-        self._file.close()
-        with contextlib.suppress(OSError):
+        with self._turn, contextlib.suppress(OSError):
+            self._file.close()
             os.unlink(self._part)
 
 
