@@ -24,7 +24,7 @@ TESTED: dict[int, str] = {
     9: f"{WHOLE}/test_source.py::test_sql_with_options_reads_too",
     10: f"{UNIT}/test_options.py::test_names_of_options_have_no_case",
     13: f"{WHOLE}/test_source.py::test_a_reader_that_stops_early_leaves_nothing_running",
-    14: f"{WHOLE}/test_source.py::test_executors_that_are_processes_of_their_own",  # with bounded memory
+    14: f"{WHOLE}/test_memory.py::test_a_worker_reads_more_than_it_may_take",
     15: f"{UNIT}/test_workers.py::test_what_is_imported_is_no_garbage_to_be_looked_for_after_each_task",
     16: f"{UNIT}/test_planning.py::test_a_great_segment_is_split_and_small_ones_share",
     18: f"{UNIT}/test_workers.py::test_pandas_is_not_needed",

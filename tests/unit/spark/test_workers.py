@@ -5,29 +5,48 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from dlog.spark import workers
 
 ROOMS = "dlog.spark.source, dlog.spark.sink, dlog.spark.jobs.audit, dlog.spark.jobs.offload, dlog.spark.jobs.replay"
+THRESHOLDS = 700, 10, 10  # Python's own
 
 
-def test_what_is_imported_is_no_garbage_to_be_looked_for_after_each_task(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """Python's garbage collector as it is when a process begins; what this process had is given back."""
+    thresholds = gc.get_threshold()
+    gc.unfreeze()
+    gc.set_threshold(*THRESHOLDS)
+    workers.settle_in.cache_clear()
+    yield
+    workers.settle_in.cache_clear()
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def is_looked_at(thing: object) -> bool:
+    """Whether a collection looks at this one."""
+    return any(one is thing for one in gc.get_objects())
+
+
+def test_what_is_imported_is_no_garbage_to_be_looked_for_after_each_task(
+    monkeypatch: pytest.MonkeyPatch, collector: None
+) -> None:
     """Trap 15."""
     kept: list[bool] = []
     monkeypatch.setattr(workers, "keep_freed_memory", lambda: kept.append(True))
-    monkeypatch.setattr(workers, "freeze", gc.freeze)
-    workers.settle_in.cache_clear()
-    before = gc.get_freeze_count()
-    try:
-        workers.settle_in()
-        assert gc.get_freeze_count() > before
-        workers.settle_in()
-        assert kept == [True], "once a process"
-    finally:
-        gc.unfreeze()
-        workers.settle_in.cache_clear()
+    imported: list[object] = []
+    assert is_looked_at(imported)
+    workers.settle_in()
+    assert not is_looked_at(imported)
+    assert all(now > was for now, was in zip(gc.get_threshold(), THRESHOLDS, strict=True))
+    made_by_a_task: list[object] = []
+    workers.settle_in()
+    assert is_looked_at(made_by_a_task) and kept == [True], "once a process"
 
 
 def test_pandas_is_not_needed() -> None:
