@@ -373,8 +373,10 @@ class Bookie:
         waiter: Any,
         out: list[Any],
         alone: bool,
+        wanted: int = 0,
     ) -> Outcome:
-        """The packet, or why not; None if it will come: `parked` is served then, or `resume` called with `waiter`."""
+        """The packet, or why not; None if it will come: `parked` is served then, or `resume` called with `waiter`.
+        wanted: bytes that whoever asks would take, with those of entries that follow."""
         ledger = self._ledgers.get(number)
         if ledger is None:
             return Code.IO_ERROR if self._limbo else Code.NO_LEDGER
@@ -391,14 +393,24 @@ class Bookie:
             return packet
         if self.reads_waiting >= self._options.reads_waiting_max:
             return Code.TOO_MANY_REQUESTS
-        self._fetch(number, entry, resume, waiter, out, alone=alone)
+        self._fetch(number, entry, resume, waiter, out, alone=alone, wanted=wanted)
         return None
 
     def _in_memory(self, ledger: int, entry: int) -> bytes | None:
         packet = self._cache.get(ledger, entry)
         return packet if packet is not None else self._read_cache.get(ledger, entry)
 
-    def _fetch(self, ledger: int, entry: int, resume: Resume, waiter: Any, out: list[Any], *, alone: bool) -> None:
+    def _fetch(
+        self,
+        ledger: int,
+        entry: int,
+        resume: Resume,
+        waiter: Any,
+        out: list[Any],
+        *,
+        alone: bool,
+        wanted: int = 0,
+    ) -> None:
         """Ask the disk, or wait for a question under way whose read-ahead should bring the entry."""
         self.reads_waiting += 1
         under_way = self._fetches_of.get(ledger)
@@ -411,7 +423,8 @@ class Bookie:
         fetching = _Fetching(ledger, entry, self._checkpoints, [(entry, resume, waiter)])
         self._fetches[token] = fetching
         self._fetches_of.setdefault(ledger, []).append(fetching)
-        out.append(Fetch(token, ledger, entry, self._options.read_ahead_entries, self._options.read_ahead_bytes))
+        bytes_max = max(self._options.read_ahead_bytes, wanted)
+        out.append(Fetch(token, ledger, entry, self._options.read_ahead_entries, bytes_max))
 
     def _fetched(self, fact: Fetched, out: list[Any]) -> None:
         fetching = self._fetches.pop(fact.token)
@@ -457,10 +470,10 @@ class Bookie:
 
     def _gather(self, batch: _Batch, out: list[Any], alone: bool = False) -> None:
         """Take entries while they are at hand; the first that must be fetched goes on from `_resume_batch`."""
+        ledger = batch.request.ledger
         while True:
-            outcome = self._find(
-                batch.request.ledger, batch.entry, batch.peer, batch, self._resume_batch, batch, out, alone
-            )
+            wanted = batch.bytes_max - batch.size
+            outcome = self._find(ledger, batch.entry, batch.peer, batch, self._resume_batch, batch, out, alone, wanted)
             if outcome is None or not self._take(batch, outcome, out):
                 return
 

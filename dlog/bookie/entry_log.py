@@ -60,11 +60,10 @@ def parse_section_end(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
     return previous, [_CONTENT.unpack_from(body, 12 + i * _CONTENT.size) for i in range(count)]
 
 
-def take_entry(data: bytes, at: int, ledger: int, entry: int, length: int) -> bytes:
-    """The packet whose record begins at `at`. Raises DamagedError if it is not the entry asked for, byte for byte."""
-    packet = data[at + HEAD_BYTES : at + HEAD_BYTES + length]
-    if len(packet) == length and len(packet) >= _IDS.size:
-        stored_length, crc = _HEAD.unpack_from(data, at)
+def check_entry(head: bytes, packet: bytes, ledger: int, entry: int, length: int) -> None:
+    """Raises DamagedError if this is not the entry asked for, byte for byte. head: what precedes the packet."""
+    if len(head) == HEAD_BYTES and len(packet) == length and len(packet) >= _IDS.size:
+        stored_length, crc = _HEAD.unpack(head)
         if stored_length == length and crc32c(packet) == crc and _IDS.unpack_from(packet) == (ledger, entry):
-            return packet
+            return
     raise DamagedError(f"a stored entry does not verify: ledger={ledger} entry={entry}")

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dlog.bookie.cache import Half, Stored
-from dlog.bookie.entry_log import HEAD_BYTES, entry_head, log_header, section_end, take_entry
+from dlog.bookie.entry_log import HEAD_BYTES, check_entry, entry_head, log_header, section_end
 from dlog.bookie.index import (
     CHUNK_ENTRIES,
     PLACE_BYTES,
@@ -41,6 +41,7 @@ from dlog.io.disk import BLOCK_BYTES, Disk, File, read_whole, write_whole
 MANIFEST = "MANIFEST"
 _OURS = ("index-", "entries-")
 _WRITE_BYTES = 1 << 20
+_ALONE_BYTES = 32 << 10  # entries of so many bytes in the middle are read one by one
 _CHUNK_PLACES = CHUNK_ENTRIES * PLACE_BYTES
 
 
@@ -135,16 +136,16 @@ class LedgerDir:
         return []
 
     def _read(self, ledger: int, places: Sequence[Place]) -> list[bytes]:
-        first, last = places[0], places[-1]
-        data = self._log(first.log).pread(last.offset + HEAD_BYTES + last.length - first.offset, first.offset)
+        log = self._log(places[0].log)
         packets: list[bytes] = []
-        for place in places:
+        for place, (head, packet) in zip(places, _stored(log, places), strict=True):
             try:
-                packets.append(take_entry(data, place.offset - first.offset, ledger, place.entry, place.length))
+                check_entry(head, packet, ledger, place.entry, place.length)
             except DamagedError:
                 if not packets:
                     raise
                 break
+            packets.append(packet)
         return packets
 
     def _log(self, number: int) -> File:
@@ -373,6 +374,21 @@ def _append_ledger(
     for at in range(0, len(packed), _CHUNK_PLACES):
         chunks.append(builder.chunk(ledger, packed[at : at + _CHUNK_PLACES]))
     return ledger, len(entries), writer.offset - begin
+
+
+def _stored(log: File, places: Sequence[Place]) -> Iterator[tuple[bytes, bytes]]:
+    """Each one's head and packet. Small ones are read together and cut; a large one is read into memory of its own, for
+    a call of the system costs less than the copy."""
+    first, last = places[0], places[-1]
+    size = last.offset + HEAD_BYTES + last.length - first.offset
+    if size >= _ALONE_BYTES * len(places):
+        for place in places:
+            yield log.pread(HEAD_BYTES, place.offset), log.pread(place.length, place.offset + HEAD_BYTES)
+        return
+    data = log.pread(size, first.offset)
+    for place in places:
+        at = place.offset - first.offset + HEAD_BYTES
+        yield data[at - HEAD_BYTES : at], data[at : at + place.length]
 
 
 def _neighbours(places: bytes, number: int, entries_max: int, bytes_max: int) -> list[Place]:

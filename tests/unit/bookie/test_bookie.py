@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dlog.bookie.bookie import Bookie
@@ -277,6 +279,21 @@ class TestBatchReads:
         assert len(self.done(station, batch(1, 0, size=1)).packets) == 1
         assert len(self.done(station, batch(1, 0, size=0)).packets) == 1
         assert len(self.done(station, batch(1, 0, size=-5)).packets) == 1
+
+    def test_the_disk_is_asked_once_for_all_that_a_batch_has_room_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        station = fresh(replace(OPTIONS, read_ahead_bytes=1))
+        stored(station, 1, *range(20))
+        station.checkpoint()
+        asked: list[Fetch] = []
+        fetch = station._fetch
+
+        def noting(effect: Fetch) -> None:
+            asked.append(effect)
+            fetch(effect)
+
+        monkeypatch.setattr(station, "_fetch", noting)
+        assert len(self.done(station, batch(1, 0)).packets) == 20
+        assert [one.entry for one in asked] == [0]
 
     def test_minus_one_gives_the_last_and_then_the_beginning(self, station: Station) -> None:
         stored(station, 1, 0, 1, 2)

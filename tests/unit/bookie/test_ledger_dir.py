@@ -45,7 +45,11 @@ def row(ledger: int, last: int = -1, fenced: bool = False) -> LedgerRow:
     return LedgerRow(ledger, b"k" * 20, fenced, last - 1, last)
 
 
-def test_lookup_reads_ahead_over_neighbours_and_stops_at_a_gap() -> None:
+@pytest.mark.parametrize("alone_bytes", [32 << 10, 1], ids=["together", "one by one"])
+def test_lookup_reads_ahead_over_neighbours_and_stops_at_a_gap(
+    alone_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dlog.io.ledger_dir._ALONE_BYTES", alone_bytes)
     made = directory(SimulatedDisk())
     made.flush(half(*[(1, e) for e in range(10)], (1, 20), (2, 5)), [row(1, 20), row(2, 5)], FIRST_MARK)
     assert made.lookup(1, 3, 100, 1 << 20) == [packet(1, e) for e in range(3, 10)]
