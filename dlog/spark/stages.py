@@ -1,26 +1,27 @@
 """Stages: ledgers that tasks write, registered before a byte is in them, and swept when nobody will take them in.
 
-The law of this file: what is swept is in no stream's list and never will be: its batch was decided, or it is old. A
+The law of this file: what is swept is in no stream's list and never will be, as `Sweep` in dlog/model/sink.py judges. A
 sink's stages are named below `<namespace>/.sinks/<sink>`, which Java tools skip.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dlog.errors import DamagedError, InvalidRequestError, MetadataUnavailableError, StreamNotFoundError
+from dlog.errors import DamagedError, MetadataUnavailableError, StreamNotFoundError
 from dlog.io.clock import unix_ms
 from dlog.io.zookeeper_protocol import NodeExistsError, NoNodeError
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
-from dlog.model.sink import SinkBatch, Standing, standing
+from dlog.model.sink import RegisteredStage, SinkBatch, StreamLook, Sweep, Verdict, registered_stage
 from dlog.spark.reach import Cluster
 from dlog.stores.contract import STAGE, SegmentRef, SegmentWriter
 from dlog.wire.entry import decode_entry
@@ -29,6 +30,7 @@ STORE = "ledger"
 UNNUMBERED = ".writes"  # where stages of writes without a number are registered; no sink has such a name
 _UNDER_WAY_MAX = 8  # entries of a stage without an answer
 _READ_BYTES = 4 << 20
+_TXID = re.compile(r"([0-9]{1,19})-(.+)-([0-9]{1,19})\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,77 +177,61 @@ async def txid_of(cluster: Cluster, namespace: str, batch: SinkBatch, least: int
 async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float) -> int:
     """Delete stages of this sink that nobody will take in: those of batches up to `done`, which was decided, and those
     of other queries that are older than `keep_s`; how many. What is in a list stays, and is registered no longer; and
-    what its query may still have taken in stays too, however old: its stream knows of no later program of this sink."""
+    what its query may still have taken in stays too, however old: its stream knows of no later program of this sink. A
+    registration that cannot be understood stays as it is, and no finding of the audit's, which goes by its name."""
     path = sink_path(namespace, done.sink)
     zookeeper = cluster.metadata.zookeeper
     try:
         names, _ = await zookeeper.children(path, fresh=True)
     except NoNodeError:
         return 0
-    seen: dict[str, StreamMetadata | None] = {}
-    listed: dict[str, set[str]] = {}
+    rule = Sweep(done, unix_ms() - keep_s * 1000, is_numbered=done.sink != UNNUMBERED)
+    looks: dict[StreamName, list[StreamLook]] = {}
     swept = 0
     for name in names:
         kind, _, rest = name.partition("-")
-        told = await _read(cluster, f"{path}/{name}")
         if kind == "txid" and _is_decided_txid(rest, done):
             await _drop(cluster, f"{path}/{name}")
-        if kind != "stage" or told is None or not _is_over(told, done, keep_s):
+        stage = await _registered(cluster, f"{path}/{name}", done.sink, rest) if kind == "stage" else None
+        if stage is None:
             continue
-        stream = str(told.get("stream", ""))
-        if stream not in seen:
-            seen[stream] = await _value_of(cluster, stream)
-        if not _is_shut_out(seen[stream], told, done):
+        seen = looks.setdefault(stage.stream, [])
+        while (verdict := rule.judge(stage, seen)) is Verdict.LOOK:
+            seen.append(await _look(cluster, stage.stream, done.sink))
+        if verdict is Verdict.STAYS:
             continue
-        if stream not in listed:  # read after it was shut out: what is not in it now will never be
-            listed[stream] = _places(await _value_of(cluster, stream))
-        if rest not in listed[stream]:
-            await cluster.stores[STORE].delete(SegmentRef(StreamName(stream), STAGE, rest))
+        if verdict is Verdict.GOES:
+            await cluster.stores[STORE].delete(SegmentRef(stage.stream, STAGE, stage.place))
             swept += 1
         await _drop(cluster, f"{path}/{name}")
     return swept
 
 
-def _is_over(told: dict[str, Any], done: SinkBatch, keep_s: float) -> bool:
-    if (told.get("epoch"), told.get("query")) == (done.epoch, done.query):
-        return int(told.get("batch", 0)) <= done.batch
-    return unix_ms() - int(told.get("unix_ms", 0)) > keep_s * 1000
-
-
 def _is_decided_txid(rest: str, done: SinkBatch) -> bool:
-    epoch, _, more = rest.partition("-")
-    query, _, batch = more.rpartition("-")
-    return (epoch, query) == (str(done.epoch), done.query) and batch.isdigit() and int(batch) <= done.batch
+    """Of a txid's name, `<epoch>-<query>-<batch>`."""
+    found = _TXID.match(rest)
+    if found is None:
+        return False
+    epoch, query, batch = found.groups()
+    return (epoch, query) == (str(done.epoch), done.query) and int(batch) <= done.batch
 
 
-def _is_shut_out(value: StreamMetadata | None, told: dict[str, Any], done: SinkBatch) -> bool:
-    """Whether the stream refuses this stage for ever, or is gone. Who is not remembered at all goes by age alone."""
-    is_own = (told.get("epoch"), told.get("query")) == (done.epoch, done.query)
-    if value is None or is_own or done.sink == UNNUMBERED:
-        return True
-    batch = SinkBatch(done.sink, int(told.get("epoch", 0)), str(told.get("query", "")), int(told.get("batch", 0)))
-    return standing(value.sink(done.sink), batch) in {Standing.DONE, Standing.SHUT_OUT, Standing.ANOTHER}
-
-
-async def _value_of(cluster: Cluster, stream: str) -> StreamMetadata | None:
-    """None: there is no such stream."""
-    try:
-        return await stream_of(cluster, stream)
-    except (StreamNotFoundError, InvalidRequestError):
-        return None
-
-
-def _places(value: StreamMetadata | None) -> set[str]:
-    return set() if value is None else {s.place for s in value.segments if s.store == STORE}
-
-
-async def _read(cluster: Cluster, path: str) -> dict[str, Any] | None:
+async def _registered(cluster: Cluster, path: str, sink: str, place: str) -> RegisteredStage | None:
+    """None: it is gone, or says nothing that we understand."""
     try:
         data, _ = await cluster.metadata.zookeeper.get(path, fresh=True)
-        told = json.loads(data)
+        return registered_stage(sink, place, json.loads(data))
     except (NoNodeError, ValueError, RecursionError):
         return None
-    return told if isinstance(told, dict) else None
+
+
+async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
+    """Raises what reading metadata raises."""
+    try:
+        value = await stream_of(cluster, stream)
+    except StreamNotFoundError:
+        return StreamLook(exists=False)
+    return StreamLook(value.sink(sink), frozenset(s.place for s in value.segments if s.store == STORE))
 
 
 async def _drop(cluster: Cluster, path: str) -> None:

@@ -54,7 +54,7 @@ INVARIANTS = {
         "The service keeps no cursors or subscriptions: where a reader stands is known to the reader alone. What there "
         "is to check is that a reader opened again at its position goes on exactly there, whatever died meanwhile.",
     ),
-    "S13": Invariant("a sink's batch is there once, whole, in its order", STREAM, "SinkChecks.check"),
+    "S13": Invariant("a sink's batch is there once, whole, in its order", STREAM, "SinkChecks.check, swept, listed"),
     "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
     "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
     "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),

@@ -106,6 +106,7 @@ class StoreModel:
         self.deleted: set[str] = set()
         self.on_append: Callable[[StoredSegment], None] | None = None  # an append was accepted
         self.on_end: Callable[[StoredSegment], None] | None = None  # an end was decided
+        self.on_delete: Callable[[str], None] | None = None  # what lay at a place is gone
         self.too_small = 0.0  # how often there are too few members for a segment
         self.is_curt = False  # who is fenced hears of nothing more that was on its way, survived or not
         self._rng = rng
@@ -260,6 +261,8 @@ class StoreModel:
 
     def _delete(self, peer: str, place: str) -> list[Effect]:
         self._redo(("delete", place))
+        if self.on_delete is not None:
+            self.on_delete(place)
         return [Send(peer, SegmentDeleted(place))]
 
     # ---- state ------------------------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 Each numbers its batches and does one after the other until it hears that it is done. One whose outcome is unknown it
 repeats as it is, or makes anew, as a program does that was killed and started again: with other bytes, other stages, in
 another way. A program of a higher epoch shuts out the one before, which goes on until it hears of it.
+
+Behind a batch that was decided some sweep, by the rule of dlog/model/sink.py as dlog/spark/stages.py does: at once or
+late, and slowly, while others write, take in and are shut out.
 """
 
 from __future__ import annotations
@@ -28,18 +31,35 @@ from dlog.log.messages import (
     AppendOnce,
     BatchWritten,
     CreateSegment,
+    DeleteSegment,
     EntryAppended,
     SealSegment,
     SegmentCreated,
+    SegmentDeleted,
     SegmentSealed,
     TakeIn,
     TakenIn,
     WriteBatch,
 )
 from dlog.log.staging import StagedSet, StagePacker
-from dlog.machine import Answer, Asked, Effect, Fact, Received, Send, Ticket
+from dlog.machine import (
+    Answer,
+    Asked,
+    Effect,
+    Fact,
+    MetadataSeen,
+    ReadMetadata,
+    Received,
+    Send,
+    SetTimer,
+    Ticket,
+    TimerFired,
+    Versioned,
+)
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
-from dlog.model.sink import SinkBatch
+from dlog.model.segment import StreamMetadata, Truncation
+from dlog.model.sink import RegisteredStage, SinkBatch, StreamLook, Sweep, Verdict
+from dlog.stores.contract import STAGE
 from dlog.wire.entry import build_record_set, decode_entry
 from dlog.wire.proxy_codec import PARTS_MAX
 
@@ -47,6 +67,7 @@ if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
 
 SINK_NODE = "k"
+SINK = "sink"
 _STAGE_S = 2.0  # how long a stage may take before another is begun
 assert PARTS_MAX >= 3
 
@@ -62,10 +83,11 @@ class SinkWritten:
 
 class Stager:
     """Writes one stage, an entry for each payload; asked with its payloads and their txid, it answers with what a
-    TakeIn names."""
+    TakeIn names. batch: for which it is registered."""
 
-    def __init__(self, world: StreamWorld) -> None:
+    def __init__(self, world: StreamWorld, batch: SinkBatch) -> None:
         self._world = world
+        self._batch = batch
         self._packer = StagePacker(b"stager..........")
         self._ticket: Ticket
         self._payloads: list[bytes] = []
@@ -80,6 +102,8 @@ class Stager:
                 return [Send(STORE, CreateSegment(SegmentNumber(0), Epoch(0), settings.store, settings.quorum))]
             case Received(_, SegmentCreated(_, place)) if not self._place:
                 self._place = place
+                stage = RegisteredStage(place, self._world.stream, self._batch, int(self._world.sim.now_s * 1000))
+                self._world.stages[place] = stage
                 return [self._append(entry, payload) for entry, payload in enumerate(self._payloads)]
             case Received(_, EntryAppended(_, entry)) if entry == len(self._payloads) - 1:
                 return [Send(STORE, SealSegment(SegmentNumber(0)))]
@@ -90,6 +114,50 @@ class Stager:
     def _append(self, entry: int, payload: bytes) -> Effect:
         staged = StagedSet(self._txid, 1, build_record_set([payload]))
         return Send(STORE, AppendEntry(SegmentNumber(0), EntryId(entry), self._packer.entry([staged], 4_000_000)))
+
+
+class Sweeper:
+    """Sweeps once; what it gets no answer to it leaves to the next. Between its steps it may stand still."""
+
+    def __init__(self, world: StreamWorld, rule: Sweep, rng: random.Random) -> None:
+        self._world = world
+        self._rule = rule
+        self._rng = rng
+        self._left = list(world.stages)  # as ZooKeeper names its children once
+        self._looks: list[StreamLook] = []
+
+    def handle(self, fact: Fact) -> list[Effect]:
+        match fact:
+            case Asked():
+                return self._go_on()
+            case MetadataSeen(_, Versioned(StreamMetadata() as value)):
+                places = frozenset(s.place for s in value.segments if s.store == "ledger")
+                self._looks.append(StreamLook(value.sink(SINK), places))
+                pause_s = self._rng.choice((0.0, 0.0, 0.01, 0.05, 0.2))
+                return [SetTimer("go on", pause_s)] if pause_s else self._go_on()
+            case Received(_, SegmentDeleted(place)):
+                self._world.stages.pop(place, None)
+                return self._go_on()
+            case TimerFired():
+                return self._go_on()
+        return []
+
+    def _go_on(self) -> list[Effect]:
+        world = self._world
+        while self._left:
+            stage = world.stages.get(self._left[0])
+            verdict = Verdict.STAYS if stage is None else self._rule.judge(stage, self._looks)
+            if verdict is Verdict.LOOK:
+                return [ReadMetadata("look", world.key)]
+            place = self._left.pop(0)
+            if verdict is Verdict.GOES:
+                return [Send(STORE, DeleteSegment("ledger", place, STAGE))]
+            if verdict is Verdict.LISTED:
+                world.sim.reach("stage_listed")
+                del world.stages[place]
+            elif stage is not None and self._rule.judge(stage, ()) is Verdict.LOOK:
+                world.sim.reach("stage_kept")
+        return []
 
 
 class SinkProgram:
@@ -113,6 +181,8 @@ class SinkProgram:
         self._try = 0
         self._proxy = self.rng.choice(sorted(world.proxies))
         self._is_working = False
+        self._sweeps = 0
+        self._sweep_rng = random.Random(f"{world.plan.seed}/{name}/sweep")
 
     @property
     def is_done(self) -> bool:
@@ -132,7 +202,7 @@ class SinkProgram:
         self._number += 1
         self._is_working = True
         self._since = None
-        self._written = SinkWritten(SinkBatch("sink", self._epoch, self.name, self._number))
+        self._written = SinkWritten(SinkBatch(SINK, self._epoch, self.name, self._number))
         self.world.sinks.append(self._written)
         self._make()
 
@@ -162,7 +232,7 @@ class SinkProgram:
         this = self._try
         for at, piece in enumerate(pieces):
             address = f"{SINK_NODE}/{self.name}-{self._number}-{this}-{at}"
-            self.world.sim.place(SINK_NODE, address, Stager(self.world))
+            self.world.sim.place(SINK_NODE, address, Stager(self.world, self._written.batch))
             self.world.sim.ask(address, (piece, txid), partial(self._staged, this, at))
         self.world.sim.call_in(_STAGE_S, self._stage_overdue, this)
 
@@ -240,7 +310,7 @@ class SinkProgram:
             last = upto[1] - 1 if segment.number == upto[0] else -1 if segment.number > upto[0] else 2**63
             for payload in held.payloads[: min(last, held.confirmed) + 1] if held is not None else ():
                 if any(bytes(record.payload) in mine for record in decode_entry(payload)):
-                    self._written.is_acked = True
+                    self._decided()
                     self.world.sim.reach("sink_found")
                     self._try += 1
                     self.world.sim.call_in(self.rng.uniform(0, 0.02), self.begin)
@@ -255,7 +325,7 @@ class SinkProgram:
         match result:
             case TakenIn() | BatchWritten():
                 self._try += 1
-                self._written.is_acked = True
+                self._decided()
                 kind = "taken_in" if isinstance(result, TakenIn) else "sink_appended"
                 world.sim.reach("sink_repeated" if result.duplicate else kind)
                 world.sim.call_in(self.rng.uniform(0, 0.02), self.begin)
@@ -282,12 +352,45 @@ class SinkProgram:
             case _:
                 raise AssertionError(f"not an answer to a sink: {result}")
 
+    # ---- sweeping ---------------------------------------------------------------------------------------------------
+
+    def names(self, place: str) -> bool:
+        """Whether a batch that is not decided may ask for this stage."""
+        return self._is_working and not self._written.is_acked and any(place == part for part, _ in self._parts)
+
+    def _decided(self) -> None:
+        self._written.is_acked = True
+        if self._sweep_rng.random() < self.world.config.get("sweeps", 0.0):
+            late_s = self._sweep_rng.choice((0.0, 0.01, 0.1, 0.5))
+            self.world.sim.call_in(late_s, self._sweep, self._written.batch)
+
+    def _sweep(self, done: SinkBatch) -> None:
+        sim = self.world.sim
+        self._sweeps += 1
+        rule = Sweep(done, (sim.now_s - self.world.config["stage_keep_s"]) * 1000)
+        address = f"{SINK_NODE}/{self.name}-sweep-{self._sweeps}"
+        sim.place(SINK_NODE, address, Sweeper(self.world, rule, self._sweep_rng))
+        sim.ask(address, "sweep")
+
 
 class SinkChecks:
     """What must hold of sinks, over everything that is stored."""
 
     def __init__(self, world: StreamWorld) -> None:
         self.world = world
+
+    def listed(self, value: StreamMetadata) -> None:
+        """S13, whenever the list changed or something was deleted: no stage that is in the list was swept."""
+        for segment in value.segments:
+            if segment.place in self.world.store.deleted and segment.truncation is not Truncation.TRUNCATED:
+                self.world.checks.fail("S13", f"segment {segment.number} was swept, it lay at {segment.place}")
+
+    def swept(self, place: str) -> None:
+        """A place was deleted."""
+        programs = [p for p in self.world.programs if p.names(place)]
+        if place in self.world.stages:
+            self.world.sim.reach("swept_under_way" if programs else "swept")
+        self.listed(self.world.value)
 
     def check(self, order: list[bytes], has_lost: bool) -> set[bytes]:
         """S13 and T7 over all payloads in the order of the log; returns those that are sinks'. has_lost: records of the

@@ -6,7 +6,7 @@ Styles of plan:
 - "final": as swarm, on a store where what is visible is final;
 - "forget": a producer table too small for the producers there are;
 - "stranger": somebody else takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
-- "sink": programs write batches as sinks too, and repeat them (stream_sinks.py);
+- "sink": programs write batches as sinks too, repeat them, and sweep what was staged in vain (stream_sinks.py);
 - "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
 
 After the faults the world heals; then every client must have its answers, every reader must have reached the tail, and
@@ -28,6 +28,7 @@ from dlog.machine import Versioned
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import StreamName
 from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSettings
+from dlog.model.sink import RegisteredStage
 from dlog.options import draw
 from dlog.wire.proxy import Start
 from tests.simulation.kernel import Simulation, Violation
@@ -81,6 +82,10 @@ MUST_REACH = (
     "sink_in_doubt",
     "sink_found",
     "sink_shut_out",
+    "swept",
+    "swept_under_way",
+    "stage_kept",
+    "stage_listed",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -141,6 +146,8 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "sink":
         config["sinks"] = [[rng.uniform(0, duration), rng.choice((2, 5, 10))] for _ in range(rng.choice((1, 2, 3)))]
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.2 else []
+        config["sweeps"] = rng.choice((0.0, 0.5, 1.0))
+        config["stage_keep_s"] = rng.choice((0.0, 0.0, 0.02, 0.2))
     return Plan(seed=seed, config=config, faults=faults)
 
 
@@ -161,6 +168,7 @@ class StreamWorld:
         self.older_segments: dict[int, Segment] = {}
         self.highest_point = of(1, 0, 0)  # any truncation asked for
         self.checks = StreamChecks(tuple(parts.get("mute", ())))
+        self.sink_checks = SinkChecks(self)
         options = random.Random(f"{plan.seed}/options")
         drawn = draw(OwnerOptions, options)
         self.owner_options = replace(drawn, producers_max=config["producers_max"], pending_bytes_max=10**6)
@@ -191,6 +199,7 @@ class StreamWorld:
         for client in self.clients:
             sim.node(client.name)
         self.sinks: list[SinkWritten] = []
+        self.stages: dict[str, RegisteredStage] = {}  # by place, as ZooKeeper has them
         self.programs = [
             SinkProgram(self, f"k{i + 1}", i, batches) for i, (_, batches) in enumerate(config.get("sinks", ()))
         ]
@@ -218,6 +227,7 @@ class StreamWorld:
         self.store.too_small = self.config.get("too_small", 0.0)
         self.store.is_curt = self.config["style"] == "stranger" and self.plan.seed % 2 == 0
         self.store.on_append = self._appended
+        self.store.on_delete = self.sink_checks.swept
         self.sim.place("store", "store", self.store, listens=True)
 
     def _start_readers(self, node: Node) -> None:
@@ -234,6 +244,7 @@ class StreamWorld:
             self.older_segments.update({s.number: s for s in old.segments})
             self._note_dropped(old, new)
         self.checks.changed(old, new, self.store)
+        self.sink_checks.listed(new)
 
     def _note_dropped(self, old: StreamMetadata, new: StreamMetadata) -> None:
         """Segments that left the list because they ended empty."""
@@ -376,7 +387,7 @@ class StreamWorld:
         self._care()
         if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: self._is_settled() and self.follower.is_at_tail):
             self.checks.fail("T6" if self._is_settled() else "T5", self._unsettled())
-        self.checks.final(self.value, self.store, SinkChecks(self).check)
+        self.checks.final(self.value, self.store, self.sink_checks.check)
 
     def _is_settled(self) -> bool:
         if not (all(c.is_done for c in self.clients) and all(p.is_done for p in self.programs)):

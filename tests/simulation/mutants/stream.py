@@ -21,6 +21,7 @@ from dlog.log.seeking import Goal
 from dlog.log.taking import Taking
 from dlog.log.taking_in import TakingIn
 from dlog.log.writing import Writing
+from dlog.model.sink import Sweep
 from proxies.write.tails import Tail
 from tests.simulation.mutants import edited
 from tests.simulation.store_model import StoreModel
@@ -499,6 +500,22 @@ SINKS = (
         invariants=("S7",),
         style="sink",
         parts=planted(TakingIn, ("taken_in", "t.writing.txid = max(", "t.writing.txid = min(")),
+    ),
+    Mutant(
+        name="a stage is swept because it is old",
+        invariants=("S13",),
+        style="sink",
+        seeds=1000,
+        parts=planted(Sweep, ("judge", "self._is_refused(stage, look)", "True")),
+    ),
+    Mutant(
+        name="a stage is swept by a list that was read before it was refused",
+        invariants=("S13",),
+        style="sink",
+        seeds=2000,
+        parts=planted(
+            Sweep, ("judge", "for look in looks)", "for look in looks[1:])"), ("judge", "looks[-1]", "looks[0]")
+        ),
     ),
 )
 

@@ -1,0 +1,127 @@
+"""What is swept of a sink's stages, and what of their registrations is understood."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dlog.model.ids import StreamName
+from dlog.model.sink import (
+    RegisteredStage,
+    SinkBatch,
+    SinkRecord,
+    Standing,
+    StreamLook,
+    Sweep,
+    Verdict,
+    registered_stage,
+    standing,
+)
+
+DONE = SinkBatch("sink", 1, "q", 5)
+STAGE = RegisteredStage("7", StreamName("s"), DONE, 1000)
+OTHER = replace(STAGE, batch=SinkBatch("sink", 0, "other", 9))
+RULE = Sweep(DONE, 2000)
+NOW_DONE = StreamLook(SinkRecord(DONE))
+LISTED = StreamLook(SinkRecord(DONE), frozenset({"7"}))
+NOBODY = StreamLook()
+GONE = StreamLook(exists=False)
+
+
+def test_a_stage_goes_once_it_was_refused_and_a_later_look_does_not_list_it() -> None:
+    for stage in (STAGE, OTHER):
+        assert RULE.judge(stage, ()) is RULE.judge(stage, (NOW_DONE,)) is Verdict.LOOK
+        assert RULE.judge(stage, (NOW_DONE, NOW_DONE)) is Verdict.GOES
+        assert RULE.judge(stage, (NOW_DONE, LISTED)) is Verdict.LISTED
+
+
+def test_a_list_that_was_read_before_it_was_refused_counts_for_nothing() -> None:
+    """It was taken in between the two looks, and then its query was shut out."""
+    assert RULE.judge(OTHER, (NOBODY,)) is Verdict.STAYS
+    assert RULE.judge(OTHER, (NOBODY, LISTED)) is Verdict.STAYS
+
+
+def test_age_says_only_what_is_worth_a_look() -> None:
+    assert RULE.judge(replace(OTHER, unix_ms=0), (NOBODY,)) is Verdict.STAYS, "however old"
+    young = replace(OTHER, unix_ms=2000)
+    assert RULE.judge(young, ()) is RULE.judge(young, (NOW_DONE, NOW_DONE)) is Verdict.STAYS
+    assert RULE.judge(replace(STAGE, unix_ms=9000), ()) is Verdict.LOOK, "ours is worth one at once"
+
+
+def test_of_our_own_only_what_was_decided_goes_and_where_its_stream_knows_it() -> None:
+    next_one = replace(STAGE, batch=replace(DONE, batch=6))
+    assert RULE.judge(next_one, ()) is Verdict.STAYS
+    appended = StreamLook(SinkRecord(DONE, (1, 0)))
+    assert RULE.judge(STAGE, (appended, appended)) is Verdict.GOES
+    assert RULE.judge(STAGE, (NOBODY,)) is Verdict.STAYS, "a twin of ours may have it taken in there"
+
+
+def test_what_another_program_was_to_append_it_may_have_taken_in() -> None:
+    begun = StreamLook(SinkRecord(OTHER.batch, (1, 0)))
+    assert RULE.judge(OTHER, (begun,)) is Verdict.STAYS
+
+
+def test_a_stream_that_is_gone_refuses_and_one_that_was_made_anew_may_not() -> None:
+    assert RULE.judge(OTHER, (GONE, GONE)) is Verdict.GOES
+    assert RULE.judge(OTHER, (GONE, NOBODY)) is Verdict.STAYS
+
+
+def test_of_writes_without_a_number_only_age_is_known() -> None:
+    rule = replace(RULE, is_numbered=False)
+    assert rule.judge(OTHER, (NOBODY, NOBODY)) is Verdict.GOES
+    assert rule.judge(OTHER, (NOBODY, StreamLook(places=frozenset({"7"})))) is Verdict.LISTED
+
+
+batches = st.builds(SinkBatch, st.just("sink"), st.integers(0, 2), st.sampled_from("qr"), st.integers(0, 2))
+records = st.none() | st.builds(SinkRecord, batches, st.none() | st.just((1, 0)))
+looks = st.builds(StreamLook, records, st.sampled_from((frozenset[str](), frozenset({"7"}))))
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches, batches, st.integers(0, 9), st.lists(looks, max_size=3))
+def test_nothing_goes_that_is_listed_or_may_be_taken_in(
+    done: SinkBatch, batch: SinkBatch, unix_ms: int, seen: list[StreamLook]
+) -> None:
+    verdict = Sweep(done, 5).judge(RegisteredStage("7", StreamName("s"), batch, unix_ms), seen)
+    if verdict is Verdict.GOES:
+        assert len(seen) > 1 and "7" not in seen[-1].places
+        assert all(standing(look.record, batch) is not Standing.NEW for look in seen)
+    assert verdict is not Verdict.LOOK or len(seen) < 2, "it comes to an end"
+
+
+TOLD = {"stream": "s", "query": "q", "batch": 5, "epoch": 1, "unix_ms": 1000}
+
+
+def test_a_registration_is_read_as_it_was_written() -> None:
+    assert registered_stage("sink", "7", json.loads(json.dumps(TOLD))) == STAGE
+    assert registered_stage("sink", "7", {**TOLD, "later": "version"}) == STAGE
+
+
+@pytest.mark.parametrize("told", [None, 1, "text", [], [TOLD], {}, True, 1.5])
+def test_what_is_no_registration_is_nobodys(told: Any) -> None:
+    assert registered_stage("sink", "7", told) is None
+
+
+NOT_NUMBERS: tuple[Any, ...] = (None, "5", "", 5.0, float("nan"), True, -1, 2**63, [5], {})
+NOT_NAMES: tuple[Any, ...] = (None, 5, "", ["s"], "a/b", "../s", "\n", "s" * 201, "é", {}, False)
+GARBAGE = [
+    *itertools.product(("batch", "epoch", "unix_ms"), NOT_NUMBERS),
+    *itertools.product(("stream", "query"), NOT_NAMES),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), GARBAGE)
+def test_a_registration_with_one_wrong_value_is_nobodys(key: str, value: Any) -> None:
+    assert registered_stage("sink", "7", {**TOLD, key: value}) is None
+    assert registered_stage("sink", "7", {k: v for k, v in TOLD.items() if k != key}) is None
+
+
+@pytest.mark.parametrize("place", ["", "x", "-7", "07", "7 ", "²", "١", "9" * 19, "1" * 5000, "7\n"])
+def test_a_place_is_a_ledger_id(place: str) -> None:
+    assert registered_stage("sink", place, TOLD) is None
