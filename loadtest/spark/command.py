@@ -28,6 +28,7 @@ SMALL_RECORDS = 45
 SOURCES = ("dlog", "kafka", "parquet")
 #: a broker of its own is enough to be read from
 KAFKA = {"brokers": "1", "replicas": "1", "in_sync": "1", "heap_mib": "1024"}
+TUNED = "all columns, large fetches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Cell:
 CELLS = (
     Cell("all columns", "dlog", "MB/s", lambda bench: bench.scan(bench.dlog()), 400),
     Cell("all columns", "kafka", "MB/s", lambda bench: bench.scan(bench.kafka())),
+    Cell(TUNED, "kafka", "MB/s", lambda bench: bench.scan(bench.kafka(tuned=True))),
     Cell("all columns", "parquet", "MB/s", lambda bench: bench.scan(bench.parquet())),
     Cell("one column", "dlog", "MB/s", lambda bench: bench.scan(bench.dlog("value")), 600),
     Cell("one column", "kafka", "MB/s", lambda bench: bench.scan(bench.kafka("value"))),
@@ -62,7 +64,7 @@ CELLS = (
     Cell("audit of every copy", "dlog", "MB/s", jobs.audit_all, 800),
     Cell("offload", "dlog", "MB/s", jobs.offload, 450, jobs.write_anew),
 )
-KAFKA_RATIO = 1.5  # all columns, ours to Kafka's
+KAFKA_RATIO = 1.5  # all columns, ours to Kafka's: as it comes, and at its fastest
 
 
 @dataclass(slots=True)
@@ -303,30 +305,29 @@ class Run:
             if told.cell.goal and told.median is not None:
                 is_met = told.cell.is_met(told.median)
                 goals[told.cell.name] = {"goal": told.cell.goal, "reached": round(told.median, 1), "met": is_met}
-        ours, theirs = by_name["all columns, dlog"], by_name["all columns, kafka"]
-        if ours and theirs:
-            ratio = ours / theirs
-            goals["all columns, dlog / kafka"] = {
-                "goal": KAFKA_RATIO,
-                "reached": round(ratio, 2),
-                "met": ratio >= KAFKA_RATIO,
-            }
+        ours = by_name["all columns, dlog"]
+        for name, what in (("kafka", "all columns"), ("kafka with large fetches", TUNED)):
+            theirs = by_name[f"{what}, kafka"]
+            if ours and theirs:
+                ratio = ours / theirs
+                is_met = ratio >= KAFKA_RATIO
+                goals[f"all columns, dlog / {name}"] = {"goal": KAFKA_RATIO, "reached": round(ratio, 2), "met": is_met}
         return goals
 
     def as_text(self) -> str:
         head = f"W18: {self._records:,} records of {RECORD_BYTES} bytes, local[2], {self._rounds} rounds; "
         lines = [head + ", ".join(f"{name} {version}" for name, version in self._versions.items())]
-        lines.append(f"{'cell':24} {'median':>9} {'least':>8} {'most':>8} unit  cpu-s a round")
+        lines.append(f"{'cell':33} {'median':>9} {'least':>8} {'most':>8} unit  cpu-s a round")
         for told in self._told:
             if told.median is None:
-                lines.append(f"{told.cell.name:24} not run: {told.why_not}")
+                lines.append(f"{told.cell.name:33} not run: {told.why_not}")
                 continue
             values = [figure.value for figure in told.figures]
             roles = {role for used in told.cpu_s for role in used}
             middle = {role: statistics.median(used.get(role, 0.0) for used in told.cpu_s) for role in sorted(roles)}
             spent = " ".join(f"{role} {seconds:.2f}" for role, seconds in middle.items() if seconds >= 0.05)
             figures = f"{told.median:9,.0f} {min(values):8,.0f} {max(values):8,.0f}"
-            lines.append(f"{told.cell.name:24} {figures} {told.cell.unit:5} {spent}")
+            lines.append(f"{told.cell.name:33} {figures} {told.cell.unit:5} {spent}")
         for name, goal in self._goals().items():
             lines.append(
                 f"goal {name}: {goal['goal']:g}, reached {goal['reached']:g}: {'met' if goal['met'] else 'NOT MET'}"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.spark import jars
-from loadtest.spark.command import SMALL_RECORDS
+from loadtest.spark.command import SMALL_RECORDS, TUNED
 from loadtest.systems.java import KAFKA, PartMissingError
 from tests.integration.spark.parts import need_spark
 from tests.parts import need
@@ -22,7 +22,7 @@ RECORDS = 450_000  # 0.09 GB: an offload takes whole segments
 SCANS = "all columns", "one column"
 CELLS = {
     "dlog": {*SCANS, "micro-batch", "audit", "audit of every copy", "offload"},
-    "kafka": {*SCANS, "micro-batch"},
+    "kafka": {*SCANS, TUNED, "micro-batch"},
     "parquet": set(SCANS),
 }
 
