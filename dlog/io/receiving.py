@@ -7,24 +7,13 @@ in between. So one place serves all connections of a thread, and only a large fr
 from __future__ import annotations
 
 import threading
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from dlog.wire.framing import Buffer
+from dlog.wire.framing import Decoder
 
 CHUNK_BYTES = 256 * 1024
 
-T_co = TypeVar("T_co", covariant=True)
-
-
-class Decoder(Protocol[T_co]):
-    """What cuts frames (dlog.wire.framing) and makes messages of them."""
-
-    @property
-    def is_waiting(self) -> bool: ...
-    @property
-    def room(self) -> memoryview: ...
-    def filled(self, count: int) -> T_co: ...
-    def feed(self, data: Buffer) -> T_co: ...
+T = TypeVar("T")
 
 
 class _Chunk(threading.local):
@@ -37,12 +26,13 @@ _chunk = _Chunk()
 
 def place_for(decoder: Decoder[object]) -> memoryview:
     """For `get_buffer` of a protocol."""
-    return decoder.room if decoder.is_waiting else _chunk.view
+    frames = decoder.frames
+    return frames.room if frames.is_waiting else _chunk.view
 
 
-def received(decoder: Decoder[T_co], count: int) -> T_co:
+def received(decoder: Decoder[T], count: int) -> T:
     """The messages that `count` bytes completed which were written to what `place_for` gave; for `buffer_updated`."""
-    return decoder.filled(count) if decoder.is_waiting else decoder.feed(_chunk.view[:count])
+    return decoder.filled(count) if decoder.frames.is_waiting else decoder.feed(_chunk.view[:count])
 
 
 def chunk(count: int) -> bytes:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dlog.errors import ProtocolError
 from dlog.model.ids import EntryId, LedgerId
 from dlog.values import value
 from dlog.wire.bookie_v3 import is_auth_message, refusal, request_header
-from dlog.wire.framing import Buffer, FrameSplitter
+from dlog.wire.framing import Buffer, Decoder
 
 
 class Code(enum.IntEnum):
@@ -203,50 +204,23 @@ def encode_response(response: Response) -> list[Buffer]:
             return [_head(4 + len(message), _AUTH), message]
 
 
-class RequestDecoder:
+class RequestDecoder(Decoder[list[Request]]):
     """Bytes of a client, in; requests, out. One per connection.
 
     The first frame decides: while frames parse as v3 they are answered as v3 (Unsupported); the first that does not
     makes the connection v2 for good. Buffers in messages view the received data and stay valid for ever; keeping one
-    keeps its chunk (see FrameSplitter).
+    keeps its chunk. Close the connection at a ProtocolError: requests completed by the same chunk before it are
+    dropped, as if the connection had been cut before them.
     """
 
-    __slots__ = ("_frames", "_speaks_v2")
+    __slots__ = ("_speaks_v2",)
 
     def __init__(self, length_max: int = REQUEST_LENGTH_MAX) -> None:
-        self._frames = FrameSplitter(length_max)
+        super().__init__(length_max)
         self._speaks_v2 = False
 
-    @property
-    def buffered(self) -> int:
-        """Bytes of memory kept for a frame that is not whole yet."""
-        return self._frames.buffered
-
-    @property
-    def begun(self) -> int:
-        """Frames so far that did not come whole."""
-        return self._frames.begun
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether bytes are better written into `room` (see FrameSplitter)."""
-        return self._frames.is_waiting
-
-    @property
-    def room(self) -> memoryview:
-        return self._frames.room
-
-    def feed(self, data: Buffer) -> list[Request]:
-        """Requests that `data` completes, in order.
-
-        Raises ProtocolError for what is no request; close the connection then. Requests completed by the same chunk
-        before it are dropped, as if the connection had been cut before them.
-        """
-        return [self._decode(frame) for frame in self._frames.feed(data)]
-
-    def filled(self, count: int) -> list[Request]:
-        """As `feed`, with the first `count` bytes of `room`."""
-        return [self._decode(frame) for frame in self._frames.filled(count)]
+    def _decoded(self, frames: Iterator[memoryview]) -> list[Request]:
+        return [self._decode(frame) for frame in frames]
 
     def _decode(self, frame: memoryview) -> Request:
         if not self._speaks_v2:
@@ -257,30 +231,16 @@ class RequestDecoder:
         return _decode_request(frame)
 
 
-class ResponseDecoder:
+class ResponseDecoder(Decoder[list[Response]]):
     """Bytes of a bookie, in; answers, out. One per connection. Validity of buffers as in RequestDecoder."""
 
-    __slots__ = ("_frames",)
+    __slots__ = ()
 
     def __init__(self, length_max: int = RESPONSE_LENGTH_MAX) -> None:
-        self._frames = FrameSplitter(length_max)
+        super().__init__(length_max)
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether bytes are better written into `room` (see FrameSplitter)."""
-        return self._frames.is_waiting
-
-    @property
-    def room(self) -> memoryview:
-        return self._frames.room
-
-    def feed(self, data: Buffer) -> list[Response]:
-        """Answers that `data` completes, in order. Raises ProtocolError for what is no answer."""
-        return [_decode_response(frame) for frame in self._frames.feed(data)]
-
-    def filled(self, count: int) -> list[Response]:
-        """As `feed`, with the first `count` bytes of `room`."""
-        return [_decode_response(frame) for frame in self._frames.filled(count)]
+    def _decoded(self, frames: Iterator[memoryview]) -> list[Response]:
+        return [_decode_response(frame) for frame in frames]
 
 
 def _decode_request(frame: memoryview) -> Request:

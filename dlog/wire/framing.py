@@ -1,4 +1,5 @@
-"""Cutting a byte stream into frames `length u32 | payload`, with as few copies as the way they come allows.
+"""Cutting a byte stream into frames `length u32 | payload`, with as few copies as the way they come allows, and making
+messages of them.
 
 The law of this file: a length is judged before a byte is kept for it, and what a peer declares allocates next to
 nothing; what it has sent does, a few times over at most.
@@ -6,14 +7,17 @@ nothing; what it has sent does, a few times over at most.
 
 from __future__ import annotations
 
+import abc
 import ctypes
 import struct
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Generic, TypeVar
 
 from dlog.errors import ProtocolError
 
 Buffer = bytes | bytearray | memoryview
+T_co = TypeVar("T_co", covariant=True)
 
 ROOM_BYTES = 4096  # for a frame that has begun; a larger one has all its room once an eighth of it is here
 ROOM_RATIO = 8
@@ -147,3 +151,40 @@ class FrameSplitter:
         if not 0 < length <= self.length_max:
             raise ProtocolError(f"frame length out of bounds: length={length} max={self.length_max}")
         return length
+
+
+class Decoder(abc.ABC, Generic[T_co]):
+    """Bytes of a peer, in; what whole frames of them say, out. One per connection. T_co: all that one chunk completes.
+
+    It has a splitter and is none: one class of splitter, whatever is decoded, is what the interpreter is fast with.
+    """
+
+    __slots__ = ("frames",)
+
+    def __init__(self, length_max: int) -> None:
+        self.frames = FrameSplitter(length_max)
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of memory kept for a frame that is not whole yet."""
+        return self.frames.buffered
+
+    @property
+    def begun(self) -> int:
+        """Frames so far that did not come whole."""
+        return self.frames.begun
+
+    def feed(self, data: Buffer) -> T_co:
+        """What `data` completes, in order; where that is an iterator, exhaust it before the next feed.
+
+        Raises ProtocolError, an iterator where it gets there, for what is none of ours; close the connection then.
+        """
+        return self._decoded(self.frames.feed(data))
+
+    def filled(self, count: int) -> T_co:
+        """As `feed`, with the first `count` bytes of the splitter's `room`."""
+        return self._decoded(self.frames.filled(count))
+
+    @abc.abstractmethod
+    def _decoded(self, frames: Iterator[memoryview]) -> T_co:
+        """What these frames say; asked once for each chunk, however many they are."""

@@ -21,7 +21,7 @@ import msgpack
 
 from dlog.errors import InvalidRequestError, ProtocolError
 from dlog.wire import proxy
-from dlog.wire.framing import Buffer, FrameSplitter
+from dlog.wire.framing import Buffer, Decoder
 from dlog.wire.proxy import Message, Op, ReaderEventKind, Start
 
 HELLO_LENGTH_MAX = 4096  # until a hello was taken, nobody may make us keep more
@@ -305,55 +305,28 @@ _HEADERS[proxy.Entries] = _entries_header
 # ---- decoding -------------------------------------------------------------------------------------------------------
 
 
-class FrameDecoder:
-    """Bytes of a peer, in; messages, out. One per connection.
+class FrameDecoder(Decoder[Iterator[Message]]):
+    """Bytes of a peer, in; messages, out, each decoded when it is asked for. One per connection.
 
-    Bodies view the received data and stay valid for ever (see FrameSplitter). `length_max` bounds the length word and
-    may be raised between two messages, as a server does once it has taken a hello.
+    Bodies view the received data and stay valid for ever. `length_max` bounds the length word and may be raised between
+    two messages, as a server does once it has taken a hello. Close the connection at a ProtocolError.
     """
 
-    __slots__ = ("_frames",)
+    __slots__ = ()
 
     def __init__(self, length_max: int = HELLO_LENGTH_MAX) -> None:
-        self._frames = FrameSplitter(length_max)
+        super().__init__(length_max)
 
     @property
     def length_max(self) -> int:
-        return self._frames.length_max
+        return self.frames.length_max
 
     @length_max.setter
     def length_max(self, value: int) -> None:
-        self._frames.length_max = value
+        self.frames.length_max = value
 
-    @property
-    def buffered(self) -> int:
-        """Bytes of memory kept for a frame that is not whole yet."""
-        return self._frames.buffered
-
-    @property
-    def begun(self) -> int:
-        """Frames so far that did not come whole."""
-        return self._frames.begun
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether bytes are better written into `room` (see FrameSplitter)."""
-        return self._frames.is_waiting
-
-    @property
-    def room(self) -> memoryview:
-        return self._frames.room
-
-    def feed(self, data: Buffer) -> Iterator[Message]:
-        """Yield the messages that `data` completes; exhaust it before the next feed.
-
-        Raises ProtocolError at the first frame that is none of ours; close the connection then.
-        """
-        return map(decode, self._frames.feed(data))
-
-    def filled(self, count: int) -> Iterator[Message]:
-        """As `feed`, with the first `count` bytes of `room`."""
-        return map(decode, self._frames.filled(count))
+    def _decoded(self, frames: Iterator[memoryview]) -> Iterator[Message]:
+        return map(decode, frames)
 
 
 def decode(frame: memoryview) -> Message:

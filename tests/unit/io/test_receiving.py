@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Callable, Iterator
 
 import pytest
 import uvloop
 
 from dlog.io.receiving import place_for, received
-from dlog.wire.framing import FrameSplitter
+from dlog.wire.framing import Decoder
 
 LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
     "asyncio": asyncio.new_event_loop,
@@ -21,17 +20,22 @@ LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
 SIZES = (1, 10, 1000, 70_000, 256 * 1024, 1 << 20, 3 << 20)
 
 
+class Frames(Decoder[list[memoryview]]):
+    def _decoded(self, frames: Iterator[memoryview]) -> list[memoryview]:
+        return list(frames)
+
+
 class Ear(asyncio.BufferedProtocol):
     def __init__(self) -> None:
         self.frames: list[memoryview] = []
         self.over = asyncio.get_running_loop().create_future()
-        self._splitter = FrameSplitter(4 << 20)
+        self._decoder = Frames(4 << 20)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return place_for(cast(Any, self._splitter))
+        return place_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.frames += received(cast(Any, self._splitter), nbytes)
+        self.frames += received(self._decoder, nbytes)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.over.set_result(exc)
