@@ -83,13 +83,7 @@ class WebHdfsObjects:
     def ask(self, place: Location, method: str, operation: str, **more: Any) -> dict[str, Any]:
         """A question that is answered in JSON."""
         answer = self._first(place, method, operation, more)
-        try:
-            data = answer.read(_ANSWER_BYTES_MAX)
-        except (OSError, http.client.HTTPException) as error:
-            raise StoreUnavailableError(f"the answer broke off: {error}: place={place}") from error
-        finally:
-            answer.close()
-        return _map_of(data)
+        return _map_of(_take(answer, _ANSWER_BYTES_MAX, place))
 
     def connect(self, place: Location, operation: str, **more: Any) -> tuple[http.client.HTTPConnection, str]:
         """Where the bytes of an object are to be sent: a connection, and what to ask for there."""
@@ -105,12 +99,7 @@ class WebHdfsObjects:
             answer = self._first(place, "GET", "OPEN", {"offset": offset, "length": size})
         except _OutOfRangeError:
             return b""
-        try:
-            data = answer.read(size)
-        except (OSError, http.client.HTTPException) as error:
-            raise StoreUnavailableError(f"the DataNode broke off: {error}: place={place}") from error
-        finally:
-            answer.close()
+        data = _take(answer, size, place)
         if answer.length:
             raise StoreUnavailableError(f"the DataNode broke off: place={place} bytes={len(data)}")
         return data
@@ -264,6 +253,16 @@ def _error_of(status: int, said: bytes, place: Location) -> Exception:
         return _OutOfRangeError(text)
     message = f"WebHDFS says {status} {name}: {text}: place={place}"
     return MisconfiguredError(message) if name in _REFUSED or status == 401 else StoreUnavailableError(message)
+
+
+def _take(answer: http.client.HTTPResponse, bytes_max: int, place: Location) -> bytes:
+    """What it holds; it is closed then."""
+    try:
+        return answer.read(bytes_max)
+    except (OSError, http.client.HTTPException) as error:
+        raise StoreUnavailableError(f"the answer broke off: {error}: place={place}") from error
+    finally:
+        answer.close()
 
 
 def _map_of(data: bytes) -> dict[str, Any]:
