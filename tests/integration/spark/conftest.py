@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,9 @@ import pytest
 import dlog
 from dlog.client.sync import SyncClient
 from tests.integration.cli.up import Up, up
+from tests.integration.spark.desk import Desk
+from tests.integration.spark.lake import Lake
+from tests.integration.spark.offloading import Yard, yard_of
 from tests.integration.spark.parts import need_spark
 from tests.integration.storage import Storage, is_startable, storage
 
@@ -75,3 +79,25 @@ def cold_cluster(storages: dict[str, Storage], tmp_path_factory: pytest.TempPath
 def cold_client(cold_cluster: Up) -> Iterator[SyncClient]:
     with dlog.connect_sync(cold_cluster.running.connect) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def lake(cluster: Up, client: SyncClient, spark: SparkSession) -> Lake:
+    return Lake(cluster, client, spark)
+
+
+@pytest.fixture
+def desk(cluster: Up, client: SyncClient, spark: SparkSession, tmp_path: Path) -> Desk:
+    return Desk(cluster, client, spark, tmp_path)
+
+
+@pytest.fixture(params=["file", "s3", "webhdfs"])
+def yard(request: pytest.FixtureRequest) -> Yard:
+    """With each kind of cold storage."""
+    return yard_of(request.param, request)
+
+
+@pytest.fixture
+def files(request: pytest.FixtureRequest) -> Yard:
+    """With a directory."""
+    return yard_of("file", request)

@@ -4,20 +4,15 @@ test_other_releases.py runs them.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dlog.client.sync import SyncClient
 from loadtest.systems.java import DELTA
-from tests.integration.cli.up import Up, dlog, wait_until
-from tests.integration.spark.test_job_table import Desk, Rows
+from tests.integration.cli.up import dlog
+from tests.integration.spark.desk import Desk, Rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,11 +34,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session = room.session("tests", **{"spark.master": "local[2]", **plain, **place, **SETTINGS})
     yield session
     session.stop()
-
-
-@pytest.fixture
-def desk(cluster: Up, client: SyncClient, spark: SparkSession, tmp_path: Path) -> Desk:
-    return Desk(cluster, client, spark, tmp_path)
 
 
 def rows(desk: Desk) -> Rows:
@@ -74,17 +64,8 @@ def test_killed_in_the_middle_and_run_again_a_delta_table_has_each_row_once(desk
     bound = ["--format", "delta", "--source", "maxOffsetsPerTrigger=6"]
     for key, value in SETTINGS.items():
         bound += ["--conf", f"{key}={value}"]
-    running = desk.begin(stream, *bound)
-    try:
-        log = desk.to / "_delta_log"
-        wait_until(
-            lambda: (log / f"{1:020}.json").exists() or running.poll() is not None, "no second batch is in the table"
-        )
-        assert running.poll() is None, (desk.room / "told").read_text()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
+    with desk.driver(stream, *bound) as running:
+        running.wait((desk.to / "_delta_log" / f"{1:020}.json").exists, "no second batch is in the table")
     truth = desk.truth(stream)
     assert 0 < len(rows(desk)) < len(truth)
     code, out, told = dlog(*desk.command(stream, *bound), directory=desk.cluster.directory)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -29,6 +27,7 @@ from dlog.spark import session
 from dlog.spark.sink import StreamWriter
 from dlog.spark.source import DlogDataSource
 from tests.integration.spark.archive import BRIEF
+from tests.integration.spark.deaths import kill
 
 #: where somebody may die: in a task before and behind its stage, and in the driver
 IN_TASKS = ("before the rows", "amid the rows", "behind the stage")
@@ -97,7 +96,7 @@ class KilledWriter(StreamWriter):
     def _pass(self, number: int, point: str) -> None:
         who = self._take(number, point)
         if who is not None:
-            _kill(who, self._group)
+            kill(who, self._group)
 
     def _take(self, number: int, point: str) -> str | None:
         """Who is to die here; told once."""
@@ -112,18 +111,6 @@ class KilledWriter(StreamWriter):
         return str(plan["who"])
 
 
-def _kill(who: str, group: int) -> NoReturn:
-    if who == "driver":
-        os.killpg(group, signal.SIGKILL)
-    elif who == "executor":
-        daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-        os.kill(int(daemon[1]), signal.SIGKILL)
-    else:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-    raise AssertionError("killed, and alive")
-
-
 def _die_amid(group: int) -> None:
     """With the question on its way: what became of it nobody hears."""
 
@@ -132,7 +119,7 @@ def _die_amid(group: int) -> None:
 
         async def asked(*given: Any, **more: Any) -> Any:
             delay_s = int.from_bytes(os.urandom(1), "big") / 256 * 0.02
-            asyncio.get_running_loop().call_later(delay_s, _kill, "driver", group)
+            asyncio.get_running_loop().call_later(delay_s, kill, "driver", group)
             return await ask(*given, **more)
 
         return asked

@@ -11,15 +11,14 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from tests.integration.spark.archive import BRIEF
+from tests.integration.spark.deaths import kill
 
 AMID_COPY, BEHIND_COPY = "amid the copy", "behind the copy"  # in a worker
 BEHIND_RECORD = "behind the record"  # in the driver
@@ -46,19 +45,7 @@ def pass_by(point: str) -> None:
         plan.rename(plan.with_suffix(".done"))  # of two tasks one finds it
     except FileNotFoundError:
         return
-    _kill(who)
-
-
-def _kill(who: str) -> NoReturn:
-    if who == "driver":
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    elif who == "executor":
-        daemon = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()
-        os.kill(int(daemon[1]), signal.SIGKILL)
-    else:
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
-    raise AssertionError("killed, and alive")
+    kill(who, os.getpgrp())
 
 
 def copy_segments(errand: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -11,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dlog.cli.parts import die_with_parent
+from tests.integration.spark.deaths import environment
 from tests.integration.spark.killing import Arguments
+from tests.integration.spark.lake import Lake
 from tests.integration.spark.test_sink import stages, values
-from tests.integration.spark.test_source import Lake
 
 PATIENCE_S = 240
 STAGED, APPENDED = "1", "256k"
@@ -57,7 +57,7 @@ class Ordeal:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])},
+                env=environment(),
             )
             code = process.wait(PATIENCE_S)
         self.killed = len(list(self.plans.glob("*.done")))

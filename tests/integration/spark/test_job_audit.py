@@ -6,8 +6,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +23,7 @@ from dlog.spark.reach import reach
 from tests.integration.cli.up import Up, is_alive, up, wait_until
 from tests.integration.cli.up import dlog as command
 from tests.integration.spark.corpus import Corpus, Row, turn_bytes
+from tests.integration.spark.drivers import driver
 from tests.integration.spark.parts import need_spark
 
 if TYPE_CHECKING:
@@ -184,17 +183,9 @@ def test_a_rate_is_held(stage: Stage) -> None:
 def test_the_command_says_what_the_function_says(stage: Stage, tmp_path: Path) -> None:
     """Once killed in the midst of it, and run again."""
     arguments = ["pipeline", "audit", "--master", "local[2]", "--orphan-age", "0s", "--patience", "0.5s", "--json"]
-    environment = {**os.environ, "DLOG_DIR": str(stage.up.directory)}
-    first = subprocess.Popen(
-        [sys.executable, "-m", "dlog", *arguments, "--rate", "10KiB", "--report", str(tmp_path / "killed")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,
-    )
-    wait_until(lambda: reads(first.pid), "it never began to read")
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
+    slow = ("--rate", "10KiB", "--report", str(tmp_path / "killed"))
+    with driver(*arguments, *slow, directory=stage.up.directory, room=tmp_path) as first:
+        first.wait(lambda: reads(first.process.pid), "it never began to read")
     assert not (tmp_path / "killed").exists()
 
     code, out, err = command(*arguments, "--report", str(tmp_path / "report"), directory=stage.up.directory)

@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlog.cli.parts import die_with_parent
-from dlog.client.sync import SyncClient
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.spark.jobs.backfill import BackfillOptions, backfill
 from dlog.spark.jobs.frame import Place, Report, Verdict
-from tests.integration.cli.up import Up
+from tests.integration.cli.up import Up, dlog
+from tests.integration.spark.drivers import driver
+from tests.integration.spark.lake import Lake
 from tests.integration.spark.test_sink import values
-from tests.integration.spark.test_source import Lake
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-
-@pytest.fixture(scope="module")
-def lake(cluster: Up, client: SyncClient, spark: SparkSession) -> Lake:
-    return Lake(cluster, client, spark)
+    from pyspark.sql import DataFrame
 
 
 @pytest.fixture(scope="module")
@@ -124,23 +113,20 @@ def test_streams_that_are_not_there_are_named(lake: Lake, filled: str) -> None:
         copy(lake, filled, filled)
 
 
-def test_the_command_is_killed_in_the_middle_and_goes_on(lake: Lake, filled: str, tmp_path: Path) -> None:
+def test_the_command_is_killed_in_the_middle_and_goes_on(cluster: Up, lake: Lake, filled: str, tmp_path: Path) -> None:
     to = lake.create()
     report = tmp_path / "report.json"
-    command = [sys.executable, "-m", "dlog", "pipeline", "backfill", "--stream", filled, "--to", to]
+    command = ["pipeline", "backfill", "--stream", filled, "--to", to]
     command += ["--zookeeper", lake.zookeeper, "--namespace", lake.namespace, "--master", "local[2]"]
     command += ["--piece-bytes", "14KiB", "--report", str(report)]
     expected = [(r[3], r[4]) for r in lake.truth(filled)]
-    process = subprocess.Popen(command, start_new_session=True, preexec_fn=die_with_parent())
-    while not 0 < len(values(lake, to)) < len(expected) // 2:
-        assert process.poll() is None, "it was through before it could be killed"
-        time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with driver(*command, directory=cluster.directory, room=tmp_path) as running:
+        running.wait(lambda: 0 < len(values(lake, to)) < len(expected) // 2, "it does not begin to write")
     assert 0 < len(values(lake, to)) < len(expected)
-    assert subprocess.run(command, check=False).returncode == 0
+    code, _, why = dlog(*command, directory=cluster.directory)
+    assert code == 0, why
     assert [(r[3], r[4]) for r in lake.truth(to)] == expected
     told = json.loads(report.read_text())
     assert told["verdict"] == "ok" and told["counts"]["done_before"] > 0
-    wrong = subprocess.run([*command, "--txids", "some"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 1 and "kept or new" in wrong.stderr
+    code, _, why = dlog(*command, "--txids", "some", directory=cluster.directory)
+    assert code == 1 and "kept or new" in why

@@ -6,29 +6,12 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pytest
 
 from dlog.client.position import at_txid
 from dlog.spark.jobs.frame import Verdict
 from tests.integration.cli.up import dlog as run_dlog
 from tests.integration.cli.up import wait_until
-from tests.integration.spark.offloading import Yard, yard_of
-
-if TYPE_CHECKING:
-    pass
-
-
-@pytest.fixture(params=["file", "s3", "webhdfs"])
-def yard(request: pytest.FixtureRequest) -> Yard:
-    return yard_of(request.param, request)
-
-
-@pytest.fixture
-def files(request: pytest.FixtureRequest) -> Yard:
-    return yard_of("file", request)
-
+from tests.integration.spark.offloading import Yard
 
 # ---- there and back -------------------------------------------------------------------------------------------------
 

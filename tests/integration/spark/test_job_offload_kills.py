@@ -3,11 +3,13 @@ run is through there is one object for each segment and nothing else."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,7 @@ from dlog.spark.jobs.offload_records import Records
 from dlog.stores.cold.places import ObjectName, parse_root
 from dlog.stores.ledger import LedgerStore
 from tests.integration.cli.up import Up
+from tests.integration.spark.deaths import ROOT, environment
 from tests.integration.spark.offload_killing import AMID_COPY, BEHIND_COPY, BEHIND_RECORD, Arguments
 from tests.integration.spark.offloading import Yard
 from tests.integration.storage import storage
@@ -46,19 +49,19 @@ class Killed(Exception):
     """The driver does nothing more."""
 
 
-def dying(work: Callable[..., Any], *, after: int, when: Callable[..., bool] = lambda *_, **__: True) -> Any:
-    """The same, but from the call on that is not one of the first `after` ones."""
-    calls = 0
+@contextmanager
+def dying(where: Any, what: str, after: int = 0) -> Iterator[None]:
+    """A run in here dies at this step, when it has done so many of it."""
+    work, calls = getattr(where, what), itertools.count()
 
     async def watched(*given: Any, **more: Any) -> Any:
-        nonlocal calls
-        if when(*given, **more):
-            calls += 1
-            if calls > after:
-                raise Killed
+        if next(calls) >= after:
+            raise Killed
         return await work(*given, **more)
 
-    return watched
+    with pytest.MonkeyPatch.context() as patch, pytest.raises((Killed, BaseExceptionGroup)):
+        patch.setattr(where, what, watched)
+        yield
 
 
 def finished(yard: Yard, name: str) -> None:
@@ -78,15 +81,11 @@ def finished(yard: Yard, name: str) -> None:
         (offload_settle, "_note"),  # its stream was told, the grace period has not begun
     ],
 )
-def test_a_run_that_dies_while_it_moves_segments(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, after: int
-) -> None:
+def test_a_run_that_dies_while_it_moves_segments(yard: Yard, where: Any, what: str, after: int) -> None:
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
-    with monkeypatch.context() as patch:
-        patch.setattr(where, what, dying(getattr(where, what), after=after))
-        with pytest.raises((Killed, BaseExceptionGroup)):
-            yard.offload(name)
+    with dying(where, what, after):
+        yard.offload(name)
     assert yard.rows(name) == rows
     finished(yard, name)
     yard.check_over(name, rows, hot)
@@ -94,22 +93,18 @@ def test_a_run_that_dies_while_it_moves_segments(
 
 @pytest.mark.parametrize("after", [0, 2])
 @pytest.mark.parametrize(("where", "what"), [(LedgerStore, "delete"), (Records, "forget")])
-def test_a_run_that_dies_while_it_deletes_ledgers(
-    yard: Yard, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, after: int
-) -> None:
+def test_a_run_that_dies_while_it_deletes_ledgers(yard: Yard, where: Any, what: str, after: int) -> None:
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
     yard.offload(name)
-    with monkeypatch.context() as patch:
-        patch.setattr(where, what, dying(getattr(where, what), after=after))
-        with pytest.raises((Killed, BaseExceptionGroup)):
-            yard.offload(name, grace_s=0.0)
+    with dying(where, what, after):
+        yard.offload(name, grace_s=0.0)
     assert yard.rows(name) == rows
     finished(yard, name)
     yard.check_over(name, rows, hot)
 
 
-def test_a_run_that_dies_while_it_takes_a_segment_back(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_dies_while_it_takes_a_segment_back(yard: Yard) -> None:
     """Between noting that the object is damaged and telling the stream: no later run takes it for a sound one."""
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
@@ -118,10 +113,8 @@ def test_a_run_that_dies_while_it_takes_a_segment_back(yard: Yard, monkeypatch: 
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
-    with monkeypatch.context() as patch:
-        patch.setattr(Client, "relocate", dying(Client.relocate, after=0))
-        with pytest.raises((Killed, BaseExceptionGroup)):
-            yard.offload(name, grace_s=0.0)
+    with dying(Client, "relocate"):
+        yard.offload(name, grace_s=0.0)
     assert yard.offload(name).counts["segments_taken_back"] == 1
     assert yard.rows(name) == rows
     finished(yard, name)
@@ -129,28 +122,24 @@ def test_a_run_that_dies_while_it_takes_a_segment_back(yard: Yard, monkeypatch: 
 
 
 @pytest.mark.parametrize("what", ["claim", "unclaim"])
-def test_a_run_that_dies_while_it_sweeps(yard: Yard, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_a_run_that_dies_while_it_sweeps(yard: Yard, what: str) -> None:
     name = yard.written()
     rows, hot = yard.rows(name), yard.hot(name)
     yard.offload(name)
     left = parse_root(yard.objects(name)[0]).parent.below(str(ObjectName(1, os.urandom(8).hex(), 7)))
     yard.kept.file_of(str(left)).write_bytes(b"of a run that was killed")
-    with monkeypatch.context() as patch:
-        patch.setattr(Records, what, dying(getattr(Records, what), after=0))
-        with pytest.raises((Killed, BaseExceptionGroup)):
-            yard.offload(name, orphan_age_s=0.0)
+    with dying(Records, what):
+        yard.offload(name, orphan_age_s=0.0)
     assert yard.rows(name) == rows
     finished(yard, name)
     yard.check_over(name, rows, hot)
 
 
-def test_a_stream_that_is_deleted_under_a_run_leaves_nothing(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stream_that_is_deleted_under_a_run_leaves_nothing(yard: Yard) -> None:
     name = yard.written()
     hot = yard.hot(name)
-    with monkeypatch.context() as patch:
-        patch.setattr(Client, "relocate", dying(Client.relocate, after=1))
-        with pytest.raises((Killed, BaseExceptionGroup)):
-            yard.offload(name)
+    with dying(Client, "relocate", after=1):
+        yard.offload(name)
     yard.client.delete(name)
     yard.client.create(name)
     yard.client.append(name, b"another stream of the same name")
@@ -172,7 +161,8 @@ def killed(yard: Yard, name: str, directory: Path, plans: dict[str, str], **give
     arguments = Arguments(yard.zookeeper, yard.namespace, name, yard.kept.root, str(room), **given)
     done = subprocess.run(
         [sys.executable, "-m", "tests.integration.spark.offload_killing", json.dumps(asdict(arguments))],
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,

@@ -22,16 +22,6 @@ if TYPE_CHECKING:
     from dlog.spark.reach import Cluster
 
 
-@pytest.fixture(params=["file", "s3", "webhdfs"])
-def yard(request: pytest.FixtureRequest) -> Yard:
-    return yard_of(request.param, request)
-
-
-@pytest.fixture
-def files(request: pytest.FixtureRequest) -> Yard:
-    return yard_of("file", request)
-
-
 # ---- Parquet --------------------------------------------------------------------------------------------------------
 
 

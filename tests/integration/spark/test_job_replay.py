@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import uuid
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dlog.client.sync import SyncClient
-from tests.integration.cli.up import Up, dlog, wait_until
+from tests.integration.cli.up import Up, dlog
+from tests.integration.spark.drivers import driver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -184,8 +179,7 @@ def test_a_region_that_cannot_be_read_fails_and_no_other_one(
 def test_killed_twice_and_begun_again_it_does_what_is_left(
     cluster: Up, place: Place, region: Region, tmp_path: Path
 ) -> None:
-    """The whole process group by SIGKILL: once while pieces are split, once while tables are merged. Spark's workers
-    have a group of their own and live on for a moment."""
+    """The whole process group by SIGKILL: once while pieces are split, once while tables are merged."""
     marks, to = tmp_path / "marks.json", tmp_path / "to"
     marks.write_text(json.dumps(region.marks))
     command = [
@@ -193,13 +187,13 @@ def test_killed_twice_and_begun_again_it_does_what_is_left(
         *("--master", "local[2]", "--piece-bytes", "100000", "--run-bytes", "30000", "--part-bytes", "90000"),
     ]
     work = to / "_replay"
-    with killed(command, cluster, lambda: len(list(work.glob("runs/*.index"))) >= 2):
-        pass
+    with driver(*command, directory=cluster.directory, room=tmp_path) as running:
+        running.wait(lambda: len(list(work.glob("runs/*.index"))) >= 2, "no piece is split")
     pieces = len(json.loads((work / "plan.json").read_bytes())["pieces"])
     done = len(list(work.glob("runs/*.index")))
     assert 2 <= done < pieces and not list(to.glob("region=*"))
-    with killed(command, cluster, lambda: len(list(work.glob("notes/*.json"))) >= 2):
-        pass
+    with driver(*command, directory=cluster.directory, room=tmp_path) as running:
+        running.wait(lambda: len(list(work.glob("notes/*.json"))) >= 2, "no table is merged")
     notes = len(list(work.glob("notes/*.json")))
     code, out, told = dlog(*command, directory=cluster.directory)
     assert code == 3, told
@@ -208,24 +202,3 @@ def test_killed_twice_and_begun_again_it_does_what_is_left(
     assert report["counts"]["pieces_kept"] == pieces and report["counts"]["parts_kept"] >= notes - 2
     assert report["counts"]["parts_kept"] < report["counts"]["parts"]
     assert rows_of(to, region) == region.tables
-
-
-@contextlib.contextmanager
-def killed(command: list[str], cluster: Up, when: Callable[[], bool]) -> Iterator[None]:
-    """Run it until something is so, then end its whole process group by SIGKILL."""
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_")}
-    running = subprocess.Popen(
-        [sys.executable, "-m", "dlog", *command],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-        env={**environment, "DLOG_DIR": str(cluster.directory)},
-    )
-    try:
-        wait_until(lambda: when() or running.poll() is not None, "the job does not come to it")
-        assert running.poll() is None, "the job was over before it could be killed"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-    yield

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlog.client.sync import SyncClient
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.model.ids import StreamName
 from dlog.model.segment import StreamKey
@@ -19,10 +18,10 @@ from dlog.spark.readers import find, path_of, readers
 from tests.integration.cli.up import Up
 from tests.integration.cli.up import dlog as command
 from tests.integration.spark.corpus import Corpus
-from tests.integration.spark.test_source import Lake
+from tests.integration.spark.lake import Lake
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 PATIENCE_S = 120
 
@@ -67,8 +66,8 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage(cluster: Up, client: SyncClient, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return Stage(Lake(cluster, client, spark), tmp_path_factory.mktemp("checkpoint"))
+def stage(lake: Lake, tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return Stage(lake, tmp_path_factory.mktemp("checkpoint"))
 
 
 def rows(told: Report, what: str) -> list[dict[str, Any]]:

@@ -2,94 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import uuid
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlog.client.sync import SyncClient
 from dlog.errors import ConfigError, StreamNotFoundError, UnsupportedVersionError
-from tests.integration.cli.up import Up, dlog, wait_until
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from dlog.spark.jobs.frame import Place
-
-Rows = list[tuple[int, int, int, int, bytes]]
-
-
-class Desk:
-    """Streams of the cluster, and tables of them in a directory of the test's own."""
-
-    def __init__(self, cluster: Up, client: SyncClient, spark: SparkSession, room: Path) -> None:
-        self.cluster = cluster
-        self.client = client
-        self.spark = spark
-        self.room = room
-        self.to, self.checkpoint = room / "table", room / "checkpoint"
-
-    def stream(self) -> str:
-        name = f"t-{uuid.uuid4().hex[:8]}"
-        self.client.create(name, segment_bytes=70_000)
-        return name
-
-    def append(self, stream: str, count: int) -> None:
-        for number in range(count):
-            self.client.append_batch(stream, [b"%05d|%d" % (number, part) + b"x" * 400 for part in range(3)])
-
-    def truth(self, stream: str) -> Rows:
-        return [(*record.dlsn, record.txid, record.payload) for record in self.client.read(stream)]
-
-    def rows(self, to: Path | None = None) -> Rows:
-        frame = self.spark.read.parquet(str(to or self.to)).orderBy("segment", "entry", "slot")
-        return [(r.segment, r.entry, r.slot, r.txid, bytes(r.value)) for r in frame.collect()]
-
-    def place(self, stream: str) -> Place:
-        from dlog.spark.jobs.frame import Place
-
-        running = self.cluster.running
-        return Place(zookeeper=running.zookeeper, namespace=running.namespace, streams=(stream,))
-
-    def options(self, **given: Any) -> Any:
-        from dlog.spark.jobs.table import TableOptions
-
-        return TableOptions(**{"to": str(self.to), "checkpoint": str(self.checkpoint), **given})
-
-    def run(self, stream: str, **given: Any) -> Any:
-        from dlog.spark.jobs.table import table
-
-        return table(self.spark, self.place(stream), self.options(**given))
-
-    def command(self, stream: str, *more: str) -> list[str]:
-        paths = ["--to", str(self.to), "--checkpoint", str(self.checkpoint)]
-        return ["pipeline", "table", "--stream", stream, *paths, "--master", "local[2]", "--json", *more]
-
-    def begin(self, stream: str, *more: str) -> subprocess.Popen[bytes]:
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_")}
-        with (self.room / "said").open("wb") as said, (self.room / "told").open("wb") as told:
-            return subprocess.Popen(
-                [sys.executable, "-m", "dlog", *self.command(stream, *more)],
-                stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=told,
-                start_new_session=True,
-                env={**environment, "DLOG_DIR": str(self.cluster.directory)},
-            )
-
-
-@pytest.fixture
-def desk(cluster: Up, client: SyncClient, spark: SparkSession, tmp_path: Path) -> Desk:
-    return Desk(cluster, client, spark, tmp_path)
+from tests.integration.cli.up import dlog
+from tests.integration.spark.desk import Desk
 
 
 def test_a_table_is_what_a_reader_reads_and_a_second_run_adds_what_came(desk: Desk) -> None:
@@ -197,15 +118,8 @@ def test_killed_in_the_middle_and_run_again_it_has_each_row_once(desk: Desk) -> 
     stream = desk.stream()
     desk.append(stream, 14)
     bound = ("--source", "maxOffsetsPerTrigger=6")
-    running = desk.begin(stream, *bound)
-    try:
-        log = desk.to / "_spark_metadata"
-        wait_until(lambda: (log / "1").exists() or running.poll() is not None, "no batch is done")
-        assert running.poll() is None, (desk.room / "told").read_text()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
+    with desk.driver(stream, *bound) as running:
+        running.wait((desk.to / "_spark_metadata" / "1").exists, "no batch is done")
     truth = desk.truth(stream)
     assert 0 < len(desk.rows()) < len(truth)
     code, out, told = dlog(*desk.command(stream, *bound), directory=desk.cluster.directory)
@@ -217,22 +131,13 @@ def test_killed_in_the_middle_and_run_again_it_has_each_row_once(desk: Desk) -> 
 def test_it_follows_until_it_is_interrupted(desk: Desk) -> None:
     stream = desk.stream()
     desk.append(stream, 3)
-    running = desk.begin(stream, "--follow", "--every", "0s")
-    try:
-        wait_until(
-            lambda: (desk.to / "_spark_metadata" / "0").exists() or running.poll() is not None, "no batch is done"
-        )
-        assert running.poll() is None, (desk.room / "told").read_text()
+    with desk.driver(stream, "--follow", "--every", "0s") as running:
+        running.wait((desk.to / "_spark_metadata" / "0").exists, "no batch is done")
         desk.append(stream, 4)
         truth = desk.truth(stream)
-        wait_until(lambda: len(desk.rows()) == len(truth) or running.poll() is not None, "it does not follow")
-        os.killpg(running.pid, signal.SIGINT)  # as a terminal does: Python and the JVM both hear it
-        assert running.wait(60) == 0, (desk.room / "told").read_text()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(running.pid, signal.SIGKILL)
-        running.wait()
-    report = json.loads((desk.room / "said").read_bytes())
+        running.wait(lambda: len(desk.rows()) == len(truth), "it does not follow")
+        running.interrupt()
+    report = json.loads(running.said.read_bytes())
     assert (report["verdict"], report["counts"]["records"]) == ("ok", len(truth))
     assert desk.rows() == truth
     assert desk.run(stream).counts["records"] == 0

@@ -6,23 +6,12 @@ However often and wherever, a reader of the copy finds each record once and in o
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from dlog.client.sync import SyncClient
-from tests.integration.cli.up import Up
 from tests.integration.spark.killing import IN_TASKS
+from tests.integration.spark.lake import Lake
 from tests.integration.spark.ordeals import APPENDED, STAGED, Ordeal
-from tests.integration.spark.test_source import Lake
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="module")
-def lake(cluster: Up, client: SyncClient, spark: SparkSession) -> Lake:
-    return Lake(cluster, client, spark)
 
 
 @pytest.mark.parametrize("append_bytes", [STAGED, APPENDED], ids=["staged", "appended"])

@@ -5,28 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from dlog.client.sync import SyncClient
 from dlog.log.note import encode_note
 from dlog.model.ids import EntryId, stream_name
 from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.spark.reach import Cluster, reach
 from dlog.wire.entry import CONTROL, RECORD_SET, Record, build_record_set, encode_entry
-from tests.integration.cli.up import Up, wait_until
-from tests.integration.spark.test_source import Lake
+from tests.integration.cli.up import wait_until
+from tests.integration.spark.lake import Lake
 from tests.integration.spark.test_streaming import Query, fill
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-
-@pytest.fixture(scope="module")
-def lake(cluster: Up, client: SyncClient, spark: SparkSession) -> Lake:
-    return Lake(cluster, client, spark)
 
 
 def metadata(lake: Lake, name: str) -> StreamMetadata:

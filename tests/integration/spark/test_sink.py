@@ -9,22 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlog.client.sync import SyncClient
 from dlog.log.staging import StagedSet
 from dlog.model.sink import SinkBatch
 from dlog.wire.entry import build_record_set
-from tests.integration.cli.up import Up
-from tests.integration.spark.test_source import Lake
+from tests.integration.spark.lake import Lake
 from tests.integration.spark.test_streaming import PATIENCE_S, fill
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
-
-
-@pytest.fixture(scope="module")
-def lake(cluster: Up, client: SyncClient, spark: SparkSession) -> Lake:
-    return Lake(cluster, client, spark)
 
 
 def write(lake: Lake, frame: DataFrame, stream: str | None, **options: Any) -> None:

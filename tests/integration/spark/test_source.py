@@ -8,61 +8,20 @@ import random
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from dlog.client.sync import SyncClient
 from dlog.model.dlsn import of
 from tests.integration.cli.up import Up
+from tests.integration.spark.lake import Lake
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.datasource import DataSourceReader, InputPartition
     from pyspark.sql.types import StructType
-
-Row = tuple[int, int, int, int, bytes]
-
-
-class Lake:
-    """Streams of the cluster, written by the client and read by Spark."""
-
-    def __init__(self, cluster: Up, client: SyncClient, spark: SparkSession) -> None:
-        self.client = client
-        self.spark = spark
-        self.zookeeper = cluster.running.zookeeper
-        self.namespace = cluster.running.namespace
-
-    def create(self, **settings: Any) -> str:
-        name = f"s-{uuid.uuid4().hex[:10]}"
-        self.client.create(name, **settings)
-        return name
-
-    def read(self, stream: str | None, schema: str = "", **options: Any) -> DataFrame:
-        reader = self.spark.read.format("dlog").option("zookeeper", self.zookeeper).option("namespace", self.namespace)
-        if stream is not None:
-            reader = reader.option("stream", stream)
-        for key, value in options.items():
-            reader = reader.option(key, value)
-        return (reader.schema(schema) if schema else reader).load()
-
-    def rows(self, frame: DataFrame) -> list[Row]:
-        """In the order of the log."""
-        got = frame.select("segment", "entry", "slot", "txid", "value").orderBy("segment", "entry", "slot").collect()
-        return [(r.segment, r.entry, r.slot, r.txid, bytes(r.value)) for r in got]
-
-    def truth(self, stream: str) -> list[Row]:
-        """What our own reader reads."""
-        return [(*record.dlsn, record.txid, record.payload) for record in self.client.read(stream, follow=False)]
-
-
-@pytest.fixture(scope="module")
-def lake(cluster: Up, client: SyncClient, spark: SparkSession) -> Lake:
-    return Lake(cluster, client, spark)
 
 
 @pytest.fixture(scope="module")

@@ -10,20 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlog.client.sync import SyncClient
-from tests.integration.cli.up import Up, wait_until
-from tests.integration.spark.test_source import Lake
+from tests.integration.cli.up import wait_until
+from tests.integration.spark.lake import Lake
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
 PATIENCE_S = 120
-
-
-@pytest.fixture(scope="module")
-def lake(cluster: Up, client: SyncClient, spark: SparkSession) -> Lake:
-    return Lake(cluster, client, spark)
 
 
 class Query:
