@@ -102,12 +102,8 @@ def is_note(payload: Buffer) -> bool:
 
 def decode_note(payload: Buffer) -> Note:
     """Read a note. Raises DamagedError when it is not one: every field is judged by type and range."""
-    if not is_note(payload):
-        raise DamagedError("not a note: the magic is missing")
-    data = memoryview(payload)[len(MAGIC) :]
     try:
-        value = msgpack.unpackb(data, use_list=False, max_array_len=min(_ARRAY_MAX, len(data)), **_BOUNDS)
-        unix_ms, snapshot_entry, batches, snapshot = _array(value)
+        unix_ms, snapshot_entry, batches, snapshot = _unpacked(payload)
         return Note(
             _number(unix_ms),
             EntryId(_number(snapshot_entry, -1)),
@@ -116,6 +112,23 @@ def decode_note(payload: Buffer) -> Note:
         )
     except (ValueError, TypeError, IndexError) as error:
         raise DamagedError(f"not a note: {error}") from None
+
+
+def decode_sums(payload: Buffer) -> tuple[int, dict[int, int]]:
+    """When the entry was made, and its batches' checksums by their first slots: all of a note that somebody wants who
+    reads records. What else it holds is not judged. Raises DamagedError."""
+    try:
+        unix_ms, _, batches, _ = _unpacked(payload)
+        return _number(unix_ms), {_number(slot): _number(crc) for _, _, _, crc, slot in map(_array, _array(batches))}
+    except (ValueError, TypeError, IndexError) as error:
+        raise DamagedError(f"not a note: {error}") from None
+
+
+def _unpacked(payload: Buffer) -> tuple[Any, ...]:
+    if not is_note(payload):
+        raise DamagedError("not a note: the magic is missing")
+    data = memoryview(payload)[len(MAGIC) :]
+    return _array(msgpack.unpackb(data, use_list=False, max_array_len=min(_ARRAY_MAX, len(data)), **_BOUNDS))
 
 
 _ARRAY_MAX = 16_384  # batches of an entry, or producers of a snapshot

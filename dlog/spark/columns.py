@@ -8,6 +8,7 @@ Bytes that their producer checksummed are handed on only if the checksum still h
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dlog.errors import DamagedError
-from dlog.log.note import decode_note, is_note
+from dlog.log.note import decode_sums, is_note
 from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import Buffer, Record, decode_entry, open_record_set, parse_record_set
@@ -59,8 +60,9 @@ class Alike:
         if not width or width * count != len(body):
             return None
         rows = np.frombuffer(body, np.uint8).reshape(count, width)
-        lengths = np.ndarray((count,), ">i4", rows, 0, (width,))
-        return cls(rows) if bool((lengths == width - LENGTH_BYTES).all()) else None
+        lengths = np.ndarray((count,), np.uint32, rows, 0, (width,))  # as they lie: the last byte first
+        expected = int.from_bytes((width - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big"), sys.byteorder)
+        return cls(rows) if np.count_nonzero(lengths == expected) == count else None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -131,8 +133,7 @@ def _noted(records: Sequence[Record]) -> tuple[int, dict[int, int]]:
     """When the owner took them, and the producers' checksums by slot; nothing of a writer that does not say."""
     for record in reversed(records):
         if record.is_control and is_note(record.payload):
-            note = decode_note(record.payload)
-            return note.unix_ms, {batch.slot: batch.crc for batch in note.batches}
+            return decode_sums(record.payload)
     return 0, {}
 
 
@@ -199,7 +200,7 @@ class Joined:
 
     def __init__(self) -> None:
         self.size = 0
-        self._lengths: list[NDArray[np.int32]] = []
+        self._lengths: list[tuple[int, NDArray[np.int32] | int]] = []  # how many; of which lengths, or all of which
         self._room = ROOM_FIRST
         self._open()
 
@@ -214,22 +215,31 @@ class Joined:
             self.size += len(values) * values.length
             self._reserve()
             self._bytes[begin : self.size].reshape(len(values), values.length)[:] = values.values
-            self._lengths.append(np.full(len(values), values.length, np.int32))
+            self._lengths.append((len(values), values.length))
             return
         lengths = np.fromiter(map(len, values), np.int32, len(values))
         self.size += int(lengths.sum(dtype=np.int64))
         self._reserve()
         self._bytes[begin : self.size] = np.frombuffer(b"".join(values), np.uint8)
-        self._lengths.append(lengths)
+        self._lengths.append((len(values), lengths))
 
     def take(self, rows: int) -> pa.Array:
-        offsets = np.empty(rows + 1, np.int32)
-        offsets[0] = 0
-        np.cumsum(np.concatenate(self._lengths), out=offsets[1:])
+        offsets = self._offsets(rows)
         data = self._buffer.slice(0, self.size)
         self._room = max(ROOM_FIRST, self.size + self.size // 4)  # the next one will be about as large
         self._open()
         return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
+
+    def _offsets(self, rows: int) -> NDArray[np.int32]:
+        common = {told if isinstance(told, int) else -1 for _, told in self._lengths}
+        if len(common) == 1 and (length := common.pop()) >= 0:
+            return np.arange(rows + 1, dtype=np.int32) * np.int32(length)
+        offsets = np.empty(rows + 1, np.int32)
+        offsets[0] = at = 0
+        for count, told in self._lengths:
+            offsets[at + 1 : at + 1 + count] = told
+            at += count
+        return np.cumsum(offsets, out=offsets)
 
     def _reserve(self) -> None:
         if self.size > len(self._bytes):

@@ -21,6 +21,7 @@ from dlog.log.note import (
     NotedProducer,
     Snapshot,
     decode_note,
+    decode_sums,
     encode_note,
     is_note,
     pack_snapshot,
@@ -43,6 +44,7 @@ def test_a_note_reads_back(
     payload = encode_note(unix_ms, entry, noted, pack_snapshot(snapshot) if packed else snapshot)
     assert is_note(payload)
     assert decode_note(memoryview(payload)) == Note(unix_ms, EntryId(entry), noted, snapshot)
+    assert decode_sums(memoryview(payload)) == (unix_ms, {batch.slot: batch.crc for batch in noted})
 
 
 BATCH = [b"p" * 16, 0, 1, 2, 0]
@@ -81,14 +83,34 @@ def test_a_field_of_a_wrong_kind_is_damage(value: Any) -> None:
         decode_note(MAGIC + msgpack.packb(value))
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        ["5", -1, [], None],
+        [-1, -1, [], None],
+        [1, -1, None, None],
+        [1, -1, []],
+        [1, -1, [BATCH[:-1]], None],
+        [1, -1, [b"bytes"], None],
+        [1, -1, [[*BATCH[:3], -1, 0]], None],
+        [1, -1, [[*BATCH[:4], "0"]], None],
+        {},
+    ],
+)
+def test_a_field_of_a_wrong_kind_is_damage_to_who_wants_the_sums(value: Any) -> None:
+    with pytest.raises(DamagedError):
+        decode_sums(MAGIC + msgpack.packb(value))
+
+
 @settings(max_examples=150)
 @given(st.data())
 def test_a_changed_byte_ends_in_a_note_or_damage(data: st.DataObject) -> None:
     snapshot = Snapshot((0, -1), (NotedProducer(b"p" * 16, 0, 1, (NotedPlace(0, 1, 1, 0, 0, 9),)),))
     payload = bytearray(encode_note(1, -1, [NotedBatch(b"p" * 16, 0, 1, 2, 0)], snapshot))
     payload[data.draw(st.integers(0, len(payload) - 1))] = data.draw(st.integers(0, 255))
-    with contextlib.suppress(DamagedError):
-        decode_note(payload)
+    for decode in (decode_note, decode_sums):
+        with contextlib.suppress(DamagedError):
+            decode(payload)
 
 
 @pytest.mark.parametrize("payload", [b"", b"control", b"keepalive", b"heartbeat", b"dlog", b"dlog2"])

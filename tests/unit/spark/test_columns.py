@@ -102,6 +102,25 @@ def test_values_of_one_length_are_not_taken_apart() -> None:
     assert batch.column("slot").to_pylist() == [10, 11, 12, 0, 1]
 
 
+@pytest.mark.parametrize("lengths", [(3, 3), (3, 5), (0, 0), (0, 4)])
+def test_sets_of_records_of_one_length_each_come_to_lie_behind_one_another(lengths: tuple[int, int]) -> None:
+    sets = [[b"%0*d" % (length, n) if length else b"" for n in range(20)] for length in lengths]
+    gathered = Batches(pa.schema([("value", pa.binary())]))
+    for run in runs_of(entry_of([(7, values) for values in sets]), 0):
+        assert isinstance(run.values, Alike)
+        gathered.add(PART, run)
+    batch = gathered.take()
+    assert batch is not None
+    batch.validate(full=True)
+    assert batch.column("value").to_pylist() == sets[0] + sets[1]
+
+
+def test_lengths_that_differ_are_not_taken_for_one() -> None:
+    values = [b"123", b"12345", b"1"] * 7 + [b"123"]  # as many bytes as if each had three
+    (run,) = runs_of(entry_of([(7, values)]), 0)
+    assert run.values == values
+
+
 def test_single_records_behind_a_set_of_them_are_a_run_of_their_own() -> None:
     """As a writer of DistributedLog packs them that sends some in a set and some not."""
     body = build_record_set([b"%02d" % n for n in range(20)])
