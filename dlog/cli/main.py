@@ -39,6 +39,7 @@ _COMMANDS = {
     "explain": "dlog.cli.explain",
     "ledger": "dlog.cli.ledgers",
     "bookie": "dlog.cli.bookies",
+    "sink": "dlog.cli.sinks",
     "cluster": "dlog.cli.cluster",
     "pipeline": "dlog.cli.pipeline",
 }

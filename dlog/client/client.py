@@ -296,6 +296,7 @@ class Client:
     ) -> dict[str, Any]:
         """Let closed ledgers that were written for this stream (dlog/stores/contract.py, STAGE) become its next
         segments, in this order, all of them or none: no byte moves. parts: place and last entry of each, at most 1000.
+        A batch without parts is remembered, and shuts out who wrote for this sink under a lower epoch.
 
         batch: whose batch it is; one that is repeated is not taken in again ({"duplicate": True}). None: what is in the
         list already is not taken again. Raises TxidOutOfOrderError (`last`: what txids must not be below), and

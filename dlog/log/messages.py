@@ -84,10 +84,11 @@ class TakeIn:
     """Take closed segments in that were written elsewhere for this stream, in this order, behind all that is written:
     one change of metadata, no byte moves. Answered with TakenIn.
 
-    parts: place and last entry of each. batch: whose it is; a repeated one is answered and nothing taken. None: what is
-    in the list already is not taken again. since: who asks has read the log, and nothing of this batch lies below this
-    segment and entry. Raises InvalidRequestError (no such stage, it ends elsewhere, another program writes under this
-    name), TxidOutOfOrderError (`last`: write them again with that txid or a higher one), OverCapacityError,
+    parts: place and last entry of each; with a batch there may be none: then it is remembered and nothing else, so that
+    who wrote for this sink before is shut out. batch: whose it is; a repeated one is answered and nothing taken. None:
+    what is in the list already is not taken again. since: who asks has read the log, and nothing of this batch lies
+    below this segment and entry. Raises InvalidRequestError (no such stage, it ends elsewhere, another program writes
+    under this name), TxidOutOfOrderError (`last`: write them again with that txid or a higher one), OverCapacityError,
     ProducerUnknownError (it was to be appended before: read the log from what is remembered to `since`).
     """
 

@@ -62,14 +62,14 @@ _EXAMINED_AT_ONCE = 16
 
 @dataclass(slots=True)
 class _Taking:
-    """Segments to be taken in. found: by place. change: on its way to metadata."""
+    """Segments to be taken in, or a batch of none. found: by place. change: on its way to metadata."""
 
     ticket: Ticket
     request: TakeIn
     asked: set[str] = field(default_factory=set)
     found: dict[str, Stage] = field(default_factory=dict)
     error: DLogError | None = None
-    change: TakeSegmentsIn | None = None
+    change: TakeSegmentsIn | RememberSink | None = None
 
 
 @dataclass(slots=True)
@@ -115,8 +115,10 @@ class TakingIn:
     def ask(self, ticket: Ticket, request: TakeIn | AppendOnce) -> None:
         if len(self._waiting) >= WAITING_MAX:
             self._answer(ticket, OverCapacityError("too many batches of sinks wait for this stream"))
-        elif isinstance(request, TakeIn) and len(dict(request.parts)) < max(1, len(request.parts)):
+        elif isinstance(request, TakeIn) and len(dict(request.parts)) < len(request.parts):
             self._answer(ticket, InvalidRequestError("stages are named, each of them once"))
+        elif isinstance(request, TakeIn) and not request.parts and request.batch is None:
+            self._answer(ticket, InvalidRequestError("no stage is named, and no batch"))
         elif isinstance(request, TakeIn):
             self._waiting.append(_Taking(ticket, request))
         else:
@@ -138,6 +140,8 @@ class TakingIn:
             return self._drop(verdict)
         if isinstance(head, _Appending):
             return self._is_appended(head, verdict)
+        if not head.request.parts:
+            return self._is_empty(head, verdict)
         listed = self._listed(head.request)
         if verdict is Standing.DONE or (head.request.batch is None and len(listed) == len(head.request.parts)):
             return self._drop(TakenIn(SegmentNumber(0), len(head.request.parts), 0, True))
@@ -185,12 +189,16 @@ class TakingIn:
         return False
 
     def remembered(self, change: RememberSink) -> None:
-        """A sink's batch may be appended now."""
+        """A sink's batch may be appended now; one that has nothing is done."""
         head = self._waiting[0]
-        assert isinstance(head, _Appending) and head.change is change
+        assert head.change is change
         head.change = None
-        if self._tenure.value.sink(change.record.last.sink) == change.record:
+        if self._tenure.value.sink(change.record.last.sink) != change.record:
+            return  # somebody else was remembered: it is judged again
+        if isinstance(head, _Appending):
             self._append(change.record)
+        else:
+            self._drop(TakenIn(SegmentNumber(0), 0, 0))
 
     def _append(self, record: SinkRecord) -> None:
         head = self._waiting.pop(0)
@@ -198,6 +206,23 @@ class TakingIn:
         since = _later(record.since, head.request.write.since)
         write = replace(head.request.write, producer=record.last.producer, sequence=0, since=since)
         self._admit(head.ticket, write)
+
+    # ---- batches of nothing -----------------------------------------------------------------------------------------
+
+    def _is_empty(self, head: _Taking, verdict: Standing) -> bool:
+        """It is remembered, and who wrote for this sink before is shut out."""
+        t, batch = self._tenure, head.request.batch
+        assert batch is not None, "or it was refused when it came"
+        if verdict is Standing.DONE:
+            return self._drop(TakenIn(SegmentNumber(0), 0, 0, True))
+        if verdict is Standing.REPEATED:
+            return self._drop(InvalidRequestError(f"this batch was to be appended: sink={batch.sink} {batch.batch}"))
+        refusal = self._refusal()
+        if refusal is not None:
+            return self._drop(refusal)
+        head.change = RememberSink(SinkRecord(batch))
+        t.register.want(head.change)
+        return False
 
     # ---- segments ---------------------------------------------------------------------------------------------------
 

@@ -192,7 +192,7 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
         kind, _, rest = name.partition("-")
         if kind == "txid" and _is_decided_txid(rest, done):
             await _drop(cluster, f"{path}/{name}")
-        stage = await _registered(cluster, f"{path}/{name}", done.sink, rest) if kind == "stage" else None
+        stage = await registered(cluster, f"{path}/{name}", done.sink, rest) if kind == "stage" else None
         if stage is None:
             continue
         seen = looks.setdefault(stage.stream, [])
@@ -216,7 +216,7 @@ def _is_decided_txid(rest: str, done: SinkBatch) -> bool:
     return (epoch, query) == (str(done.epoch), done.query) and int(batch) <= done.batch
 
 
-async def _registered(cluster: Cluster, path: str, sink: str, place: str) -> RegisteredStage | None:
+async def registered(cluster: Cluster, path: str, sink: str, place: str) -> RegisteredStage | None:
     """None: it is gone, or says nothing that we understand."""
     try:
         data, _ = await cluster.metadata.zookeeper.get(path, fresh=True)

@@ -232,7 +232,8 @@ class Ping:
 class TakeIn:
     """Take closed ledgers in as segments, behind all that is written, in this order: all of them or none. parts: place
     and last entry of each. sink, epoch, query, batch: whose batch it is (dlog/model/sink.py); sink "": nobody's, what
-    is in the list is not taken again. since: who asks has read the log, and nothing of the batch lies below.
+    is in the list is not taken again. since: who asks has read the log, and nothing of the batch lies below. A
+    batch may have no parts: it is remembered.
 
     Done {"first": segment, "segments": n, "records": n, "duplicate": bool}.
     """

@@ -398,7 +398,7 @@ def _result(body: memoryview) -> dict[str, Any]:
 def _parts(body: memoryview) -> tuple[tuple[str, int], ...]:
     bounds = {**_BOUNDS, "max_array_len": min(PARTS_MAX, len(body)), "max_str_len": TEXT_MAX, "max_bin_len": 0}
     value = msgpack.unpackb(body, **bounds)
-    if type(value) is not list or not value:
+    if type(value) is not list:
         raise ValueError("not parts")
     for part in value:
         if type(part) is not list or len(part) != 2 or type(part[0]) is not str:

@@ -53,7 +53,9 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
         lambda: said(proxy.GetOwner(number, stream, rng.choice((None, "127.0.0.1:1", "x")))),
         lambda: said(proxy.Truncate(number, stream, (rng.randrange(3), rng.randrange(3), 0))),
         lambda: said(proxy.Release(number, stream)),
-        lambda: said(proxy.TakeIn(number, stream, *sink, ((str(rng.randrange(9)), rng.randrange(3)),))),
+        lambda: said(
+            proxy.TakeIn(number, stream, *sink, ((str(rng.randrange(9)), rng.randrange(3)),) * rng.randrange(3))
+        ),
         lambda: said(proxy.SinkWrite(number, stream, *sink, *rest)),
         lambda: said(proxy.Relocate(number, stream, rng.randrange(3), "1", "cold", "file:/nowhere")),
         lambda: said(proxy.List(number, "", rng.randrange(10))),

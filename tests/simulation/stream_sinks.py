@@ -182,6 +182,7 @@ class SinkProgram:
         self._proxy = self.rng.choice(sorted(world.proxies))
         self._is_working = False
         self._sweeps = 0
+        self._empty_rng = random.Random(f"{world.plan.seed}/{name}/empty")
         self._sweep_rng = random.Random(f"{world.plan.seed}/{name}/sweep")
 
     @property
@@ -210,14 +211,17 @@ class SinkProgram:
         """A try of the batch at hand, from the beginning."""
         self._try += 1
         self._kind = self.rng.choice(("append", "stage", "stage"))
-        count = self.rng.choice((1, 2, 5))
+        if self._epoch and self._empty_rng.random() < self.world.config.get("empties", 0.0):
+            self._kind = "nothing"
+        count = self.rng.choice((1, 2, 5)) if self._kind != "nothing" else 0
         stem = f"sink:{self.name}:{self._number}:{self._try}"
         self._payloads = [f"{stem}:{i}:".encode() + bytes(self.rng.choice((0, 40))) for i in range(count)]
         self._written.tries.append(self._payloads)
-        if self._kind == "append":
-            self._send()
-        else:
+        if self._kind == "stage":
             self._stage()
+        else:
+            self._parts = []
+            self._send()
 
     def _stage(self) -> None:
         txid = self.world.next_txid(self.rng)
@@ -326,7 +330,9 @@ class SinkProgram:
             case TakenIn() | BatchWritten():
                 self._try += 1
                 self._decided()
-                kind = "taken_in" if isinstance(result, TakenIn) else "sink_appended"
+                kind = {"append": "sink_appended", "stage": "taken_in", "nothing": "sink_nothing"}[self._kind]
+                if self._kind == "nothing" and not result.duplicate:
+                    world.sink_checks.shut_out(self._epoch)
                 world.sim.reach("sink_repeated" if result.duplicate else kind)
                 world.sim.call_in(self.rng.uniform(0, 0.02), self.begin)
             case TxidOutOfOrderError():
@@ -378,10 +384,22 @@ class SinkChecks:
 
     def __init__(self, world: StreamWorld) -> None:
         self.world = world
+        self._epoch = 0  # programs of a lower one were told of as shut out
+        self._listed: set[str] = set()
+
+    def shut_out(self, epoch: int) -> None:
+        """A program of this epoch has heard that it is the one that writes."""
+        self._epoch = max(self._epoch, epoch)
 
     def listed(self, value: StreamMetadata) -> None:
-        """S13, whenever the list changed or something was deleted: no stage that is in the list was swept."""
+        """S13 and T7, whenever the list changed or something was deleted: no stage that is in the list was swept, and
+        none came into it whose program was shut out."""
         for segment in value.segments:
+            stage = self.world.stages.get(segment.place)
+            if stage is not None and segment.place not in self._listed:
+                self._listed.add(segment.place)
+                if stage.batch.epoch < self._epoch:
+                    self.world.checks.fail("T7", f"{stage.batch} was taken in, epoch {self._epoch} writes")
             if segment.place in self.world.store.deleted and segment.truncation is not Truncation.TRUNCATED:
                 self.world.checks.fail("S13", f"segment {segment.number} was swept, it lay at {segment.place}")
 
@@ -406,7 +424,7 @@ class SinkChecks:
             if len(present) > 1:
                 checks.fail("S13", f"{written.batch} is in the stream by {len(present)} of its tries")
             if not present:
-                if written.is_acked and not has_lost:
+                if written.is_acked and not has_lost and all(written.tries):  # or a try of it was of nothing
                     checks.fail("S13", f"{written.batch} was said to be done and is nowhere")
                 continue
             tried, places = present[0]

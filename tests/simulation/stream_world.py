@@ -86,6 +86,7 @@ MUST_REACH = (
     "swept_under_way",
     "stage_kept",
     "stage_listed",
+    "sink_nothing",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -148,6 +149,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.2 else []
         config["sweeps"] = rng.choice((0.0, 0.5, 1.0))
         config["stage_keep_s"] = rng.choice((0.0, 0.0, 0.02, 0.2))
+        config["empties"] = rng.choice((0.0, 0.0, 0.3, 0.8))
     return Plan(seed=seed, config=config, faults=faults)
 
 

@@ -502,6 +502,19 @@ SINKS = (
         parts=planted(TakingIn, ("taken_in", "t.writing.txid = max(", "t.writing.txid = min(")),
     ),
     Mutant(
+        name="a batch of nothing is said to be done and not remembered",
+        invariants=("T7",),
+        style="sink",
+        parts=planted(
+            TakingIn,
+            (
+                "_is_empty",
+                "head.change = RememberSink(SinkRecord(batch))",
+                "return self._drop(TakenIn(batch.epoch, 0, 0))",
+            ),
+        ),
+    ),
+    Mutant(
         name="a stage is swept because it is old",
         invariants=("S13",),
         style="sink",

@@ -126,6 +126,31 @@ def test_a_program_that_was_shut_out_is_refused_and_one_of_another_query_too() -
     assert owner.ask(TakeIn(sink_batch(0, sink="another"), (stage.staged("w", 1),))).first == 3
 
 
+def test_a_batch_of_nothing_is_remembered_and_shuts_out_who_wrote_before() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(TakeIn(sink_batch(7), (stage.staged("x", 1),)))
+    before = numbers(stage.value)
+    assert owner.ask(TakeIn(sink_batch(0, epoch=1, query="none"), ())) == TakenIn(SegmentNumber(0), 0, 0)
+    assert stage.value.sinks == (SinkRecord(sink_batch(0, epoch=1, query="none")),)
+    assert numbers(stage.value) == before, "nothing is sealed for it"
+    assert owner.ask(TakeIn(sink_batch(0, epoch=1, query="none"), ())).duplicate
+    for late in (TakeIn(sink_batch(8), (stage.staged("y", 1),)), once(8), TakeIn(sink_batch(8), ())):
+        refused = owner.ask(late)
+        assert isinstance(refused, InvalidRequestError) and "taken over" in refused.message
+    assert isinstance(owner.ask(TakeIn(None, ())), InvalidRequestError)
+    assert owner.ask(batch(0)).dlsn.segment == 2, "writing goes on"
+
+
+def test_a_batch_that_was_to_be_appended_is_not_made_one_of_nothing() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(once(3))
+    refused = owner.ask(TakeIn(sink_batch(3), ()))
+    assert isinstance(refused, InvalidRequestError) and "was to be appended" in refused.message
+    assert owner.ask(TakeIn(sink_batch(4), ())) == TakenIn(SegmentNumber(0), 0, 0)
+
+
 def test_without_a_batch_a_place_is_taken_in_once() -> None:
     stage = Stage()
     owner = stage.taken("p1")
@@ -135,7 +160,7 @@ def test_without_a_batch_a_place_is_taken_in_once() -> None:
     assert stage.value.sinks == ()
 
 
-@pytest.mark.parametrize("fault", ["no such", "ends elsewhere", "empty", "no records", "two of one", "none", "taken"])
+@pytest.mark.parametrize("fault", ["no such", "ends elsewhere", "empty", "no records", "two of one", "taken"])
 def test_what_is_no_stage_is_refused_and_writing_goes_on(fault: str) -> None:
     stage = Stage()
     owner = stage.taken("p1")
@@ -146,7 +171,6 @@ def test_what_is_no_stage_is_refused_and_writing_goes_on(fault: str) -> None:
         "empty": (stage.staged("e"),),
         "no records": (part, ("junk", EntryId(0))),
         "two of one": (part, part),
-        "none": (),
         "taken": (stage.staged("y", 1), part),
     }[fault]
     if fault == "no records":

@@ -1,0 +1,99 @@
+"""`dlog sink`: what sinks of Spark have staged and nobody took in yet, and how to let go of it."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import click
+
+from dlog.cli.discovery import zookeeper, zookeeper_options
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, say, say_json, say_table
+from dlog.io.clock import unix_ms
+from dlog.model.sink import sink_name
+from dlog.spark.options import NAMESPACE
+from dlog.spark.reach import Work, reach
+from dlog.spark.retiring import Staging, retire, sinks, staging
+from dlog.stores.cold.options import ColdOptions
+
+T = TypeVar("T")
+
+
+@click.group()
+def sink() -> None:
+    """Sinks: queries and jobs that write to streams in batches."""
+
+
+@sink.command()
+@zookeeper_options
+def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
+    """List the sinks that have staged something, or are about to."""
+    where, place = _place(hosts, namespace, directory)
+    found = _ask(where, place, lambda cluster: sinks(cluster, place))
+    if as_json:
+        say_json([_row(one) for one in found])
+    else:
+        rows = [_row(one) for one in found]
+        say_table(
+            ("sink", "stages", "oldest", "not understood", "streams"),
+            ((r["sink"], r["stages"], _age(r["oldest_age_s"]), r["strange"], " ".join(r["streams"])) for r in rows),
+        )
+
+
+@sink.command(name="retire")
+@click.argument("name", metavar="SINK")
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and do nothing.")
+@zookeeper_options
+def retire_(
+    name: str, dry_run: bool, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
+) -> int:
+    """Shut out every program of SINK, and delete what they staged and nobody took in.
+
+    For a query that was given up: what its drivers left behind is swept by the next one of that name only. A query of
+    that name that still runs fails with its next batch; it goes on under a higher sinkEpoch than the one told. Exit 1:
+    a stream could not be asked, run it again.
+    """
+    sink_name(name)
+    where, place = _place(hosts, namespace, directory)
+    told = _ask(where, place, lambda cluster: staging(cluster, place, name))
+    if not told.stages and not told.strange:
+        raise CommandError(f"nothing is staged under this name: sink={name}", "`dlog sink ls` lists those that have")
+    if dry_run:
+        if as_json:
+            say_json(_row(told))
+        else:
+            say(f"would shut out {name} from {', '.join(told.streams)} and look at {len(told.stages)} stages")
+        return EXIT_OK
+    done = _ask(where, place, lambda cluster: retire(cluster, place, name))
+    if as_json:
+        say_json(
+            {"sink": name, "epoch": done.epoch, "streams": done.streams, "swept": done.swept, "failures": done.left}
+        )
+    else:
+        say(f"{name} is shut out up to epoch {done.epoch}, {done.swept} stages deleted: {', '.join(done.streams)}")
+        for stream, why in done.left.items():
+            say(f"failed: stream={stream}: {why}")
+    return EXIT_FAILED if done.left else EXIT_OK
+
+
+def _place(hosts: str | None, namespace: str | None, directory: str | None) -> tuple[str, str]:
+    where, found = zookeeper(hosts, directory)
+    return where, namespace or found or NAMESPACE
+
+
+def _ask(where: str, namespace: str, work: Work[T]) -> T:
+    return reach(where, namespace, ColdOptions()).ask(work, timeout_s=None)
+
+
+def _row(told: Staging) -> dict[str, Any]:
+    oldest = told.oldest_unix_ms
+    return {
+        "sink": told.sink,
+        "stages": len(told.stages),
+        "oldest_age_s": None if oldest is None else max(0, (unix_ms() - oldest) // 1000),
+        "strange": told.strange,
+        "streams": told.streams,
+    }
+
+
+def _age(seconds: int | None) -> str:
+    return "" if seconds is None else f"{seconds // 3600}:{seconds % 3600 // 60:02}:{seconds % 60:02} ago"

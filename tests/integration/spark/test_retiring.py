@@ -1,0 +1,157 @@
+"""`dlog sink`: a query that was given up is shut out, and what it staged is gone; nothing else is."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import Any
+
+import pytest
+
+from dlog.client.sync import SyncClient
+from dlog.errors import InvalidRequestError, LedgerNotFoundError
+from dlog.log.staging import StagedSet
+from dlog.model.ids import LedgerId
+from dlog.model.sink import SinkBatch
+from dlog.spark.proxies import proxies_of
+from dlog.spark.reach import Cluster, Work, reach
+from dlog.spark.stages import Staged, Stager, sink_path
+from dlog.wire.entry import build_record_set
+from tests.integration.cli.up import Up, dlog
+
+
+class Abandoned:
+    """A sink that staged for two streams and wrote to one of them."""
+
+    def __init__(self, cluster: Up, client: SyncClient) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.sink = f"gone-{uuid.uuid4().hex[:8]}"
+        self.one, self.two = (f"r-{uuid.uuid4().hex[:8]}" for _ in range(2))
+        for stream in (self.one, self.two):
+            client.create(stream)
+        self.kept = self.stage(0, self.one)
+        self.take_in(0, self.one, self.kept)
+        self.left = [self.stage(1, self.one), self.stage(1, self.two)]
+
+    def ask(self, work: Work[Any]) -> Any:
+        return reach(self.cluster.running.zookeeper, self.cluster.running.namespace).ask(work)
+
+    def batch(self, number: int) -> SinkBatch:
+        return SinkBatch(self.sink, 3, "query", number)
+
+    def stage(self, number: int, stream: str) -> Staged:
+        async def work(cluster: Cluster) -> Staged:
+            stager = Stager(cluster, self.cluster.running.namespace, self.batch(number))
+            rows = [StagedSet(1, 1, build_record_set([b"row %d" % number]))]
+            await stager.entry(stream, rows, has_own_txids=False)
+            (staged,) = await stager.finish()
+            return staged
+
+        staged: Staged = self.ask(work)
+        return staged
+
+    def take_in(self, number: int, stream: str, staged: Staged) -> dict[str, Any]:
+        async def work(cluster: Cluster) -> dict[str, Any]:
+            async with await proxies_of(cluster, 30.0) as client:
+                return await client.take_in(stream, [(staged.place, staged.last_entry)], self.batch(number))
+
+        told: dict[str, Any] = self.ask(work)
+        return told
+
+    def is_there(self, staged: Staged) -> bool:
+        async def work(cluster: Cluster) -> bool:
+            try:
+                await cluster.ledgers.metadata_of(LedgerId(int(staged.place)))
+            except LedgerNotFoundError:
+                return False
+            return True
+
+        return bool(self.ask(work))
+
+    def values(self, stream: str) -> list[bytes]:
+        return [record.payload for record in self.client.read(stream, follow=False)]
+
+    def command(self, *arguments: str) -> tuple[int, Any, str]:
+        code, out, told = dlog("sink", *arguments, "--json", directory=self.cluster.directory)
+        return code, json.loads(out) if out else None, told
+
+
+@pytest.fixture
+def abandoned(cluster: Up, client: SyncClient) -> Abandoned:
+    return Abandoned(cluster, client)
+
+
+def test_what_a_sink_that_was_given_up_staged_is_listed_and_let_go(abandoned: Abandoned) -> None:
+    code, rows, told = abandoned.command("ls")
+    assert code == 0, told
+    (row,) = [row for row in rows if row["sink"] == abandoned.sink]
+    # what was taken in is registered until the next driver sweeps
+    assert (row["stages"], row["strange"], row["streams"]) == (3, 0, sorted([abandoned.one, abandoned.two]))
+    code, row, told = abandoned.command("retire", abandoned.sink, "--dry-run")
+    assert code == 0 and row["stages"] == 3, told
+    assert all(map(abandoned.is_there, abandoned.left))
+    code, done, told = abandoned.command("retire", abandoned.sink)
+    assert code == 0, told
+    assert (done["epoch"], done["swept"], done["failures"]) == (4, 2, {})
+    assert not any(map(abandoned.is_there, abandoned.left)) and abandoned.is_there(abandoned.kept)
+    assert abandoned.values(abandoned.one) == [b"row 0"] and abandoned.values(abandoned.two) == []
+    code, rows, _ = abandoned.command("ls")
+    assert code == 0 and all(row["sink"] != abandoned.sink for row in rows)
+
+
+def test_a_program_of_it_that_lives_is_shut_out_before_anything_is_deleted(abandoned: Abandoned) -> None:
+    assert abandoned.command("retire", abandoned.sink)[0] == 0
+    for stream in (abandoned.one, abandoned.two):
+        late = abandoned.stage(2, stream)
+        with pytest.raises(InvalidRequestError, match="taken over by another program"):
+            abandoned.take_in(2, stream, late)
+    code, done, told = abandoned.command("retire", abandoned.sink)
+    assert (code, done["epoch"], done["swept"]) == (0, 5, 2), told
+    assert abandoned.values(abandoned.one) == [b"row 0"]
+
+
+def test_a_stream_that_is_gone_keeps_nobody(abandoned: Abandoned) -> None:
+    abandoned.client.delete(abandoned.two)
+    code, done, told = abandoned.command("retire", abandoned.sink)
+    assert (code, done["swept"]) == (0, 2), told
+    assert not any(map(abandoned.is_there, abandoned.left))
+
+
+def test_what_cannot_be_understood_stays_and_is_counted(abandoned: Abandoned) -> None:
+    path = f"{sink_path(abandoned.cluster.running.namespace, abandoned.sink)}/stage-77"
+
+    async def spoil(cluster: Cluster) -> None:
+        await cluster.metadata.zookeeper.create(path, b"\xff not json", parents=True)
+
+    async def is_there(cluster: Cluster) -> bool:
+        return await cluster.metadata.zookeeper.get(path, fresh=True) is not None
+
+    abandoned.ask(spoil)
+    assert abandoned.command("retire", abandoned.sink)[1]["swept"] == 2
+    assert abandoned.ask(is_there)
+    (row,) = [row for row in abandoned.command("ls")[1] if row["sink"] == abandoned.sink]
+    assert (row["stages"], row["strange"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("nobody", "nothing is staged under this name"), (".writes", "sink's name")]
+)
+def test_a_name_that_is_nobodys_is_refused(abandoned: Abandoned, name: str, said: str) -> None:
+    code, out, told = abandoned.command("retire", name)
+    assert code != 0 and out is None and said in told
+
+
+def test_a_batch_of_nothing_is_remembered_by_its_stream(abandoned: Abandoned) -> None:
+    async def work(cluster: Cluster) -> list[Any]:
+        async with await proxies_of(cluster, 30.0) as client:
+            told = [await client.take_in(abandoned.two, (), abandoned.batch(number)) for number in (5, 5)]
+            with pytest.raises(InvalidRequestError, match="no stage is named, and no batch"):
+                await client.take_in(abandoned.two, ())
+            return told
+
+    first, again = abandoned.ask(work)
+    assert (first["segments"], first["duplicate"]) == (0, False) and again["duplicate"]
+    late = abandoned.stage(4, abandoned.two)
+    assert abandoned.take_in(4, abandoned.two, late)["duplicate"], "its batch lies below the one that is remembered"
+    assert abandoned.values(abandoned.two) == []
