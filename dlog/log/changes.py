@@ -201,8 +201,8 @@ class Stage:
 class TakeSegmentsIn:
     """Put what was written elsewhere into the list, behind all there is, and remember whose batch it was.
 
-    Changes nothing while a segment is in progress (somebody else writes), if a place is in the list already, or if the
-    batch is not the sink's next one: see `took_place`.
+    Changes nothing while a segment is in progress (somebody else writes), if the stream is sealed, if a place is in the
+    list already, or if the batch is not the sink's next one: see `took_place`.
     """
 
     stages: tuple[Stage, ...]
@@ -212,7 +212,7 @@ class TakeSegmentsIn:
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         record = self.record
         places = {(s.store, s.place) for s in value.segments}
-        if value.in_progress or any((s.store, s.place) in places for s in self.stages):
+        if value.in_progress or value.is_sealed or any((s.store, s.place) in places for s in self.stages):
             return value
         if record is not None and not may_remember(value, record, or_repeated=True):
             return value

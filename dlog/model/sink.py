@@ -121,11 +121,11 @@ def _is_count(value: object) -> TypeGuard[int]:
 @dataclass(frozen=True, slots=True)
 class StreamLook:
     """One reading of a stage's stream. record: what it remembers of the sink. places: of its segments, in the store of
-    stages. exists: or it is gone, and refuses everybody."""
+    stages. is_open: or it is sealed or gone, and refuses everybody."""
 
     record: SinkRecord | None = None
     places: frozenset[str] = frozenset()
-    exists: bool = True
+    is_open: bool = True
 
 
 class Verdict(enum.Enum):
@@ -169,7 +169,7 @@ class Sweep:
     def _is_refused(self, stage: RegisteredStage, look: StreamLook) -> bool:
         """Whether this stream will never take it in. One of ours that was to be appended was, since it is decided, and
         the log says so to whoever asks."""
-        if not look.exists or not self.is_numbered:
+        if not look.is_open or not self.is_numbered:
             return True
         verdict = standing(look.record, stage.batch)
         return verdict is not Standing.NEW and (verdict is not Standing.REPEATED or self._is_own(stage))

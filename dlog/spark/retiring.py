@@ -11,7 +11,7 @@ import math
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dlog.errors import DLogError, StreamNotFoundError
+from dlog.errors import DLogError, EndedError, StreamNotFoundError
 from dlog.io.zookeeper_protocol import NoNodeError, NotEmptyError
 from dlog.model.sink import RegisteredStage, SinkBatch
 from dlog.spark.proxies import proxies_of
@@ -88,8 +88,8 @@ async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: floa
             for stream in known:
                 try:
                     await client.take_in(stream, (), batch)
-                except StreamNotFoundError:
-                    continue  # it refuses everybody
+                except (StreamNotFoundError, EndedError):
+                    continue  # it is gone, or sealed: it refuses everybody
                 except DLogError as error:
                     left[stream] = error.message
     swept = await sweep(cluster, namespace, batch, keep_s=-math.inf)  # of any age, by any clock

@@ -230,8 +230,9 @@ async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
     try:
         value = await stream_of(cluster, stream)
     except StreamNotFoundError:
-        return StreamLook(exists=False)
-    return StreamLook(value.sink(sink), frozenset(s.place for s in value.segments if s.store == STORE))
+        return StreamLook(is_open=False)
+    places = frozenset(s.place for s in value.segments if s.store == STORE)
+    return StreamLook(value.sink(sink), places, is_open=not value.is_sealed)
 
 
 async def _drop(cluster: Cluster, path: str) -> None:

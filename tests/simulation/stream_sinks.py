@@ -132,7 +132,7 @@ class Sweeper:
                 return self._go_on()
             case MetadataSeen(_, Versioned(StreamMetadata() as value)):
                 places = frozenset(s.place for s in value.segments if s.store == "ledger")
-                self._looks.append(StreamLook(value.sink(SINK), places))
+                self._looks.append(StreamLook(value.sink(SINK), places, is_open=not value.is_sealed))
                 pause_s = self._rng.choice((0.0, 0.0, 0.01, 0.05, 0.2))
                 return [SetTimer("go on", pause_s)] if pause_s else self._go_on()
             case Received(_, SegmentDeleted(place)):

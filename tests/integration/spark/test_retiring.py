@@ -111,10 +111,11 @@ def test_a_program_of_it_that_lives_is_shut_out_before_anything_is_deleted(aband
     assert abandoned.values(abandoned.one) == [b"row 0"]
 
 
-def test_a_stream_that_is_gone_keeps_nobody(abandoned: Abandoned) -> None:
-    abandoned.client.delete(abandoned.two)
+@pytest.mark.parametrize("end", ["delete", "seal"])
+def test_a_stream_that_is_gone_or_sealed_keeps_nobody(abandoned: Abandoned, end: str) -> None:
+    getattr(abandoned.client, end)(abandoned.two)
     code, done, told = abandoned.command("retire", abandoned.sink)
-    assert (code, done["swept"]) == (0, 2), told
+    assert (code, done["swept"], done["failures"]) == (0, 2, {}), told
     assert not any(map(abandoned.is_there, abandoned.left))
 
 

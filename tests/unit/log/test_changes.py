@@ -18,14 +18,17 @@ from dlog.log.changes import (
     ForgetSegment,
     MarkReleased,
     SegmentEnd,
+    Stage,
     StartSegment,
+    TakeSegmentsIn,
     TruncateTo,
     allocated_name,
     allocated_place,
 )
 from dlog.model.dlsn import of
-from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.ids import TXID_END_OF_STREAM, EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.sink import SinkBatch, SinkRecord
 
 
 def segment(number: int, *, completed: bool = True) -> Segment:
@@ -107,6 +110,14 @@ def test_completing_a_segment_that_another_completed_elsewhere_puts_its_end_righ
 def test_completing_says_nothing_of_another_place_with_the_number() -> None:
     assert CompleteSegment(SegmentNumber(2), "other", END, 9000).apply(stream(2)) == stream(2)
     assert CompleteSegment(SegmentNumber(3), "other", END, 9000).apply(stream(2)) == stream(2)
+
+
+def test_nothing_is_taken_in_by_a_sealed_stream() -> None:
+    change = TakeSegmentsIn((Stage("ledger", "x", Txid(500), END),), SinkRecord(SinkBatch("sink", 0, "q", 0)), 9000)
+    before = stream(3, 0)
+    assert [s.place for s in change.apply(before).segments] == ["1a", "2a", "3a", "x"]
+    sealed = replace(before, max_txid=TXID_END_OF_STREAM)
+    assert sealed.is_sealed and change.apply(sealed) == sealed and not change.took_place(sealed)
 
 
 def test_an_empty_segment_leaves_no_trace_but_its_place_to_delete() -> None:

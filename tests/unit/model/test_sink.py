@@ -31,7 +31,7 @@ RULE = Sweep(DONE, 2000)
 NOW_DONE = StreamLook(SinkRecord(DONE))
 LISTED = StreamLook(SinkRecord(DONE), frozenset({"7"}))
 NOBODY = StreamLook()
-GONE = StreamLook(exists=False)
+GONE = StreamLook(is_open=False)
 
 
 def test_a_stage_goes_once_it_was_refused_and_a_later_look_does_not_list_it() -> None:
