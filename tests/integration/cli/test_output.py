@@ -18,15 +18,17 @@ from typing import NamedTuple
 import click
 import pytest
 
+from dlog import connect_sync
 from dlog.cli.main import dlog as commands
 from tests.integration.cli.up import Up, dlog
+from tests.integration.spark.abandoned import Abandoned
 
 PATIENCE_S = 120.0
 SMALL = " --bookies 1 --write-proxies 1 --read-proxies 1 --zookeeper {zookeeper} --namespace /{victim}"
 
 
 class Case(NamedTuple):
-    """`arguments` may name {stream}, {ledger} and {victim}, a name of this case's own; `makes` it a stream."""
+    """`arguments` may name {stream}, {ledger}, {sink} and {victim}, a name of this case's own; `makes` it a stream."""
 
     arguments: str
     makes: bool = False
@@ -55,6 +57,8 @@ CASES: dict[str, Case] = {
     "read --format json": Case("read {stream} --limit 3 --format json"),
     "seal": Case("seal {victim}", makes=True),
     "show": Case("show {stream}"),
+    "sink ls": Case("sink ls"),
+    "sink retire": Case("sink retire {sink} --dry-run"),
     "truncate": Case("truncate {victim} 1:0:0", makes=True),
     "up": Case("up --dir {directory}/more" + SMALL),
     "up --json": Case("up --dir {directory}/json --json" + SMALL),
@@ -66,11 +70,14 @@ CASES: dict[str, Case] = {
 
 @pytest.fixture(scope="module")
 def places(cluster: Up) -> dict[str, str]:
-    """A stream with records, and the ledger they lie in; it is closed, and the stream goes on in another."""
+    """A stream with records, and the ledger they lie in; it is closed, and the stream goes on in another. A sink that
+    staged something."""
     ledger = made(cluster, "out")
     code, _, err = dlog("ledger", "recover", ledger, "--yes", directory=cluster.directory)
     assert code == 0, err
-    return {"stream": "out", "ledger": ledger}
+    with connect_sync(cluster.running.connect) as client:
+        sink = Abandoned(cluster, client).sink
+    return {"stream": "out", "ledger": ledger, "sink": sink}
 
 
 def made(cluster: Up, stream: str) -> str:

@@ -66,4 +66,4 @@ class Ordeal:
     def judge(self) -> None:
         assert values(self.lake, self.arguments.to) == self.expected, self.printed.read_text()[-2000:]
         assert not list(self.plans.glob("*.json")), "somebody was to die, and was not"
-        assert stages(self.lake) == []
+        assert stages(self.lake, self.arguments.to) == []
