@@ -86,7 +86,7 @@ check: lint types imports setup
 	DLOG_SIM_SEEDS=60 $(BIN)/pytest tests/unit tests/simulation -n 2
 
 test: lint types imports setup peers haproxy pythons sparks
-	$(BIN)/pytest tests -n 2 --dist loadfile --durations=15 -ra
+	$(BIN)/pytest tests -n 2 --dist loadfile --no-loadscope-reorder --durations=15 -ra
 
 pythons: setup
 	$(BIN)/python -m tests.simulation.service.pythons

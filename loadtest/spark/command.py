@@ -99,12 +99,12 @@ def main(arguments: Sequence[str]) -> int:
     """Exit 0: every source gave the right records; 1: one did not, or something failed; 2: misused."""
     given = parser().parse_args(arguments)
     wanted = {"dlog", *(given.only.split(",") if given.only else SOURCES)}
-    if given.gb <= 0 or given.rounds < 1 or not wanted <= set(SOURCES):
-        print("loadtest: --gb is above 0, --rounds at least 1, --only of " + ", ".join(SOURCES), file=sys.stderr)
+    if given.gb <= 0 or given.rounds < 1 or given.warm_up < 0 or not wanted <= set(SOURCES):
+        rule = "--gb is above 0, --rounds at least 1, --warm-up at least 0, --only of "
+        print("loadtest: " + rule + ", ".join(SOURCES), file=sys.stderr)
         return 2
-    run = Run(
-        max(SMALL_RECORDS, round(given.gb * 1e9 / RECORD_BYTES)), given.rounds, given.voids, given.foreign, wanted
-    )
+    records = max(SMALL_RECORDS, round(given.gb * 1e9 / RECORD_BYTES))
+    run = Run(records, given.rounds, given.warm_up, given.voids, given.foreign, wanted)
     try:
         asyncio.run(run.go())
     except (CannotRunError, DLogError, OSError) as error:
@@ -121,6 +121,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m loadtest spark", description=(__doc__ or "").partition("\n")[0])
     made.add_argument("--gb", type=float, default=1.0, metavar="N", help="of payload, in 200-byte records; default: 1")
     made.add_argument("--rounds", type=int, default=5, metavar="R", help="default: 5")
+    made.add_argument("--warm-up", type=int, default=1, metavar="N", help="rounds before them, not counted; default: 1")
     made.add_argument("--voids", type=int, default=3, metavar="N", help="rounds in bad weather that are done again")
     made.add_argument("--only", default="", metavar="NAME[,NAME...]", help=f"of {', '.join(SOURCES)}, and dlog")
     made.add_argument("--foreign", type=float, default=0.10, metavar="SHARE", help="CPU of others that is bad weather")
@@ -131,9 +132,10 @@ def parser() -> argparse.ArgumentParser:
 class Run:
     """One run of all cells."""
 
-    def __init__(self, records: int, rounds: int, voids: int, foreign: float, wanted: set[str]) -> None:
+    def __init__(self, records: int, rounds: int, warm_up: int, voids: int, foreign: float, wanted: set[str]) -> None:
         self._records = records
         self._rounds = rounds
+        self._warm_up = warm_up
         self._voids = voids
         self._wanted = wanted
         self._bounds = weather.Thresholds(foreign_max=foreign)
@@ -228,8 +230,9 @@ class Run:
     # ---- rounds -----------------------------------------------------------------------------------------------------
 
     async def _all_rounds(self, bench: Bench, room: Path) -> None:
-        _tell("a round that does not count")
-        await self._round(bench, room, 0, counts=False)
+        for number in range(self._warm_up):
+            _tell("a round that does not count")
+            await self._round(bench, room, number, counts=False)
         good = voids = 0
         while good < self._rounds:
             faults = await self._round(bench, room, good + voids, counts=True)

@@ -16,7 +16,7 @@ import pytest
 from dlog.io.embedded_zookeeper import JavaNotFoundError, ZooKeeperJarsNotFoundError, find_jars, find_java
 from tests.parts import MISSING, need
 
-pytestmark = pytest.mark.zookeeper
+pytestmark = [pytest.mark.zookeeper, pytest.mark.long]
 
 #: enough to judge; how many a machine does in two minutes is told by the recorded runs (tests/simulation/record.json)
 RECORDS_MIN = 20_000

@@ -20,6 +20,7 @@ from dlog.io.journal_files import JournalFiles
 from dlog.io.ledger_dir import LedgerDir
 from tests.crashpoints.damage import Held, flips, held, judge_damaged, wounds
 
+pytestmark = pytest.mark.long
 SHARE = float(os.environ.get("DLOG_CRASH_FLIPS", "0.3"))
 KINDS = {"journal", "index", "entries", "MANIFEST", "VERSION"}
 

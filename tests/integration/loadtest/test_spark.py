@@ -17,7 +17,7 @@ from loadtest.systems.java import KAFKA, PartMissingError
 from tests.integration.spark.parts import need_spark
 from tests.parts import need
 
-pytestmark = pytest.mark.peers
+pytestmark = [pytest.mark.peers, pytest.mark.long]
 RECORDS = 450_000  # 0.09 GB: an offload takes whole segments
 SCANS = "all columns", "one column"
 CELLS = {
@@ -34,7 +34,7 @@ def test_what_is_read_in_spark_is_checked_and_measured(tmp_path: Path) -> None:
     quickly = os.environ["SPARK_SUBMIT_OPTS"].replace("-XX:+UseSerialGC", "")  # it says itself how Java collects
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "loadtest", "spark", "--gb", "0.09", "--rounds", "1"),
+            *(sys.executable, "-m", "loadtest", "spark", "--gb", "0.09", "--rounds", "1", "--warm-up", "0"),
             *("--voids", "0", "--only", "dlog,parquet" if missing else "dlog,kafka,parquet", "--out", str(out)),
         ],
         capture_output=True,

@@ -13,6 +13,8 @@ from tests.integration.spark.killing import IN_TASKS
 from tests.integration.spark.lake import Lake
 from tests.integration.spark.ordeals import APPENDED, STAGED, Ordeal
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("append_bytes", [STAGED, APPENDED], ids=["staged", "appended"])
 def test_workers_are_killed_wherever_they_are(lake: Lake, tmp_path: Path, append_bytes: str) -> None:

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.spark.killing import IN_DRIVER
 from tests.integration.spark.lake import Lake
 from tests.integration.spark.ordeals import APPENDED, STAGED, Ordeal
+
+pytestmark = pytest.mark.long
 
 
 def test_drivers_are_killed_wherever_they_are(lake: Lake, tmp_path: Path) -> None:
