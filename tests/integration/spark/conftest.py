@@ -36,7 +36,7 @@ def client(cluster: Up) -> Iterator[SyncClient]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     need_spark()
     from dlog import spark as room
 
@@ -52,6 +52,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def spark(started: SparkSession) -> SparkSession:
+    """Known again as the active session: where another test starts a process from a thread, with something to be run in
+    it first, the child shuts down this thread's connection to the JVM, and the next one is another thread's there."""
+    from dlog import spark as room
+
+    room.register(started)
+    return started
 
 
 @pytest.fixture(scope="session")
