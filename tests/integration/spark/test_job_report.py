@@ -15,7 +15,7 @@ from dlog.spark.jobs.frame import Place, Report, Verdict
 from dlog.spark.jobs.report import ReportOptions, report
 from dlog.spark.reach import Cluster, reach
 from dlog.spark.readers import find, path_of, readers
-from tests.integration.cli.up import Up
+from tests.integration.cli.up import Up, wait_until
 from tests.integration.cli.up import dlog as command
 from tests.integration.spark.corpus import Corpus
 from tests.integration.spark.lake import Lake
@@ -34,9 +34,15 @@ class Stage:
         self.large, self.small = lake.create(segment_bytes=100_000), lake.create()
         for number in range(8):
             lake.client.append_batch(self.large, [b"x" * 500] * 100, txid=number)
+            if number in (2, 5):
+                self._wait_for_segments(2 + number // 3)
         lake.client.append(self.small, b"one")
         self.reader = f"reader-of-{self.large}"
         self._read(directory)
+
+    def _wait_for_segments(self, least: int) -> None:
+        """What is there fills one less; the next one is on its way."""
+        wait_until(lambda: len(self.lake.client.stat(self.large)["segments"]) >= least, "it does not roll")
 
     def _read(self, directory: Path) -> None:
         """Of several batches the last one is not told of; then some more comes."""
