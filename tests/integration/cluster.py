@@ -29,6 +29,7 @@ from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.zookeeper import ZooKeeper
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from tests.integration.leftovers import JOURNAL_FILE_BYTES, remove_data
 
 NAMESPACE = "/messaging/dlog"
 READY_S = END_S = 180.0
@@ -177,7 +178,8 @@ class BookieCluster:
     def _make(self, number: int) -> ServerProcess:
         directory = self.directory / f"bookie-{number}"
         flags = ("--zookeeper", self.hosts, "--namespace", self.namespace, "--port", "0", "--dir", str(directory))
-        return ServerProcess("actors.bookie", directory, *flags, *self._flags)
+        small = ("--journal-file-bytes", str(JOURNAL_FILE_BYTES))
+        return ServerProcess("actors.bookie", directory, *flags, *small, *self._flags)
 
 
 def start_bookies(zookeeper: EmbeddedZooKeeper, directory: Path, count: int = 3, *flags: str) -> BookieCluster:
@@ -197,6 +199,7 @@ def bookies(zookeeper: EmbeddedZooKeeper, tmp_path_factory: pytest.TempPathFacto
     cluster = start_bookies(zookeeper, tmp_path_factory.mktemp("bookies"))
     yield cluster
     cluster.close()
+    remove_data(cluster.directory)
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.integration.cli.up import Up, up
+from tests.integration.cli.up import Up, up_for_many
 
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     """One `dlog up` for the tests that do not end it."""
-    with up(tmp_path_factory.mktemp("up") / "cluster") as running:
+    with up_for_many(tmp_path_factory, "up") as running:
         yield running

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from dlog.cli.discovery import Running, RunningPart, read_run_file
 from dlog.cli.parts import die_with_parent
+from tests.integration.leftovers import remove_data
 
 PATIENCE_S = 180.0
 
@@ -101,6 +104,15 @@ def up(directory: Path, *flags: str) -> Iterator[Up]:
         except subprocess.TimeoutExpired:
             started.process.kill()
             started.process.wait()
+
+
+@contextmanager
+def up_for_many(factory: pytest.TempPathFactory, name: str, *flags: str) -> Iterator[Up]:
+    """A cluster that many tests use, in a directory of its own; its data goes with it."""
+    directory = factory.mktemp(name) / "cluster"
+    with up(directory, *flags) as running:
+        yield running
+    remove_data(directory)
 
 
 def is_alive(pid: int) -> bool:

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 import dlog
-from tests.integration.cli.up import Up, up
+from tests.integration.cli.up import Up, up_for_many
 
 BATCHES = 400
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with up(tmp_path_factory.mktemp("client") / "cluster") as running:
+    with up_for_many(tmp_path_factory, "client") as running:
         yield running
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.faults import KINDS, Ordeal
-from tests.integration.cli.up import Up, up
+from tests.integration.cli.up import Up, up_for_many
 
 pytestmark = pytest.mark.zookeeper
 ROUNDS = {"failover": 3, "freeze": 1, "handover": 4}
@@ -22,7 +22,7 @@ ROUNDS = {"failover": 3, "freeze": 1, "handover": 4}
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    with up(tmp_path_factory.mktemp("faults") / "cluster") as running:
+    with up_for_many(tmp_path_factory, "faults") as running:
         yield running
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import dlog
 from dlog.client.sync import SyncClient
-from tests.integration.cli.up import Up, up
+from tests.integration.cli.up import Up, up_for_many
 from tests.integration.spark.desk import Desk
 from tests.integration.spark.lake import Lake
 from tests.integration.spark.offloading import Yard, yard_of
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     need_spark()
-    with up(tmp_path_factory.mktemp("up") / "cluster") as running:
+    with up_for_many(tmp_path_factory, "up") as running:
         yield running
 
 
@@ -81,7 +81,7 @@ def cold_cluster(storages: dict[str, Storage], tmp_path_factory: pytest.TempPath
         for kept in storages.values():
             for key, value in kept.environment.items():
                 patch.setenv(key, value)
-        with up(tmp_path_factory.mktemp("cold-up") / "cluster") as running:
+        with up_for_many(tmp_path_factory, "cold-up") as running:
             yield running
 
 

@@ -20,7 +20,7 @@ from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_orphans import find_orphans
 from dlog.spark.jobs.frame import Place, Report, Verdict
 from dlog.spark.reach import reach
-from tests.integration.cli.up import Up, is_alive, up, wait_until
+from tests.integration.cli.up import Up, is_alive, up_for_many, wait_until
 from tests.integration.cli.up import dlog as command
 from tests.integration.spark.corpus import Corpus, Row, turn_bytes
 from tests.integration.spark.drivers import driver
@@ -55,8 +55,7 @@ def told(findings: list[dict[str, Any]]) -> list[str]:
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Iterator[Stage]:
     need_spark()
-    directory = tmp_path_factory.mktemp("audit") / "cluster"
-    with up(directory) as running:
+    with up_for_many(tmp_path_factory, "audit") as running:
         with dlog.connect_sync(running.running.connect) as client:
             write_sound(client)
         of_cluster = reach(running.running.zookeeper, running.running.namespace)
