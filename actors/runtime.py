@@ -42,6 +42,7 @@ class Lifetime:
         self._drain_s = drain_s
         self._group = asyncio.TaskGroup()
         self._stops: dict[asyncio.Task[Any], Callable[[], None]] = {}
+        self._forget = partial(_without, self._stops)  # one for all
 
     async def __aenter__(self) -> Lifetime:
         await self._group.__aenter__()
@@ -60,7 +61,7 @@ class Lifetime:
             work.close()
             raise UnavailableError("this process ends; ask another", outcome_unknown=False) from None
         self._stops[task] = stop if stop is not None else partial(_cancel, task)
-        task.add_done_callback(lambda ended: self._stops.pop(ended, None))
+        task.add_done_callback(self._forget)
         return task
 
     async def __aexit__(
@@ -80,6 +81,10 @@ class Lifetime:
     def _cancel_rest(self) -> None:
         for task in list(self._stops):
             task.cancel()
+
+
+def _without(stops: dict[asyncio.Task[Any], Callable[[], None]], ended: asyncio.Task[Any]) -> None:
+    stops.pop(ended, None)
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

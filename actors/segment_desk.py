@@ -1,16 +1,16 @@
 """The segment store as a machine's peer: performs what an owner's machine sends to STORE, posts what came of it.
 
 The law of this room: every question is answered once, by a fact that names it. Appends are handed to their writer in
-the order they were sent and confirmed in that order; everything else is a named task of the actor, so it ends with it.
+the order they were sent and confirmed in that order; everything else is a named task of the actor's life, and ends with
+it.
 A writer that failed stays dead: its appends fail, the machine decides what follows.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any, assert_never
+from typing import Any, Protocol, assert_never
 
 from dlog.errors import DLogError
 from dlog.log.messages import (
@@ -53,6 +53,12 @@ SlowQuestion = CreateSegment | RecoverSegment | ReadEntries | SealSegment | Exam
 READ_BYTES_MAX = 4 * 1024 * 1024  # of entries read back at once while a predecessor's segment is looked through
 
 
+class Start(Protocol):
+    """Starts a task: `Driver.start`."""
+
+    def __call__(self, work: Coroutine[Any, Any, None], *, name: str) -> None: ...
+
+
 class SegmentDesk:
     """One stream's dealings with its stores, for one life of its owner's machine."""
 
@@ -61,8 +67,7 @@ class SegmentDesk:
         self._stores = stores
         self._post = post
         self._writers: dict[SegmentNumber, SegmentWriter] = {}
-        self._tasks: asyncio.TaskGroup | None = None
-        self._pending: list[asyncio.Task[None]] = []
+        self._begin: Start | None = None
 
     def send(self, peer: Peer, question: StoreQuestion) -> None:
         """Take a question of the machine; a Driver's `send`."""
@@ -70,23 +75,22 @@ class SegmentDesk:
         if isinstance(question, AppendEntry):
             self._append(question)
             return
-        self._start(self._answer(question), f"{type(question).__name__} {self._stream}")
+        assert self._begin is not None, "the desk is open while its actor lives"
+        self._begin(self._answer(question), name=f"{type(question).__name__} {self._stream}")
 
-    def open(self, tasks: asyncio.TaskGroup) -> None:
-        """Work in this group from now on; must come before the first `send`."""
-        self._tasks = tasks
+    def open(self, start: Start) -> None:
+        """Work in tasks that this starts; must come before the first `send`. Who starts them ends them."""
+        self._begin = start
 
     async def close(self) -> None:
-        """End what is under way and abandon the open writers: nothing is decided about their segments."""
-        for task in tuple(self._pending):
-            task.cancel()
+        """Abandon the open writers: nothing is decided about their segments. Comes when no task is left."""
         writers, self._writers = self._writers, {}
         for writer in writers.values():
             await writer.abandon()
 
     def let_go(self) -> None:
-        """After `close`, when no task of its group lives any more: leave no circle behind, see Driver."""
-        self._tasks = None
+        """After `close`: leave no circle behind, see Driver."""
+        self._begin = None
         self._post = _drop
 
     # ---- appends: no task, strictly in order ------------------------------------------------------------------------
@@ -190,12 +194,6 @@ class SegmentDesk:
         if writer is None:
             raise SegmentNotFoundError(f"no open segment: segment={number}")
         return writer
-
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        assert self._tasks is not None, "the desk is open while its actor lives"
-        task = self._tasks.create_task(work, name=name)
-        self._pending.append(task)
-        task.add_done_callback(self._pending.remove)
 
     def _say(self, reply: StoreReply) -> None:
         self._post(Received(STORE, reply))

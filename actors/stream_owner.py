@@ -15,6 +15,7 @@ from actors.segment_desk import SegmentDesk
 from dlog.events import Event, LacMoved
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver, Sink
+from dlog.io.far_timers import FarTimers
 from dlog.io.metadata import Metadata
 from dlog.lease.lease import Claimant
 from dlog.log.messages import HINTS, ReleaseStream, StreamChanged, StreamTaken, TakeStream
@@ -31,7 +32,8 @@ _NONE: frozenset[str] = frozenset()  # one for all streams: an empty one has 216
 class StreamOwner:
     """One stream, owned by this process from `take` on until it is lost or released.
 
-    on_lac: hears every LacMoved. tell: hears every other event. on_end: called once when the life is over.
+    on_lac: hears every LacMoved. tell: hears every other event, and who tells. on_end: called once when the life is
+    over. far: this process's timers that are far off.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class StreamOwner:
         options: OwnerOptions,
         requests_max: int,
         on_lac: Callable[[LacMoved], None],
-        tell: Callable[[Event], None],
-        on_end: Callable[[], None],
+        tell: Callable[[StreamOwner, Event], None],
+        on_end: Callable[[StreamOwner], None],
+        far: FarTimers | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.stream = stream
@@ -71,6 +74,7 @@ class StreamOwner:
             metadata=metadata,
             on_event=self._hear,
             requests_max=requests_max,
+            far=far,
             clock=clock,
         )
 
@@ -116,20 +120,19 @@ class StreamOwner:
             return
         self._lived = True
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._desk.open(tasks)
-                await self._driver.run()
-                await self._desk.close()
+            self._desk.open(self._driver.start)
+            await self._driver.run()
         finally:
             self._unwatch()
             await self._desk.close()
-            self._on_end()
+            self._on_end(self)
             self._let_go()
 
     def _let_go(self) -> None:
         """Leave no circle behind, see Driver."""
-        self._unwatch = self._on_end = _nothing
-        self._on_lac = self._tell = _ignore
+        self._unwatch = _nothing
+        self._on_end = self._on_lac = _ignore
+        self._tell = _ignore_told
         self._desk.let_go()
         self._machine.let_go()
 
@@ -144,12 +147,16 @@ class StreamOwner:
         if isinstance(event, LacMoved):
             self._on_lac(event)
         else:
-            self._tell(event)
+            self._tell(self, event)
 
 
 def _nothing() -> None:
     """Nobody watches, nobody waits."""
 
 
-def _ignore(_: Event) -> None:
+def _ignore(_: Any) -> None:
+    """Nobody listens."""
+
+
+def _ignore_told(_: StreamOwner, __: Event) -> None:
     """Nobody listens."""

@@ -81,10 +81,10 @@ class Supervisor:
         """
         if resident.name in self._children:
             raise ClosedError(f"an actor of this name lives: actor={resident.name}")
-        child = _Child(resident)
+        child = _Child(resident, self._children)
         self._children[resident.name] = child
         task = self._lifetime.start(self._keep(child), name=resident.name, stop=child.stop)
-        task.add_done_callback(lambda _: self._bury(child))  # runs even if the task is cancelled before its first step
+        task.add_done_callback(child.bury)  # runs even if the task is cancelled before its first step
         return child.ended
 
     def stop(self, name: str) -> None:
@@ -92,10 +92,6 @@ class Supervisor:
         child = self._children.get(name)
         if child is not None:
             child.stop()
-
-    def _bury(self, child: _Child) -> None:
-        del self._children[child.resident.name]
-        child.ended.set()
 
     async def _keep(self, child: _Child) -> None:
         failures: list[float] = []
@@ -142,9 +138,12 @@ class Ending:
 
 
 class _Child:
-    """A resident, and whether it was told to end."""
+    """A resident, and whether it was told to end. family: where it is named as long as it lives."""
 
-    def __init__(self, resident: Resident) -> None:
+    __slots__ = ("_family", "_rested", "ended", "resident", "stopping")
+
+    def __init__(self, resident: Resident, family: dict[str, _Child]) -> None:
+        self._family = family
         self.resident = resident
         self.stopping = False
         self.ended = Ending()
@@ -155,6 +154,10 @@ class _Child:
         if self._rested is not None:
             self._rested.set()
         self.resident.stop()
+
+    def bury(self, _: asyncio.Task[None]) -> None:
+        del self._family[self.resident.name]
+        self.ended.set()
 
     async def rest(self, delay_s: float) -> None:
         """Wait for the restart, or less if told to end."""

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
 
 from dlog.errors import ClosedError, DLogError, MetadataWentBackError, OverCapacityError, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
+from dlog.io.far_timers import FarTimers
 from dlog.io.metadata import Metadata
 from dlog.io.story import Story
 from dlog.machine import (
@@ -43,6 +44,7 @@ from dlog.machine import (
 )
 
 BATCH_MAX = 128  # facts in a row, before what they caused is sent and other actors run
+FAR_S = 30.0  # timers from here on go to `far`
 
 Sink = Callable[[Any], None]
 
@@ -55,6 +57,10 @@ def _send_nothing(_peer: Peer, _message: Any) -> None:
     """Nobody is there."""
 
 
+class _Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
 class Driver:
     """Drives one machine.
 
@@ -63,6 +69,7 @@ class Driver:
     persist: where Persist goes; whoever performs it posts `Persisted` back.
     on_event: hears what the machine tells.
     requests_max: how many requests may wait for their answer at once.
+    far: timers of this process that are far off; without it the loop has all.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class Driver:
         persist: Callable[[int, Any], None] | None = None,
         on_event: Callable[[Any], None] = _ignore,
         requests_max: int = 10_000,
+        far: FarTimers | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.name = name
@@ -87,19 +95,21 @@ class Driver:
         self._persist = persist
         self._on_event = on_event
         self._requests_max = requests_max
+        self._far = far
         self._clock = clock
         self._mailbox: list[Fact] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it lives
-        self._life: asyncio.Future[None] | None = None  # done when there is no next turn
+        self._life: asyncio.Future[None] | None = None  # of `run`: done when there is no next turn
+        self._on_end: Callable[[Exception | None], None] | None = None  # of `begin`: hears that there is none
         self._context: contextvars.Context | None = None  # of the life, not of whoever posts
         self._is_idle = False  # it lives, and no turn is planned
         self._sinks: dict[int, Sink] = {}
         self._tickets = 0
-        self._timers: dict[Token, asyncio.TimerHandle] = {}
-        self._tasks: asyncio.TaskGroup | None = None
-        self._questions: list[asyncio.Task[None]] = []
+        self._timers: dict[Token, _Timer] = {}
+        self._works: tuple[asyncio.Task[None], ...] = ()  # that are part of this life; few at once
         self._stopping = False
         self._ended = False
+        self._error: Exception | None = None  # that ended it, until `on_end` has heard
         self._over: asyncio.Event | None = None  # made by who waits for the end
         self._story = Story()
 
@@ -156,20 +166,31 @@ class Driver:
         self.submit(request, settle)
         return future
 
+    def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
+        """Do something in a task that is part of this life: cancelled at its end; what it raises ends it."""
+        assert self._loop is not None and not self._ended, f"only who lives starts something: actor={self.name}"
+        task = self._loop.create_task(work, name=name)
+        self._works += (task,)
+        task.add_done_callback(self._worked)
+
+    def _worked(self, task: asyncio.Task[None]) -> None:
+        self._works = tuple(other for other in self._works if other is not task)
+        error = None if task.cancelled() else task.exception()
+        if self._ended:
+            if not self._works:
+                self._close()
+        elif isinstance(error, Exception) and not self._is_over():
+            self._finish(error)
+
     def stop(self) -> None:
         """Take no more requests; `run` returns once what is in the mailbox has been handled."""
         self._stopping = True
         if self._is_idle:
             self._plan_turn()
 
-    def dispose(self) -> None:
-        """End a driver whose `run` was cancelled before its first step, so that nobody waits for it; else nothing."""
-        if not self._ended:
-            self._end(ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True))
-
     async def wait_ended(self) -> None:
-        """Until `run` is over, however it ended."""
-        if not self._ended:
+        """Until its life is over, however it ended."""
+        if not self._ended or self._works:
             self._over = self._over or asyncio.Event()
             await self._over.wait()
 
@@ -178,65 +199,84 @@ class Driver:
     async def run(self) -> None:
         """Live until cancelled or stopped. An exception of the machine leaves through here, with the story.
 
-        However it ends: timers and open metadata questions are cancelled, and requests without an answer get an
-        error whose outcome is unknown.
+        However it ends: timers, open metadata questions and what was started are cancelled, and requests without an
+        answer get an error whose outcome is unknown.
         """
-        assert self._tasks is None, "a driver lives once"
         if self._ended:
             return
-        failed = False
+        self._life = life = asyncio.get_running_loop().create_future()
+        self._begin()
+        error: Exception | None = None
         try:
-            async with asyncio.TaskGroup() as self._tasks:
-                await self._live()
-                for question in tuple(self._questions):
-                    question.cancel()
-        except BaseExceptionGroup as failures:
-            failed = True
-            failure = failures.exceptions[0] if len(failures.exceptions) == 1 else failures
-            failure.add_note(self._story.text(self.name))
-            raise failure from None
+            await life
+        except Exception as failure:
+            error = failure
+            raise
         finally:
-            farewell: DLogError
-            if failed:
-                farewell = UnavailableError(f"failed before the answer: actor={self.name}", outcome_unknown=True)
-            else:
-                farewell = ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True)
-            self._end(farewell)
+            works = self._works
+            self._end(error)
+            if works:
+                await asyncio.wait(works)
 
-    async def _live(self) -> None:
-        """Take turns until there is nothing more to do. A turn is a call of the loop's, not a step of this task, which
+    def begin(self, on_end: Callable[[Exception | None], None]) -> None:
+        """Live until stopped, without a task of its own: where thousands live, a task and what belongs to it is a tenth
+        of what each takes of memory.
+
+        on_end: hears once that nothing happens any more, what was started included, and which exception, with the
+        story, has ended it; requests without an answer have heard it then, as in `run`. Who begins a life stops it and
+        waits for its end.
+        """
+        self._on_end = on_end
+        self._begin()
+
+    def _begin(self) -> None:
+        """Take turns until there is nothing more to do. A turn is a call of the loop's, not a step of a task, which
         costs a quarter."""
+        assert self._loop is None, "a driver lives once"
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
-        self._life = self._loop.create_future()
-        self._turn()
-        await self._life
+        self._plan_turn()
 
     def _plan_turn(self) -> None:
         assert self._loop is not None, "only who lives takes turns"
         self._is_idle = False
         self._loop.call_soon(self._turn, context=self._context)
 
+    def _is_over(self) -> bool:
+        return self._ended or ((life := self._life) is not None and life.done())
+
     def _turn(self) -> None:
         """Handle one batch of facts. What goes wrong ends the life."""
-        life = self._life
-        if life is None or life.done():
+        if self._is_over():
             return
         try:
             self._handle_some()
         except Exception as error:
-            if life.done():
+            if self._is_over():
                 raise  # we were cancelled in this turn, and nobody waits: the loop's handler tells
-            life.set_exception(error)
+            self._finish(error)
             return
-        if life.done():
+        if self._is_over():
             return  # somebody who was answered has cancelled us
         if self._mailbox:
             self._plan_turn()  # other actors run between batches
         elif self._stopping:
-            life.set_result(None)
+            self._finish(None)
         else:
             self._is_idle = True
+            if not self._sinks:
+                self._sinks.clear()  # an empty dict keeps the room it had
+
+    def _finish(self, error: Exception | None) -> None:
+        """There is no next turn."""
+        if error is not None:
+            error.add_note(self._story.text(self.name))
+        if self._life is None:
+            self._end(error)
+        elif error is None:
+            self._life.set_result(None)
+        else:
+            self._life.set_exception(error)
 
     def _handle_some(self) -> None:
         handle, note = self.machine.handle, self._story.note
@@ -256,9 +296,16 @@ class Driver:
             for effect in effects:
                 _PERFORM[effect.__class__](self, effect)
 
-    def _end(self, farewell: DLogError) -> None:
+    def _end(self, error: Exception | None) -> None:
+        farewell: DLogError
+        if error is not None:
+            farewell = UnavailableError(f"failed before the answer: actor={self.name}", outcome_unknown=True)
+        else:
+            farewell = ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True)
         self._ended = True
         self._is_idle = False
+        for work in self._works:
+            work.cancel()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
@@ -266,16 +313,26 @@ class Driver:
         sinks, self._sinks = self._sinks, {}
         for sink in sinks.values():
             sink(farewell)
+        self._let_go()
+        self._error = error
+        if not self._works:
+            self._close()
+
+    def _close(self) -> None:
+        """Nothing happens any more."""
         if self._over is not None:
             self._over.set()
-        self._let_go()
+        on_end, self._on_end = self._on_end, None
+        error, self._error = self._error, None
+        if on_end is not None:
+            on_end(error)
 
     def _let_go(self) -> None:
         """Leave no circle behind: the collector looks at what is old so rarely that nobody may wait for it."""
         self._life = self._context = None
         self._send = _send_nothing
         self._on_event = _ignore
-        self._metadata = self._persist = self._tasks = None
+        self._metadata = self._persist = None
         self._story = Story()
 
     # ---- effects, each as the machine ordered it --------------------------------------------------------------------
@@ -293,7 +350,12 @@ class Driver:
 
     def _perform_set_timer(self, effect: SetTimer) -> None:
         self._perform_cancel_timer(effect)
-        self._timers[effect.key] = asyncio.get_running_loop().call_later(effect.after_s, self._fire, effect.key)
+        key, after_s = effect.key, effect.after_s
+        if after_s >= FAR_S and self._far is not None:
+            self._timers[key] = self._far.call_later(after_s, self._fire, key)
+        else:
+            loop = asyncio.get_running_loop()
+            self._timers[key] = loop.call_later(after_s, self._fire, key, context=self._context)
 
     def _perform_cancel_timer(self, effect: SetTimer | CancelTimer) -> None:
         timer = self._timers.pop(effect.key, None)
@@ -305,13 +367,9 @@ class Driver:
         self.post(TimerFired(key, self._clock.monotonic_s()))
 
     def _perform_metadata(self, effect: ReadMetadata | CompareAndSet) -> None:
-        assert self._metadata is not None and self._tasks is not None, f"no metadata given: actor={self.name}"
+        assert self._metadata is not None, f"no metadata given: actor={self.name}"
         verb = "read" if isinstance(effect, ReadMetadata) else "write"
-        question = self._tasks.create_task(
-            self._ask_metadata(self._metadata, effect), name=f"{self.name} {verb} {effect.key}"
-        )
-        self._questions.append(question)
-        question.add_done_callback(self._questions.remove)
+        self.start(self._ask_metadata(self._metadata, effect), name=f"{self.name} {verb} {effect.key}")
 
     async def _ask_metadata(self, metadata: Metadata, effect: ReadMetadata | CompareAndSet) -> None:
         try:

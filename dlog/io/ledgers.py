@@ -1,6 +1,6 @@
 """The ledger client: BookKeeper's "fat client" for asyncio. Create, append, read, follow, recover, delete, verify.
 
-The law of this room: every handle is a machine of dlog/ledger with a driver and a named task in one visible scope; the
+The law of this room: every handle is a machine of dlog/ledger with a driver that lives in one visible scope; the
 protocol lives there, the sockets in bookie_client.py, ZooKeeper behind the Metadata port. A machine that breaks takes
 its handle down and nothing else: the error is told with its story, whoever waits hears of it, and the log above goes
 through re-acquire and recover.
@@ -96,7 +96,7 @@ class Ledgers:
         self._clock = clock
         self._tasks = asyncio.TaskGroup()
         self._open = False
-        self._drivers: dict[Driver, asyncio.Task[None]] = {}
+        self._drivers: dict[Driver, None] = {}
         self._watches: dict[_Watch, None] = {}
 
     async def __aenter__(self) -> Ledgers:
@@ -112,7 +112,11 @@ class Ledgers:
             watch.stop()
         for driver in list(self._drivers):
             driver.stop()
-        await self._tasks.__aexit__(kind, error, trace)
+        try:
+            while self._drivers:
+                await next(iter(self._drivers)).wait_ended()
+        finally:
+            await self._tasks.__aexit__(kind, error, trace)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
 
@@ -297,25 +301,19 @@ class Ledgers:
             clock=self._clock,
         )
         asker.post = driver.post
-        task = self._tasks.create_task(self._keep(driver, ledger), name=driver.name)
-        self._drivers[driver] = task
-        task.add_done_callback(partial(self._forget, driver, asker))
+        self._drivers[driver] = None
+        driver.begin(partial(self._forget, driver, asker, ledger))
         return driver
-
-    async def _keep(self, driver: Driver, ledger: LedgerId) -> None:
-        try:
-            await driver.run()
-        except Exception as error:  # noqa: BLE001  a broken machine costs its handle, never the process
-            story = "\n".join([repr(error), *getattr(error, "__notes__", ())])
-            self._on_event(LedgerHandleFailed(ledger, driver.name, story))
 
     def _unwatch(self, watch: _Watch) -> None:
         self._watches.pop(watch, None)
 
-    def _forget(self, driver: Driver, asker: Asker, _: asyncio.Task[None]) -> None:
-        driver.dispose()
+    def _forget(self, driver: Driver, asker: Asker, ledger: LedgerId, error: Exception | None) -> None:
         asker.close()
         del self._drivers[driver]
+        if error is not None:  # a broken machine costs its handle, never the process
+            story = "\n".join([repr(error), *getattr(error, "__notes__", ())])
+            self._on_event(LedgerHandleFailed(ledger, driver.name, story))
 
     def _digest(self, ledger: LedgerId, metadata: LedgerMetadata, password: bytes | None) -> Digest:
         return Digest(ledger, metadata.digest, metadata.password if password is None else password)

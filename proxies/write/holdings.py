@@ -93,7 +93,7 @@ class Holdings:
         supervisor: Supervisor,
         tasks: Lifetime,
         placement: Placement,
-        build: Callable[[StreamName, Callable[[], None]], StreamOwner],
+        build: Callable[[StreamName, Callable[[StreamOwner], None]], StreamOwner],
         *,
         takes: Takes,
         waiting_max: int,
@@ -321,10 +321,13 @@ class Holdings:
                 return advice
 
     async def _begin(self, holding: Holding, advice: Ours) -> StreamTaken:
-        owner = self._build(holding.stream, lambda: self.lost(holding.stream, owner))
+        owner = self._build(holding.stream, self._over)
         holding.owner = owner
         self._supervisor.start(owner)
         return await owner.take(advice.if_epoch)
+
+    def _over(self, owner: StreamOwner) -> None:
+        self.lost(owner.stream, owner)
 
     def _hand(self, holding: Holding, request: Any, sink: Sink) -> None:
         assert holding.owner is not None, "a stream that is served has an owner"

@@ -18,6 +18,7 @@ from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError
 from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
+from dlog.io.far_timers import FarTimers
 from dlog.io.metadata import Metadata, ProxyInfo, SessionState
 from dlog.lease.lease import Claimant
 from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
@@ -79,6 +80,8 @@ class WriteProxy:
         self._stores = stores
         self._tell = tell
         self._rng = rng or serving.seeded()
+        self._owner_options = options.owner  # one for all streams
+        self._far = FarTimers()
         self._detector: Detector
         self._readers = Preference()
 
@@ -210,19 +213,19 @@ class WriteProxy:
     def _open_session(self, connection: Connection, hello: Hello) -> Session:
         return WriteSession(self, connection, hello)
 
-    def _build(self, stream: StreamName, on_end: Callable[[], None]) -> StreamOwner:
-        owner = StreamOwner(
+    def _build(self, stream: StreamName, on_end: Callable[[StreamOwner], None]) -> StreamOwner:
+        return StreamOwner(
             stream,
             Claimant(proxy=self.id, address=self.address, nonce=os.urandom(8).hex()),
             metadata=self._metadata,
             stores=self._stores,
-            options=self.options.owner,
+            options=self._owner_options,
             requests_max=self.options.requests_max,
             on_lac=self.tails.moved,
-            tell=lambda event: self._hear(owner, event),
+            tell=self._hear,
             on_end=on_end,
+            far=self._far,
         )
-        return owner
 
     def _hear(self, owner: StreamOwner, event: Event) -> None:
         """An owner told something."""

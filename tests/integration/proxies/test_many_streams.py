@@ -109,7 +109,7 @@ async def test_an_owner_that_ended_leaves_nothing_for_the_collector(house: House
     built: list[weakref.ref[object]] = []
     build = server.holdings._build
 
-    def remember(stream: StreamName, on_end: Callable[[], None]) -> StreamOwner:
+    def remember(stream: StreamName, on_end: Callable[[StreamOwner], None]) -> StreamOwner:
         owner = build(stream, on_end)
         built.extend((weakref.ref(owner), weakref.ref(owner._driver)))
         return owner

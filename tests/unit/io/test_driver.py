@@ -11,6 +11,7 @@ import pytest
 
 from dlog.errors import ClosedError, ConnectionLostError, InvalidRequestError, OverCapacityError, UnavailableError
 from dlog.io.driver import Driver
+from dlog.io.far_timers import FarTimers
 from dlog.machine import (
     Answer,
     Asked,
@@ -291,6 +292,67 @@ async def test_an_exception_leaves_with_the_story_and_without_payloads() -> None
     with pytest.raises(UnavailableError) as told:
         await pending
     assert told.value.outcome_unknown
+
+
+async def test_a_life_without_a_task_ends_by_a_stop_and_is_told_so_after_those_who_waited() -> None:
+    metadata, told = OneKey(), list[Any]()
+    machine = Scripted(lambda fact: [ReadMetadata("t", "k")] if isinstance(fact, Received) else [])
+    driver = Driver(machine, name="m", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup():
+        driver.begin(told.append)
+        driver.submit("never answered", told.append)
+        driver.post(Received("p", 1))
+        await until(lambda: len(machine.facts) == 2)
+        await asyncio.sleep(0)
+        assert not told
+        driver.stop()
+        await driver.wait_ended()
+    assert isinstance(told[0], ClosedError) and told[0].outcome_unknown
+    assert told[1:] == [None]
+    assert metadata.cancelled == 1
+
+
+@pytest.mark.parametrize("where", ["machine", "metadata"])
+async def test_what_breaks_a_life_without_a_task_is_told_with_the_story(where: str) -> None:
+    metadata, told = OneKey(), list[Any]()
+    metadata.gate.set()
+    metadata.error = ZeroDivisionError("bug")
+
+    def react(fact: Fact) -> list[Effect]:
+        if isinstance(fact, Received) and where == "machine":
+            raise ZeroDivisionError("bug")
+        return [ReadMetadata("t", "k")] if isinstance(fact, Received) else []
+
+    driver = Driver(Scripted(react), name="unlucky", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]
+    async with asyncio.TaskGroup():  # which it does not harm
+        driver.begin(told.append)
+        driver.submit("never answered", told.append)
+        driver.post(Received("p", 1))
+        await driver.wait_ended()
+        await asyncio.sleep(0)
+    farewell, error = told
+    assert isinstance(farewell, UnavailableError) and farewell.outcome_unknown
+    assert isinstance(error, ZeroDivisionError) and "story of unlucky" in error.__notes__[0]
+    with pytest.raises(ClosedError):
+        driver.ask("too late")
+
+
+async def test_far_timers_are_fired_and_cancelled_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dlog.io.driver.FAR_S", 0.001)
+    machine = Scripted(
+        lambda fact: (
+            [SetTimer("a", 3600.0), SetTimer("a", 0.001), SetTimer("b", 0.002), CancelTimer("b"), SetTimer("c", 3600.0)]
+            if isinstance(fact, Received)
+            else []
+        )
+    )
+    far = FarTimers()
+    async with running(machine, far=far) as driver:
+        driver.post(Received("p", "go"))
+        await until(lambda: len(machine.facts) == 2)
+        assert isinstance(machine.facts[1], TimerFired) and machine.facts[1].key == "a"
+        assert len(far) == 1
+    assert len(far) == 0, "an end cancels them"
 
 
 async def test_other_tasks_run_between_batches() -> None:

@@ -84,7 +84,7 @@ class Stage:
     def start(self, owner: Owner) -> None:
         """Supervise it."""
 
-    def build(self, stream: StreamName, on_end: Callable[[], None]) -> Any:
+    def build(self, stream: StreamName, on_end: Callable[[Any], None]) -> Any:
         return self.owner
 
 

@@ -1,0 +1,77 @@
+"""Timers that are far off: each is heard once, in order, and those that were cancelled are not."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from dlog.io.far_timers import CANCELLED_MIN, FarTimers
+
+
+async def heard(timers: FarTimers, told: list[int], count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(told) < count or len(timers):  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0.001)
+
+
+async def test_each_is_heard_in_the_order_of_its_time() -> None:
+    timers, told = FarTimers(), list[int]()
+    order = list(range(40))
+    random.Random(3).shuffle(order)
+    for number in order:
+        timers.call_later(number / 1000, told.append, number)
+    assert len(timers) == 40
+    await heard(timers, told, 40)
+    assert told == sorted(order)
+
+
+async def test_none_is_heard_before_its_time() -> None:
+    timers, told = FarTimers(), list[float]()
+    loop = asyncio.get_running_loop()
+    due_s = [loop.time() + after_s for after_s in (0.02, 0.0004, 0.0051)]
+    for when_s in due_s:
+        timers.call_later(when_s - loop.time(), lambda when_s: told.append(loop.time() - when_s), when_s)
+    async with asyncio.timeout(30):
+        while len(told) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert min(told) >= -1e-6
+
+
+async def test_what_is_cancelled_is_not_heard_and_not_kept() -> None:
+    timers, told = FarTimers(), list[int]()
+    kept = [timers.call_later(0.02 + number / 10_000, told.append, number) for number in range(3)]
+    for _ in range(10 * CANCELLED_MIN):
+        timers.call_later(3600.0, told.append, -1).cancel()
+    assert len(timers) == 3
+    assert len(timers._heap) <= 2 * CANCELLED_MIN + 3
+    kept[1].cancel()
+    kept[1].cancel()
+    await heard(timers, told, 2)
+    assert told == [0, 2]
+    kept[0].cancel()  # it was heard
+    assert len(timers) == 0
+
+
+async def test_one_may_ask_for_another_and_cancel_others() -> None:
+    timers, told = FarTimers(), list[str]()
+    later = timers.call_later(0.002, told.append, "never")
+
+    def first(name: str) -> None:
+        told.append(name)
+        later.cancel()
+        timers.call_later(0.0, told.append, "second")
+
+    timers.call_later(0.001, first, "first")
+    async with asyncio.timeout(30):
+        while len(told) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert told == ["first", "second"]
+    assert len(timers) == 0
+
+
+async def test_nobody_waits_and_no_timer_of_the_loop_is_left() -> None:
+    timers = FarTimers()
+    asked = [timers.call_later(3600.0 + number, print, number) for number in range(3)]
+    for timer in asked:
+        timer.cancel()
+    assert timers._armed is None and not timers._heap
