@@ -18,7 +18,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 PAIRS_OF_ALL = 16_384  # of the order of 600 B each
-PAIRS_MIN = 2
+PAIRS_MIN = 1
 
 _Outliner = Callable[[Any], Any]
 

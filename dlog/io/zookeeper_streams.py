@@ -23,6 +23,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError
 from dlog.io import stream_metadata
@@ -58,8 +59,9 @@ _HEADS = ("ledgers", "owner", "maxtxid", "allocation", "settings", "sinks")
 
 @dataclass(slots=True)
 class _Mirror:
-    """The segment list of one stream as last read, and what has happened to it since."""
+    """The segment list of one stream as last read, and what has happened to it since. root: path of the stream."""
 
+    root: str
     nodes: dict[str, tuple[Segment | None, int]] = field(default_factory=dict)  # None: not a segment's znode
     touched: set[str] = field(default_factory=set)
     complete: bool = False  # nodes and touched together name every child there is
@@ -75,6 +77,17 @@ class _Mirror:
         self.complete = False
         self.epoch += 1
 
+    def changed(self, path: str | None) -> None:
+        """The watch fired; None: it may have missed anything."""
+        if path is None:
+            self.invalidate()
+            return
+        what, _, segment = path[len(self.root) :].removeprefix("/").partition("/")
+        if what == "ledgers" and segment:
+            self.touched.add(segment)
+        elif what == "owner" and not segment:
+            self.owner += 1
+
 
 @dataclass(slots=True)
 class _Held:
@@ -82,6 +95,11 @@ class _Held:
 
     owner: Owner
     generation: int
+
+
+def _unless_a_lock(callback: Callable[[], None], root_length: int, path: str | None) -> None:
+    if path is None or not path.startswith(("/lock/", "/readLock/"), root_length):
+        callback()
 
 
 class StreamTree:
@@ -155,13 +173,7 @@ class StreamTree:
     def watch(self, stream: StreamName, callback: Callable[[], None]) -> Unsubscribe:
         """Lock members come and go without being told."""
         root = self._paths.root(stream)
-        locks = (f"{root}/lock/", f"{root}/readLock/")
-
-        def changed(path: str | None) -> None:
-            if path is None or not path.startswith(locks):
-                callback()
-
-        return self._zk.watch_tree(root, changed)
+        return self._zk.watch_tree(root, partial(_unless_a_lock, callback, len(root)))
 
     async def names(self) -> list[StreamName]:
         """Names in order; those that this service could not have made are left out."""
@@ -205,19 +217,8 @@ class StreamTree:
         if mirror is not None:
             self._mirrors.move_to_end(stream)
             return mirror
-        mirror = self._mirrors[stream] = _Mirror()
-        root = self._paths.root(stream)
-        prefix, owner = f"{root}/ledgers/", f"{root}/owner"
-
-        def changed(path: str | None) -> None:
-            if path is None:
-                mirror.invalidate()
-            elif path == owner:
-                mirror.owner += 1
-            elif path.startswith(prefix):
-                mirror.touched.add(path.removeprefix(prefix))
-
-        mirror.unsubscribe = self._zk.watch_tree(root, changed)
+        mirror = self._mirrors[stream] = _Mirror(self._paths.root(stream))
+        mirror.unsubscribe = self._zk.watch_tree(mirror.root, mirror.changed)
         while len(self._mirrors) > CACHED_STREAMS_MAX:
             self._mirrors.popitem(last=False)[1].unsubscribe()
         return mirror

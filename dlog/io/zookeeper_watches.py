@@ -57,8 +57,23 @@ class _Watched:
 
 @dataclass(slots=True)
 class _Tree:
-    callbacks: dict[object, TreeCallback] = field(default_factory=dict)
+    subscriptions: list[_TreeSubscription] = field(default_factory=list)
     is_set: bool = False
+
+
+class _TreeSubscription:
+    """Somebody who wants to hear of a tree; called, it is withdrawn."""
+
+    __slots__ = ("callback", "path", "tree", "watches")
+
+    def __init__(self, watches: Watches, path: str, tree: _Tree, callback: TreeCallback) -> None:
+        self.watches = watches
+        self.path = path
+        self.tree = tree
+        self.callback = callback
+
+    def __call__(self) -> None:
+        self.watches.remove_tree(self)
 
 
 class Watches:
@@ -85,19 +100,26 @@ class Watches:
         return lambda: self._remove(path, watched.children, key)
 
     def add_tree(self, path: str, callback: TreeCallback) -> Unsubscribe:
-        tree, key = self._trees.setdefault(path, _Tree()), object()
-        tree.callbacks[key] = callback
-        if len(tree.callbacks) == 1:
+        tree = self._trees.get(path)
+        if tree is None:
+            tree = self._trees[path] = _Tree()
+        subscription = _TreeSubscription(self, path, tree, callback)
+        tree.subscriptions.append(subscription)
+        if len(tree.subscriptions) == 1:
             self._set_tree(path, tree)
+        return subscription
 
-        def unsubscribe() -> None:
-            if tree.callbacks.pop(key, None) is not None and not tree.callbacks:
-                self._trees.pop(path, None)
-                if self._connection is not None:
-                    request = protocol.RemoveWatchesRequest(path=path, type=_REMOVE_ANY)
-                    self._connection.tell(request, decode_nothing, _whatever, path)
-
-        return unsubscribe
+    def remove_tree(self, subscription: _TreeSubscription) -> None:
+        """Nothing happens if it was withdrawn before."""
+        path, tree = subscription.path, subscription.tree
+        if subscription not in tree.subscriptions:
+            return
+        tree.subscriptions.remove(subscription)
+        if not tree.subscriptions:
+            self._trees.pop(path, None)
+            if self._connection is not None:
+                request = protocol.RemoveWatchesRequest(path=path, type=_REMOVE_ANY)
+                self._connection.tell(request, decode_nothing, _whatever, path)
 
     def tree_is_set(self, path: str) -> bool:
         """Whether every change below `path` is being told to us, since the last call with None."""
@@ -227,8 +249,8 @@ class Watches:
             tree = self._trees.get(path)
             if tree is not None:
                 loop = asyncio.get_running_loop()
-                for callback in tree.callbacks.values():
-                    loop.call_soon(callback, below)
+                for subscription in tree.subscriptions:
+                    loop.call_soon(subscription.callback, below)
             if path in ("/", ""):
                 return
             path = path.rpartition("/")[0] or "/"
@@ -242,8 +264,8 @@ def _tell(callbacks: dict[object, WatchCallback]) -> None:
 
 def _tell_unseen(tree: _Tree) -> None:
     loop = asyncio.get_running_loop()
-    for callback in tree.callbacks.values():
-        loop.call_soon(callback, None)
+    for subscription in tree.subscriptions:
+        loop.call_soon(subscription.callback, None)
 
 
 def _whatever(_: Any, __: Exception | None) -> None:

@@ -8,6 +8,9 @@ when confirming must wait, is the business of adding.py and recovery.py.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 from dlog.machine import Send
 from dlog.model.ids import BookieId, EntryId
 from dlog.model.quorum import Quorum
@@ -27,6 +30,24 @@ class Pending:
         self.places = 0
 
 
+class _Aim(NamedTuple):
+    """Who stores which entry, by entry id modulo ensemble size. Of all ledgers of one ensemble: nobody changes it."""
+
+    place: dict[BookieId, int]
+    targets: tuple[tuple[tuple[int, BookieId], ...], ...]  # places and their members
+    write_masks: tuple[int, ...]
+
+
+@lru_cache(maxsize=1024)
+def _aim(quorum: Quorum, ensemble: tuple[BookieId, ...]) -> _Aim:
+    sets = [quorum.write_set(e) for e in range(quorum.ensemble)]
+    return _Aim(
+        {bookie: i for i, bookie in enumerate(ensemble)},
+        tuple(tuple((i, ensemble[i]) for i in ws) for ws in sets),
+        tuple(sum(1 << i for i in ws) for ws in sets),
+    )
+
+
 class Window:
     """Entries sent to one ensemble.
 
@@ -44,8 +65,8 @@ class Window:
         self.failed: dict[BookieId, str] = {}
         self._lag_max = lag_max
         self._pending: dict[int, Pending] = {}  # by entry, in order
-        self._unanswered: dict[BookieId, int] = {}
-        self._aim()
+        self._unanswered = [0] * len(ensemble)  # by place
+        self._place, self._targets, self._write_masks = _aim(quorum, ensemble)
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -60,11 +81,11 @@ class Window:
         limit = len(self._pending) + self._lag_max
         unanswered = self._unanswered
         sends: list[Send] = []
-        for bookie in self._targets[entry % self.quorum.ensemble]:
+        for place, bookie in self._targets[entry % self.quorum.ensemble]:
             if self.failed and bookie in self.failed:
                 continue
-            waiting = unanswered[bookie] + 1
-            unanswered[bookie] = waiting
+            waiting = unanswered[place] + 1
+            unanswered[place] = waiting
             if waiting > limit:
                 self.lose(bookie, f"{waiting - len(self._pending)} entries behind the others")
                 continue
@@ -76,15 +97,16 @@ class Window:
         place = self._place.get(bookie)
         if place is None:
             return
-        self._answered(bookie)
+        self._answered(place)
         pending = self._pending.get(entry)
         if pending is not None:
-            pending.places |= place & self._write_masks[entry % self.quorum.ensemble]
+            pending.places |= (1 << place) & self._write_masks[entry % self.quorum.ensemble]
 
     def refuse(self, bookie: BookieId, reason: str) -> None:
         """The bookie answered, and will not store what was sent to it."""
-        if bookie in self._place:
-            self._answered(bookie)
+        place = self._place.get(bookie)
+        if place is not None:
+            self._answered(place)
             self.lose(bookie, reason)
 
     def disconnect(self, bookie: BookieId, reason: str) -> None:
@@ -93,8 +115,9 @@ class Window:
         The count alone does not tell: what was sent behind a loss, before the loss was heard of, is answered too, and
         counted for what was sent again since.
         """
-        if bookie in self._place and (self._unanswered[bookie] or self._owes(bookie)):
-            self._unanswered[bookie] = 0
+        place = self._place.get(bookie)
+        if place is not None and (self._unanswered[place] or self._owes(place)):
+            self._unanswered[place] = 0
             self.lose(bookie, reason)
 
     def lose(self, bookie: BookieId, reason: str) -> None:
@@ -104,9 +127,10 @@ class Window:
 
     def readmit(self, bookie: BookieId) -> list[Send]:
         """A failed member is back: send it what is pending and not acknowledged, and everything from now on."""
+        place = self._place[bookie]
         self.failed.pop(bookie, None)
-        self._unanswered[bookie] = 0
-        return self._send_again(self.ensemble.index(bookie))
+        self._unanswered[place] = 0
+        return self._send_again(place)
 
     def failed_places(self) -> list[int]:
         return [i for i, bookie in enumerate(self.ensemble) if bookie in self.failed]
@@ -120,6 +144,8 @@ class Window:
             self.lac, self.length = head.entry, head.length
             confirmed.append(head)
         assert not waiting or head is not None, "confirmed in order, without gaps"
+        if not waiting:
+            waiting.clear()  # an empty dict keeps the room it had
         return confirmed
 
     def can_progress(self) -> bool:
@@ -134,8 +160,11 @@ class Window:
         """From lac + 1 on the ensemble is another: forget what replaced places acknowledged and send there again."""
         assert len(ensemble) == len(self.ensemble) == len(set(ensemble)), "an ensemble holds each bookie once"
         changed = [i for i, (old, new) in enumerate(zip(self.ensemble, ensemble, strict=True)) if old != new]
+        before = dict(zip(self.ensemble, self._unanswered, strict=True))
         self.ensemble = ensemble
-        self._aim()
+        self._place, self._targets, self._write_masks = _aim(self.quorum, ensemble)
+        self._unanswered = [before.get(bookie, 0) for bookie in ensemble]
+        self.failed = {bookie: why for bookie, why in self.failed.items() if bookie in self._place}
         keep = ~sum(1 << i for i in changed)
         for pending in self._pending.values():
             pending.places &= keep
@@ -154,27 +183,17 @@ class Window:
             for pending in self._pending.values()
             if bit & self._write_masks[pending.entry % size] & ~pending.places
         ]
-        self._unanswered[bookie] += len(sends)
+        self._unanswered[place] += len(sends)
         return sends
 
-    def _owes(self, bookie: BookieId) -> bool:
-        bit, masks, size = self._place[bookie], self._write_masks, self.quorum.ensemble
+    def _owes(self, place: int) -> bool:
+        bit, masks, size = 1 << place, self._write_masks, self.quorum.ensemble
         return any(bit & masks[pending.entry % size] & ~pending.places for pending in self._pending.values())
 
-    def _answered(self, bookie: BookieId) -> None:
-        waiting = self._unanswered[bookie]
+    def _answered(self, place: int) -> None:
+        waiting = self._unanswered[place]
         if waiting:
-            self._unanswered[bookie] = waiting - 1
+            self._unanswered[place] = waiting - 1
 
     def _mask_of(self, bookies: dict[BookieId, str]) -> int:
-        return sum(self._place[bookie] for bookie in bookies)
-
-    def _aim(self) -> None:
-        """Derive from the ensemble who stores which entry, by entry id modulo ensemble size."""
-        size = self.quorum.ensemble
-        self._place = {bookie: 1 << i for i, bookie in enumerate(self.ensemble)}
-        sets = [self.quorum.write_set(e) for e in range(size)]
-        self._targets = [tuple(self.ensemble[i] for i in ws) for ws in sets]
-        self._write_masks = [sum(1 << i for i in ws) for ws in sets]
-        self._unanswered = {bookie: self._unanswered.get(bookie, 0) for bookie in self.ensemble}
-        self.failed = {bookie: why for bookie, why in self.failed.items() if bookie in self._place}
+        return sum(1 << self._place[bookie] for bookie in bookies)
