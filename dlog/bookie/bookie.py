@@ -256,7 +256,7 @@ class Bookie:
             stored = w.stored
             if stored is not None:
                 entry = w.entry
-                del ledger.adding[entry]
+                ledger.settle(entry)
                 self._cache.put(ledger.ledger, entry, stored)
                 if entry > ledger.last:
                     ledger.last = entry
@@ -280,7 +280,7 @@ class Bookie:
             if w.carries_key:
                 w.ledger.recorded = False
             if w.stored is not None:
-                del w.ledger.adding[w.entry]
+                w.ledger.settle(w.entry)
                 out.append(Send(w.peer, EntryAdded(w.ledger.ledger, w.entry, Code.READ_ONLY)))
             elif w.token == w.ledger.fence_token:
                 w.ledger.fence_token = NEVER

@@ -21,6 +21,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from fastcrc.crc32 import iscsi as crc32c
@@ -41,6 +42,7 @@ _CRC = struct.Struct(">I")
 _ENTRY = struct.Struct(">q")
 TRAILER_BYTES = _TRAILER.size + 4
 _COLUMNS = "qqqQI"
+_STATES_AT_ONCE = 1024
 _COLUMN_BYTES = 8 + 8 + 8 + 8 + 4
 
 
@@ -130,15 +132,24 @@ class RunBuilder:
         self._offset += 4 + len(body)
         return _CRC.pack(crc32c(body)) + body
 
-    def finish(self, states: Iterable[LedgerRow]) -> bytes:
-        """Footer and trailer."""
-        rows = [
+    def finish(self, states: Iterable[LedgerRow]) -> Iterator[bytes]:
+        """Footer and trailer, by and by: there may be a million states. What comes last is the trailer."""
+        crc, count = 0, 0
+        for column in self.table.columns:
+            part = _big_endian(column)
+            crc = crc32c(part, crc)
+            yield part
+        rows = iter(states)
+        while packed := [
             _STATE.pack(row.ledger, row.fenced, len(row.master_key), row.lac, row.last) + row.master_key
-            for row in states
-        ]
-        footer = b"".join([*(_big_endian(column) for column in self.table.columns), *rows])
-        trailer = _TRAILER.pack(b"DLIE", len(self.table), len(rows), self._offset, crc32c(footer))
-        return footer + trailer + _CRC.pack(crc32c(trailer))
+            for row in islice(rows, _STATES_AT_ONCE)
+        ]:
+            count += len(packed)
+            part = b"".join(packed)
+            crc = crc32c(part, crc)
+            yield part
+        trailer = _TRAILER.pack(b"DLIE", len(self.table), count, self._offset, crc)
+        yield trailer + _CRC.pack(crc32c(trailer))
 
 
 def pack_place(entry: int, log: int, length: int, offset: int) -> bytes:
@@ -164,8 +175,8 @@ def parse_trailer(data: bytes) -> tuple[int, int, int, int]:
     raise DamagedError("an index run's trailer does not verify")
 
 
-def parse_footer(data: bytes, chunks: int, states: int, crc: int) -> tuple[RunTable, list[LedgerRow]]:
-    """Raises DamagedError."""
+def parse_footer(data: bytes, chunks: int, states: int, crc: int) -> tuple[RunTable, Iterator[LedgerRow]]:
+    """The table, and the states, which are made as they are asked for. Raises DamagedError."""
     if crc32c(data) != crc or len(data) < chunks * _COLUMN_BYTES:
         raise DamagedError("an index run's footer does not verify")
     at = 0
@@ -176,13 +187,15 @@ def parse_footer(data: bytes, chunks: int, states: int, crc: int) -> tuple[RunTa
         if sys.byteorder == "little":
             column.byteswap()
         at += size
-    rows: list[LedgerRow] = []
+    return RunTable(columns), _rows(data, at, states)
+
+
+def _rows(data: bytes, at: int, states: int) -> Iterator[LedgerRow]:
     for _ in range(states):
         ledger, fenced, key_size, lac, last = _STATE.unpack_from(data, at)
         at += _STATE.size
-        rows.append(LedgerRow(ledger, data[at : at + key_size], bool(fenced), lac, last))
+        yield LedgerRow(ledger, data[at : at + key_size], bool(fenced), lac, last)
         at += key_size
-    return RunTable(columns), rows
 
 
 def parse_chunk(data: bytes, ledger: int) -> bytes:

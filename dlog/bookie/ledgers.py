@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from dlog.bookie.index import LedgerRow
 from dlog.model.ids import LedgerId
@@ -24,15 +25,31 @@ class Ledger:
     fence_durable: bool = False
     adding: dict[int, int] = field(default_factory=dict)  # entry -> token, for adds on their way to the disk
 
+    def __post_init__(self) -> None:
+        self.master_key = _shared(self.master_key)
+
+    def settle(self, entry: int) -> None:
+        """It is not on its way to the disk any more."""
+        adding = self.adding
+        del adding[entry]
+        if not adding:
+            adding.clear()  # an empty dict keeps the room it had
+
     def row(self) -> LedgerRow:
         return LedgerRow(self.ledger, self.master_key, self.fenced, self.lac, self.last)
 
     def admits(self, master_key: bytes) -> bool:
         """Whether the key is the ledger's. A key lost with a damaged journal is replaced by the first one shown."""
         if not self.master_key and len(master_key) > 0:
-            self.master_key = master_key
+            self.master_key = _shared(master_key)
             self.recorded = False
         return self.master_key == master_key
+
+
+@lru_cache(maxsize=1024)
+def _shared(master_key: bytes) -> bytes:
+    """Most ledgers of a cluster have the same."""
+    return master_key
 
 
 def restored(row: LedgerRow) -> Ledger:

@@ -11,6 +11,7 @@ import contextlib
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from dlog.bookie.cache import Half, Stored
 from dlog.bookie.entry_log import HEAD_BYTES, check_entry, entry_head, log_header, section_end
@@ -50,20 +51,21 @@ class _Run:
 
     __slots__ = ("file", "named", "number", "rows", "size", "table")
 
-    def __init__(self, named: RunFile, file: File) -> None:
-        """Read table and states. Raises DamagedError."""
+    def __init__(self, named: RunFile, file: File, table: RunTable | None = None) -> None:
+        """Read table and states, or just the table being known. Raises DamagedError."""
         number, size, named_crc = named
-        chunks, states, offset, crc = parse_trailer(file.pread(TRAILER_BYTES, max(0, size - TRAILER_BYTES)))
-        if crc != named_crc:
-            raise DamagedError("an index run is not the one that the MANIFEST names")
-        footer = file.pread(size - TRAILER_BYTES - offset, offset)
         self.named = named
         self.number = number
         self.file = file
         self.size = size
-        self.table: RunTable
-        self.rows: list[LedgerRow]
-        self.table, self.rows = parse_footer(footer, chunks, states, crc)
+        self.rows: Iterable[LedgerRow] = ()  # to be read once
+        if table is None:
+            chunks, states, offset, crc = parse_trailer(file.pread(TRAILER_BYTES, max(0, size - TRAILER_BYTES)))
+            if crc != named_crc:
+                raise DamagedError("an index run is not the one that the MANIFEST names")
+            footer = file.pread(size - TRAILER_BYTES - offset, offset)
+            table, self.rows = parse_footer(footer, chunks, states, crc)
+        self.table = table
 
     def read_chunk(self, row: int) -> bytes:
         offset, length = self.table.span(row)
@@ -103,7 +105,7 @@ class LedgerDir:
         rows: dict[int, LedgerRow] = {}
         for run in self._runs:
             rows.update((row.ledger, row) for row in run.rows)
-            run.rows = []
+            run.rows = ()
         return list(rows.values())
 
     def missing_logs(self) -> list[str]:
@@ -184,9 +186,8 @@ class LedgerDir:
                 log = LogFile(next_file, 0, 0)
                 next_file += 1
             logs = (*logs, self._write_entries(log, entries, builder, chunks))
-        run = self._write_run(next_file, [*chunks, builder.finish(rows)])
-        opened = self._open_run(run)
-        opened.rows = []
+        run = self._write_run(next_file, chain(chunks, builder.finish(rows)))
+        opened = self._open_run(run, builder.table)
         manifest = Manifest(mark=mark, next_file=next_file + 1, runs=(*old.runs, run), logs=logs, limbo=limbo)
         self._install(manifest, (*self._runs, opened))
 
@@ -236,13 +237,14 @@ class LedgerDir:
         self.manifest = manifest
         self._runs = runs
 
-    def _open_run(self, run: RunFile) -> _Run:
+    def _open_run(self, run: RunFile, table: RunTable | None = None) -> _Run:
+        """table: of a run that was just written."""
         try:
             file = self._disk.open(f"{self._directory}/{_run_name(run.run)}")
         except FileNotFoundError as error:
             raise DamagedError(f"an index run is missing: dir={self._directory} run={run.run}") from error
         try:
-            return _Run(run, file)
+            return _Run(run, file, table)
         except DamagedError as error:
             raise DamagedError(f"{error.message}: dir={self._directory} run={run.run}") from error
 
@@ -259,9 +261,9 @@ class LedgerDir:
             return False
         kept, merged = self._runs[:-count], self._runs[-count:]
         number = old.next_file
-        result = self._write_run(number, _merged(merged))
-        opened = self._open_run(result)
-        opened.rows = []
+        builder = RunBuilder()
+        result = self._write_run(number, _merged(merged, builder))
+        opened = self._open_run(result, builder.table)
         self._install(
             replace(old, next_file=number + 1, runs=(*old.runs[:-count], result)),
             (*kept, opened),
@@ -275,15 +277,14 @@ class LedgerDir:
             file.close()
 
 
-def _merged(runs: Sequence[_Run]) -> Iterator[bytes]:
+def _merged(runs: Sequence[_Run], builder: RunBuilder) -> Iterator[bytes]:
     """What the merged run holds: chunks, then table, states and trailer."""
-    builder = RunBuilder()
     for ledger, places in merge([MergeSource(run.table, run.read_chunk) for run in runs]):
         yield builder.chunk(ledger, places)
     rows: dict[int, LedgerRow] = {}
     for run in runs:
         rows.update((row.ledger, row) for row in _Run(run.named, run.file).rows)
-    yield builder.finish(rows[ledger] for ledger in sorted(rows))
+    yield from builder.finish(rows[ledger] for ledger in sorted(rows))
 
 
 class _Appender:
