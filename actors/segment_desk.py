@@ -62,11 +62,13 @@ class Start(Protocol):
 class SegmentDesk:
     """One stream's dealings with its stores, for one life of its owner's machine."""
 
+    __slots__ = ("_begin", "_post", "_stores", "_stream", "_writers")
+
     def __init__(self, stream: StreamName, stores: Mapping[str, SegmentStore], post: Callable[[Fact], None]) -> None:
         self._stream = stream
         self._stores = stores
         self._post = post
-        self._writers: dict[SegmentNumber, SegmentWriter] = {}
+        self._writers: tuple[tuple[SegmentNumber, SegmentWriter], ...] = ()  # one or two
         self._begin: Start | None = None
 
     def send(self, peer: Peer, question: StoreQuestion) -> None:
@@ -84,8 +86,8 @@ class SegmentDesk:
 
     async def close(self) -> None:
         """Abandon the open writers: nothing is decided about their segments. Comes when no task is left."""
-        writers, self._writers = self._writers, {}
-        for writer in writers.values():
+        writers, self._writers = self._writers, ()
+        for _, writer in writers:
             await writer.abandon()
 
     def let_go(self) -> None:
@@ -96,7 +98,7 @@ class SegmentDesk:
     # ---- appends: no task, strictly in order ------------------------------------------------------------------------
 
     def _append(self, question: AppendEntry) -> None:
-        writer = self._writers.get(question.number)
+        writer = self._find(question.number)
         if writer is None:
             self._say(StoreFailed(question, SegmentNotFoundError(f"no open segment: segment={question.number}")))
             return
@@ -123,8 +125,8 @@ class SegmentDesk:
         match question:
             case CreateSegment(number, epoch, store, quorum):
                 writer = await self._store(store).create(self._stream, number, epoch, quorum)
-                former = self._writers.pop(number, None)
-                self._writers[number] = writer
+                former = self._find(number)
+                self._writers = (*self._without(former), (number, writer))
                 if former is not None:
                     await former.abandon()
                 return SegmentCreated(number, writer.place)
@@ -136,7 +138,7 @@ class SegmentDesk:
             case SealSegment(number):
                 writer = self._open_writer(number)
                 last = await writer.seal()
-                self._writers.pop(number, None)
+                self._writers = self._without(writer)
                 return SegmentSealed(number, last)
             case ExamineStage(store, place):
                 return await self._examine(store, place)
@@ -175,10 +177,19 @@ class SegmentDesk:
         return StageExamined(name, place, last, tuple(ends))
 
     async def _abandon(self, place: str) -> None:
-        for number, writer in tuple(self._writers.items()):
+        for _, writer in self._writers:
             if writer.place == place:
-                del self._writers[number]
+                self._writers = self._without(writer)
                 await writer.abandon()
+
+    def _find(self, number: SegmentNumber) -> SegmentWriter | None:
+        for known, writer in self._writers:
+            if known == number:
+                return writer
+        return None
+
+    def _without(self, former: SegmentWriter | None) -> tuple[tuple[SegmentNumber, SegmentWriter], ...]:
+        return tuple(kept for kept in self._writers if kept[1] is not former)
 
     def _store(self, name: str) -> SegmentStore:
         store = self._stores.get(name)
@@ -190,7 +201,7 @@ class SegmentDesk:
         return SegmentRef(self._stream, segment.number, segment.place)
 
     def _open_writer(self, number: SegmentNumber) -> SegmentWriter:
-        writer = self._writers.get(number)
+        writer = self._find(number)
         if writer is None:
             raise SegmentNotFoundError(f"no open segment: segment={number}")
         return writer

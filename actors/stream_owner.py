@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from actors.segment_desk import SegmentDesk
@@ -26,8 +27,6 @@ from dlog.model.ids import Epoch, StreamName
 from dlog.model.segment import StreamKey
 from dlog.stores.contract import SegmentStore
 
-_NONE: frozenset[str] = frozenset()  # one for all streams: an empty one has 216 B
-
 
 class StreamOwner:
     """One stream, owned by this process from `take` on until it is lost or released.
@@ -35,6 +34,22 @@ class StreamOwner:
     on_lac: hears every LacMoved. tell: hears every other event, and who tells. on_end: called once when the life is
     over. far: this process's timers that are far off.
     """
+
+    __slots__ = (
+        "__weakref__",
+        "_clock",
+        "_desk",
+        "_driver",
+        "_lived",
+        "_machine",
+        "_metadata",
+        "_on_end",
+        "_on_lac",
+        "_tell",
+        "_unwatch",
+        "name",
+        "stream",
+    )
 
     def __init__(
         self,
@@ -65,7 +80,7 @@ class StreamOwner:
             StreamKey(stream),
             claimant,
             options,
-            final_stores=frozenset(n for n, s in stores.items() if s.capabilities.visible_is_final) or _NONE,
+            final_stores=_shared(tuple(n for n, s in stores.items() if s.capabilities.visible_is_final)),
         )
         self._driver = Driver(
             self._machine,
@@ -148,6 +163,12 @@ class StreamOwner:
             self._on_lac(event)
         else:
             self._tell(self, event)
+
+
+@lru_cache(maxsize=64)
+def _shared(names: tuple[str, ...]) -> frozenset[str]:
+    """One for all streams: a set has 216 B."""
+    return frozenset(names)
 
 
 def _nothing() -> None:

@@ -72,6 +72,37 @@ class Driver:
     far: timers of this process that are far off; without it the loop has all.
     """
 
+    __slots__ = (
+        "__weakref__",
+        "_clock",
+        "_context",
+        "_ended",
+        "_error",
+        "_far",
+        "_is_idle",
+        "_life",
+        "_loop",
+        "_mailbox",
+        "_metadata",
+        "_on_end",
+        "_on_event",
+        "_over",
+        "_persist",
+        "_requests_max",
+        "_send",
+        "_sinks",
+        "_stopping",
+        "_story",
+        "_tickets",
+        "_timers",
+        "_works",
+        "batches",
+        "facts",
+        "machine",
+        "name",
+        "refused",
+    )
+
     def __init__(
         self,
         machine: Machine,
@@ -100,7 +131,7 @@ class Driver:
         self._mailbox: list[Fact] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it lives
         self._life: asyncio.Future[None] | None = None  # of `run`: done when there is no next turn
-        self._on_end: Callable[[Exception | None], None] | None = None  # of `begin`: hears that there is none
+        self._on_end: Callable[[Driver, Exception | None], None] | None = None  # of `begin`: hears that there is none
         self._context: contextvars.Context | None = None  # of the life, not of whoever posts
         self._is_idle = False  # it lives, and no turn is planned
         self._sinks: dict[int, Sink] = {}
@@ -218,11 +249,11 @@ class Driver:
             if works:
                 await asyncio.wait(works)
 
-    def begin(self, on_end: Callable[[Exception | None], None]) -> None:
+    def begin(self, on_end: Callable[[Driver, Exception | None], None]) -> None:
         """Live until stopped, without a task of its own: where thousands live, a task and what belongs to it is a tenth
         of what each takes of memory.
 
-        on_end: hears once that nothing happens any more, what was started included, and which exception, with the
+        on_end: hears once that nothing happens any more here, what was started included, and which exception, with the
         story, has ended it; requests without an answer have heard it then, as in `run`. Who begins a life stops it and
         waits for its end.
         """
@@ -264,8 +295,10 @@ class Driver:
             self._finish(None)
         else:
             self._is_idle = True
-            if not self._sinks:
-                self._sinks.clear()  # an empty dict keeps the room it had
+            if not self._sinks:  # an empty dict keeps the room it had
+                self._sinks.clear()
+            if not self._timers:
+                self._timers.clear()
 
     def _finish(self, error: Exception | None) -> None:
         """There is no next turn."""
@@ -325,7 +358,7 @@ class Driver:
         on_end, self._on_end = self._on_end, None
         error, self._error = self._error, None
         if on_end is not None:
-            on_end(error)
+            on_end(self, error)
 
     def _let_go(self) -> None:
         """Leave no circle behind: the collector looks at what is old so rarely that nobody may wait for it."""

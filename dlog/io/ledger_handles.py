@@ -41,6 +41,8 @@ class LedgerWriter:
     Source: BookKeeper, LedgerHandle of `createLedger`.
     """
 
+    __slots__ = ("_closed", "_driver", "_machine", "_on_end")
+
     def __init__(self, machine: LedgerAdder, driver: Driver, on_end: Callable[[], None]) -> None:
         self._machine = machine
         self._driver = driver

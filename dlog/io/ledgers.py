@@ -22,7 +22,6 @@ import random
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from types import TracebackType
 
 from dlog.errors import ClosedError, DLogError, LedgerNotFoundError, MetadataUnavailableError, NotEnoughBookiesError
@@ -96,7 +95,8 @@ class Ledgers:
         self._clock = clock
         self._tasks = asyncio.TaskGroup()
         self._open = False
-        self._drivers: dict[Driver, None] = {}
+        self._drivers: dict[Driver, tuple[Asker, LedgerId]] = {}
+        self._on_end = self._forget  # one for all
         self._watches: dict[_Watch, None] = {}
 
     async def __aenter__(self) -> Ledgers:
@@ -301,16 +301,16 @@ class Ledgers:
             clock=self._clock,
         )
         asker.post = driver.post
-        self._drivers[driver] = None
-        driver.begin(partial(self._forget, driver, asker, ledger))
+        self._drivers[driver] = asker, ledger
+        driver.begin(self._on_end)
         return driver
 
     def _unwatch(self, watch: _Watch) -> None:
         self._watches.pop(watch, None)
 
-    def _forget(self, driver: Driver, asker: Asker, ledger: LedgerId, error: Exception | None) -> None:
+    def _forget(self, driver: Driver, error: Exception | None) -> None:
+        asker, ledger = self._drivers.pop(driver)
         asker.close()
-        del self._drivers[driver]
         if error is not None:  # a broken machine costs its handle, never the process
             story = "\n".join([repr(error), *getattr(error, "__notes__", ())])
             self._on_event(LedgerHandleFailed(ledger, driver.name, story))

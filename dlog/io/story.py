@@ -38,7 +38,7 @@ class _Share:
     def __init__(self) -> None:
         self.living = 0
         self.pairs = PAIRS_OF_ALL
-        self.stories: weakref.WeakSet[Story] = weakref.WeakSet()
+        self.stories: weakref.WeakSet[Story] = weakref.WeakSet()  # that remember more than the least: 300 B each
         self._asked = PAIRS_OF_ALL  # how much it was when all were last asked to keep no more
 
     def count(self, more: int) -> None:
@@ -48,8 +48,11 @@ class _Share:
             self._asked = self.pairs
         elif self.pairs * 2 <= self._asked:  # each time twice as many live: a few looks at each in all
             self._asked = self.pairs
-            for story in self.stories:
+            stories, self.stories = self.stories, weakref.WeakSet()
+            for story in stories:
                 story.forget()
+                if len(story) > PAIRS_MIN:
+                    self.stories.add(story)
 
 
 _share = _Share()
@@ -63,7 +66,6 @@ class Story:
     def __init__(self, pairs_max: int = 256) -> None:
         self._pairs: list[tuple[Any, Any]] = []
         self._pairs_max = pairs_max
-        _share.stories.add(self)
         _share.count(1)
 
     def __del__(self) -> None:
@@ -82,6 +84,8 @@ class Story:
         most = self._pairs_max if self._pairs_max < _share.pairs else _share.pairs
         if len(pairs) > most + (most >> 3):  # by the lot: each time all that stays is moved
             del pairs[: len(pairs) - most]
+        elif len(pairs) == PAIRS_MIN + 1:
+            _share.stories.add(self)
 
     def forget(self) -> None:
         """Keep no more than may be kept while so many live."""

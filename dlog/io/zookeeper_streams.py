@@ -23,7 +23,6 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError
 from dlog.io import stream_metadata
@@ -63,7 +62,7 @@ class _Mirror:
 
     root: str
     nodes: dict[str, tuple[Segment | None, int]] = field(default_factory=dict)  # None: not a segment's znode
-    touched: set[str] = field(default_factory=set)
+    touched: dict[str, None] = field(default_factory=dict)  # a set; an empty one has three times the size
     complete: bool = False  # nodes and touched together name every child there is
     listed_s: float = 0.0  # when the whole list was read
     moves: int = 0  # children that came or went, ever, as far as they are known here
@@ -84,7 +83,7 @@ class _Mirror:
             return
         what, _, segment = path[len(self.root) :].removeprefix("/").partition("/")
         if what == "ledgers" and segment:
-            self.touched.add(segment)
+            self.touched[segment] = None
         elif what == "owner" and not segment:
             self.owner += 1
 
@@ -97,9 +96,18 @@ class _Held:
     generation: int
 
 
-def _unless_a_lock(callback: Callable[[], None], root_length: int, path: str | None) -> None:
-    if path is None or not path.startswith(("/lock/", "/readLock/"), root_length):
-        callback()
+class _UnlessALock:
+    """Calls back for what changes in a stream, but for the members of its locks. root_length: of the stream's path."""
+
+    __slots__ = ("_callback", "_root_length")
+
+    def __init__(self, callback: Callable[[], None], root_length: int) -> None:
+        self._callback = callback
+        self._root_length = root_length
+
+    def __call__(self, path: str | None) -> None:
+        if path is None or not path.startswith(("/lock/", "/readLock/"), self._root_length):
+            self._callback()
 
 
 class StreamTree:
@@ -173,7 +181,7 @@ class StreamTree:
     def watch(self, stream: StreamName, callback: Callable[[], None]) -> Unsubscribe:
         """Lock members come and go without being told."""
         root = self._paths.root(stream)
-        return self._zk.watch_tree(root, partial(_unless_a_lock, callback, len(root)))
+        return self._zk.watch_tree(root, _UnlessALock(callback, len(root)))
 
     async def names(self) -> list[StreamName]:
         """Names in order; those that this service could not have made are left out."""
@@ -241,9 +249,9 @@ class StreamTree:
                 return Missing()
             mirror.moves = stat.cversion
             mirror.nodes.clear()
-            mirror.touched = set(names)
+            mirror.touched = dict.fromkeys(names)
             mirror.listed_s = now_s
-        names, mirror.touched = sorted(mirror.touched), set()
+        names, mirror.touched = sorted(mirror.touched), {}
         heads = [f"{root}/{name}" for name in _HEADS]
         below = (f"{root}/ledgers/{name}" for name in names)
         before = set(names) if listed else mirror.nodes.keys() & set(names)
@@ -263,7 +271,7 @@ class StreamTree:
             return Missing()
         if epoch != mirror.epoch:
             return None
-        mirror.complete = self._zk.tree_is_watched(root) and len(mirror.nodes | dict.fromkeys(mirror.touched)) == (
+        mirror.complete = self._zk.tree_is_watched(root) and len(mirror.nodes | mirror.touched) == (
             first[0][1].children
         )
         if mirror.touched or [_stat(item) for item in first[:2]] != [_stat(item) for item in last]:

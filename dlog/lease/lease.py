@@ -63,6 +63,20 @@ class LeaseState(enum.Enum):
 class Lease:
     """One claim, from wish to loss. A new claim is a new Lease (and a new nonce)."""
 
+    __slots__ = (
+        "_base",
+        "_options",
+        "_question",
+        "claimant",
+        "epoch",
+        "error",
+        "key",
+        "newest",
+        "previous",
+        "seen",
+        "state",
+    )
+
     def __init__(self, key: StreamKey, claimant: Claimant, options: LeaseOptions) -> None:
         self.key = key
         self.claimant = claimant

@@ -104,6 +104,30 @@ class LedgerAdder:
     lac, length: what is confirmed. error: why the handle is dead, None while it lives; `Closed` handles die as well.
     """
 
+    __slots__ = (
+        "_again",
+        "_closers",
+        "_closing",
+        "_digest",
+        "_effects",
+        "_mend_due",
+        "_metadata",
+        "_options",
+        "_placement",
+        "_proposed",
+        "_quarantine",
+        "_question",
+        "_questions",
+        "_replaced",
+        "_timers",
+        "_told_lost",
+        "_version",
+        "_window",
+        "ensemble_changes",
+        "error",
+        "ledger",
+    )
+
     def __init__(
         self,
         ledger: LedgerId,
@@ -124,7 +148,7 @@ class LedgerAdder:
         self._options = options
         self._window = Window(value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max)
         self._closing: Close | None = None
-        self._closers: list[Ticket] = []
+        self._closers: tuple[Ticket, ...] = ()
         self._question: tuple[str, int] | None = None  # token of the metadata question that is out
         self._questions = 0
         self._proposed: LedgerMetadata | None = None  # written, and not known whether in place
@@ -198,7 +222,7 @@ class LedgerAdder:
                 self._effects.append(Answer(ticket, self._close_answer()))
                 return
             self._closing = self._closing or request
-            self._closers.append(ticket)
+            self._closers += (ticket,)
             if not request.drain:
                 self._closing = request
                 why = f"closed before the entry was confirmed: ledger={self.ledger}"
@@ -412,7 +436,7 @@ class LedgerAdder:
             self._effects.append(Answer(pending.ticket, unknown))
         for ticket in self._closers:
             self._effects.append(Answer(ticket, self._close_answer()))
-        self._closers.clear()
+        self._closers = ()
         for key in sorted(self._timers):
             self._effects.append(CancelTimer(key))
         self._timers = ()

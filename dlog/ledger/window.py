@@ -55,6 +55,22 @@ class Window:
     failed: members that will not acknowledge what was sent to them, with why; nothing is sent to them.
     """
 
+    __slots__ = (
+        "_lag_max",
+        "_pending",
+        "_place",
+        "_targets",
+        "_unanswered",
+        "_write_masks",
+        "ensemble",
+        "failed",
+        "lac",
+        "length",
+        "pushed",
+        "pushed_length",
+        "quorum",
+    )
+
     def __init__(self, quorum: Quorum, ensemble: tuple[BookieId, ...], lac: EntryId, length: int, lag_max: int) -> None:
         self.quorum = quorum
         self.ensemble = ensemble

@@ -37,6 +37,8 @@ class Ahead:
 class Allocation:
     """is_due: the next segment should be created now."""
 
+    __slots__ = ("_ahead", "_asked", "_garbage", "_options", "_retry_after_s", "_waiting", "_wanted", "is_due")
+
     def __init__(self, options: OwnerOptions) -> None:
         self.is_due = False
         self._options = options

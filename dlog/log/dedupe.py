@@ -64,6 +64,8 @@ class Producer:
 class ProducerTable:
     """Producers of one stream, least recently used first. horizon: all that wrote above this place are here."""
 
+    __slots__ = ("_places_max", "_producers", "_producers_max", "horizon")
+
     def __init__(self, producers_max: int, places_max: int, horizon: Place = NOTHING_FORGOTTEN) -> None:
         self.horizon = horizon
         self._producers: dict[bytes, Producer] = {}

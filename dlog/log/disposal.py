@@ -32,11 +32,13 @@ class Doomed:
 class Disposal:
     """Deletes what it is handed."""
 
+    __slots__ = ("_asked", "_later", "_options", "_queue")
+
     def __init__(self, options: OwnerOptions) -> None:
         self._options = options
         self._queue: list[Doomed] = []
         self._asked: dict[str, Doomed] = {}  # by place
-        self._later: list[Doomed] = []  # until the timer fires
+        self._later: tuple[Doomed, ...] = ()  # until the timer fires
 
     def add(self, doomed: Doomed) -> None:
         """Delete it; handing in twice is handing in once."""
@@ -61,7 +63,7 @@ class Disposal:
         doomed = self._asked.pop(question.place, None)
         if doomed is None or error.remedy is Remedy.STOP:
             return doomed
-        self._later.append(doomed)
+        self._later += (doomed,)
         return None
 
     def later(self) -> list[Effect]:
@@ -70,9 +72,9 @@ class Disposal:
 
     def lost(self) -> None:
         """The store is gone: nothing asked will be answered."""
-        self._later.extend(self._asked.values())
+        self._later += tuple(self._asked.values())
         self._asked.clear()
 
     def retry(self) -> None:
         self._queue.extend(self._later)
-        self._later.clear()
+        self._later = ()

@@ -80,7 +80,7 @@ from dlog.log.messages import (
     WriteBatch,
 )
 from dlog.log.options import OwnerOptions
-from dlog.log.rolling import AGE_TIMER, AHEAD_TIMER, Roll, Rolling
+from dlog.log.rolling import AGE_TIMER, Roll, Rolling
 from dlog.log.taking import MEND_TIMER, Taking
 from dlog.log.taking_in import TakingIn
 from dlog.log.tenure import Phase, Tenure
@@ -112,6 +112,8 @@ class StreamOwner:
     see can never vanish (capabilities.visible_is_final): on those no control record is written to carry the LAC.
     """
 
+    __slots__ = ("_releasers", "_rolling", "_sealers", "_takers", "_taking", "_taking_in", "_tenure", "_truncating")
+
     def __init__(
         self,
         key: StreamKey,
@@ -121,19 +123,13 @@ class StreamOwner:
         final_stores: frozenset[str] = frozenset(),
     ) -> None:
         self._tenure = tenure = Tenure(key, claimant, options or OwnerOptions(), final_stores)
-        self._taking = Taking(tenure, self._serving, self._refusal)
+        self._taking = Taking(tenure, self)
         self._rolling = Rolling(tenure)
         self._truncating = Truncating(tenure)
-        self._taking_in = TakingIn(
-            tenure,
-            admit=self._write,
-            admit_early=self._taking.admit_early,
-            restart=self._taking.restart,
-            refusal=self._refusal,
-        )
-        self._takers: list[Ticket] = []
-        self._sealers: list[Ticket] = []
-        self._releasers: list[Ticket] = []
+        self._taking_in = TakingIn(tenure, self._taking, self)
+        self._takers: tuple[Ticket, ...] = ()  # an empty list has 72 B, and there are thousands of streams
+        self._sealers: tuple[Ticket, ...] = ()
+        self._releasers: tuple[Ticket, ...] = ()
 
     @property
     def phase(self) -> Phase:
@@ -175,7 +171,7 @@ class StreamOwner:
         out: list[Effect] = []
         self._tenure.out = out
         if type(fact) is Asked and type(fact.request) is WriteBatch:
-            self._write(fact.ticket, fact.request)
+            self.write(fact.ticket, fact.request)
             if not out or self._tenure.phase is not Phase.SERVING:
                 return out  # it waits: nothing follows from it yet
         else:
@@ -211,7 +207,7 @@ class StreamOwner:
                 t.saw_clock(now_unix_ms, now_s)
                 self._take(ticket, if_epoch)
             case _ if self.has_ended or t.phase is Phase.IDLE:
-                t.out.append(Answer(ticket, self._refusal()))
+                t.out.append(Answer(ticket, self.refusal()))
             case TakeIn() | AppendOnce():
                 self._taking_in.ask(ticket, request)
             case RelocateSegment():
@@ -219,10 +215,10 @@ class StreamOwner:
             case TruncateBefore(dlsn):
                 self._truncating.ask(ticket, dlsn)
             case SealStream():
-                self._sealers.append(ticket)
+                self._sealers += (ticket,)
                 t.is_draining = True
             case ReleaseStream():
-                self._releasers.append(ticket)
+                self._releasers += (ticket,)
                 t.is_draining = True
             case _:
                 raise AssertionError(f"not a request to a stream's owner: {request}")
@@ -230,9 +226,9 @@ class StreamOwner:
     def _take(self, ticket: Ticket, if_epoch: Epoch | None) -> None:
         t = self._tenure
         if self.has_ended:
-            t.out.append(Answer(ticket, self._refusal()))
+            t.out.append(Answer(ticket, self.refusal()))
             return
-        self._takers.append(ticket)
+        self._takers += (ticket,)
         if t.phase is Phase.IDLE:
             t.phase = Phase.CLAIMING
             t.out += t.lease.claim(if_epoch)
@@ -259,8 +255,6 @@ class StreamOwner:
                 t.disposal.retry()
             case ("mend",):
                 self._taking.look_again()
-            case ("ahead",):
-                t.allocation.is_due = True
             case ("age",):
                 self._rolling.aged()
 
@@ -369,17 +363,19 @@ class StreamOwner:
 
     # ---- serving ----------------------------------------------------------------------------------------------------
 
-    def _serving(self, segment: Segment) -> None:
+    def serving(self, segment: Segment) -> None:
+        """A segment is appended to from now on."""
         self._rolling.restart()
         self._answer_takers(segment.number)
 
     def _answer_takers(self, number: SegmentNumber) -> None:
         self._tenure.out.extend(Answer(ticket, StreamTaken(self.epoch, number)) for ticket in self._takers)
-        self._takers.clear()
+        self._takers = ()
 
-    def _write(self, ticket: Ticket, request: WriteBatch) -> None:
+    def write(self, ticket: Ticket, request: WriteBatch) -> None:
+        """Take a batch, hold it back, or say why not."""
         t, taking = self._tenure, self._taking
-        refusal = self._refusal()
+        refusal = self.refusal()
         if taking.table_known and not self.has_ended and not t.is_holding:
             if not t.writing.admit(ticket, request, refusal, t.out):
                 self._check_claim()
@@ -397,7 +393,7 @@ class StreamOwner:
         if t.is_held and not t.register.wants(Refresh):
             t.register.want(Refresh())
 
-    def _refusal(self) -> DLogError | None:
+    def refusal(self) -> DLogError | None:
         """What to say to new writes; None while they are taken."""
         t = self._tenure
         match t.phase:
@@ -507,7 +503,7 @@ class StreamOwner:
     def _progress_sealed(self) -> None:
         t = self._tenure
         t.out.extend(Answer(ticket, None) for ticket in self._sealers)
-        self._sealers.clear()
+        self._sealers = ()
         self._taking_in.progress()
         if self._releasers and not t.is_closing:
             t.is_closing = True
@@ -530,7 +526,7 @@ class StreamOwner:
         t.phase = Phase.RELEASED
         t.out.append(Tell(StreamReleased(t.stream, self.epoch)))
         t.out.extend(Answer(ticket, None) for ticket in self._releasers)
-        self._releasers.clear()
+        self._releasers = ()
         gone = StreamUnavailableError("the stream was handed over, ask again who owns it")
         self._fail_everybody(gone, gone)
 
@@ -555,14 +551,13 @@ class StreamOwner:
         t.out.extend(Answer(ticket, error) for ticket in waiting)
         self._truncating.fail(error)
         self._taking_in.fail(error, unknown)
-        for tickets in (self._takers, self._sealers, self._releasers):
-            tickets.clear()
+        self._takers = self._sealers = self._releasers = ()
         early.clear()
         self._taking.stop()
         self._cancel_timers()
 
     def _cancel_timers(self) -> None:
-        keys = (AGE_TIMER, AHEAD_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
+        keys = (AGE_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
         self._tenure.out.extend(CancelTimer(key) for key in keys)
 
     def _stat(self) -> StreamStat:

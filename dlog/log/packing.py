@@ -82,6 +82,8 @@ class PendingEntry:
 class Packer:
     """Cuts entries. unix_ms: label of the next note; never falls."""
 
+    __slots__ = ("_options", "table", "unix_ms")
+
     def __init__(self, table: ProducerTable, options: OwnerOptions) -> None:
         self.table = table
         self.unix_ms = 0

@@ -45,14 +45,27 @@ class Register:
     taken place since the last call. When the lease is lost nothing is asked any more.
     """
 
+    __slots__ = (
+        "_done",
+        "_lease",
+        "_number",
+        "_options",
+        "_question",
+        "_stale",
+        "_version",
+        "_waiting",
+        "_wanted",
+        "value",
+    )
+
     def __init__(self, lease: Lease, options: OwnerOptions) -> None:
         assert lease.seen is not None, "a register begins with what the claim wrote"
         self.value: StreamMetadata = lease.seen.value
         self._version = lease.seen.version
         self._lease = lease
         self._options = options
-        self._wanted: list[Change] = []
-        self._done: list[Change] = []
+        self._wanted: tuple[Change, ...] = ()
+        self._done: tuple[Change, ...] = ()
         self._question: _Question | None = None
         self._number = 0
         self._stale = False  # something happened since the last read that only a read can tell
@@ -60,7 +73,7 @@ class Register:
 
     def want(self, change: Change) -> None:
         """Queue a change; what waits together travels together, in order."""
-        self._wanted.append(change)
+        self._wanted += (change,)
         if isinstance(change, Refresh):
             self._stale = True
 
@@ -68,8 +81,8 @@ class Register:
         """Whether a change of this kind waits or is in flight."""
         return any(isinstance(c, kind) for c in self._wanted)
 
-    def take_done(self) -> list[Change]:
-        done, self._done = self._done, []
+    def take_done(self) -> tuple[Change, ...]:
+        done, self._done = self._done, ()
         return done
 
     def effects(self) -> list[Effect]:
@@ -130,11 +143,9 @@ class Register:
         for change in self._wanted:
             value = change.apply(value)
         if value == self.value:
-            self._finish(
-                tuple(self._wanted)
-            )  # it is so already: an earlier write with its reply lost, or nothing to do
+            self._finish(self._wanted)  # it is so already: an earlier write with its reply lost, or nothing to do
             return []
-        self._question = _Question(tuple(self._wanted))
+        self._question = _Question(self._wanted)
         self._number += 1
         return [
             CompareAndSet(self._token(), self._lease.key, value, self._version),
@@ -142,8 +153,8 @@ class Register:
         ]
 
     def _finish(self, changes: tuple[Change, ...]) -> None:
-        self._done.extend(changes)
-        del self._wanted[: len(changes)]
+        self._done += changes
+        self._wanted = self._wanted[len(changes) :]
 
     def _is_held(self) -> bool:
         return self._lease.error is None

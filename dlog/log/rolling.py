@@ -16,7 +16,6 @@ from dlog.machine import SetTimer
 from dlog.model.segment import Segment
 
 AGE_TIMER = ("age",)
-AHEAD_TIMER = ("ahead",)
 
 
 class Roll(enum.Enum):
@@ -27,6 +26,8 @@ class Roll(enum.Enum):
 
 class Rolling:
     """state: how far the roll at hand is."""
+
+    __slots__ = ("_age_due", "_starting", "_tenure", "state")
 
     def __init__(self, tenure: Tenure) -> None:
         self.state = Roll.NONE
@@ -42,8 +43,7 @@ class Rolling:
         self._starting = None
         self._age_due = False
         t.allocation.is_due = False
-        t.out.append(SetTimer(AGE_TIMER, age_s))
-        t.out.append(SetTimer(AHEAD_TIMER, age_s * t.options.allocate_ahead))
+        t.out.append(SetTimer(AGE_TIMER, age_s * t.options.allocate_ahead))
 
     def abandon(self) -> None:
         """The store failed: a recovery finds whatever is in the list."""
@@ -51,8 +51,13 @@ class Rolling:
         self._starting = None
 
     def aged(self) -> None:
-        """The current segment has reached its age; an empty one gets a new one."""
-        segment = self._tenure.writing.current
+        """The current segment is so old that the next one is created; the second time it has reached its age, and an
+        empty one gets a new one."""
+        t, segment = self._tenure, self._tenure.writing.current
+        if not t.allocation.is_due:
+            t.allocation.is_due = True
+            t.out.append(SetTimer(AGE_TIMER, t.value.settings.segment_age_s * (1 - t.options.allocate_ahead)))
+            return
         if segment is not None and segment.next_entry == 0:
             self.restart()
         else:

@@ -7,7 +7,7 @@ way when a writer died is answered by what the recovery found, and the rest is a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 from dlog.errors import DLogError, LeaseLostError, NotEnoughBookiesError
 from dlog.events import LacMoved, StreamReady, StreamStalled
@@ -22,26 +22,62 @@ from dlog.model.segment import Segment
 MEND_TIMER = ("mend",)
 
 
-class Taking:
-    """on_serving: called with the segment once it is appended to. refusal: what to say to new writes now."""
+class Writer(Protocol):
+    """Who writes the stream, as those see it that work for it."""
 
-    def __init__(
-        self, tenure: Tenure, on_serving: Callable[[Segment], None], refusal: Callable[[], DLogError | None]
-    ) -> None:
+    def serving(self, segment: Segment) -> None:
+        """The segment is appended to from now on."""
+
+    def refusal(self) -> DLogError | None:
+        """What to say to new writes now."""
+
+    def write(self, ticket: Ticket, request: WriteBatch) -> None:
+        """Take a batch."""
+
+
+class _Nobody:
+    def serving(self, segment: Segment) -> None:
+        """Nobody listens."""
+
+    def refusal(self) -> DLogError | None:
+        return None
+
+    def write(self, ticket: Ticket, request: WriteBatch) -> None:
+        """Nobody writes."""
+
+
+NOBODY = _Nobody()  # once the stream is let go
+
+
+class Taking:
+    """writer: hears when the stream is served, and says what new writes hear."""
+
+    __slots__ = (
+        "_mend_after_s",
+        "_recovery",
+        "_starting",
+        "_tenure",
+        "_writer",
+        "early",
+        "early_bytes",
+        "obstacle",
+        "table_known",
+    )
+
+    def __init__(self, tenure: Tenure, writer: Writer) -> None:
         self.table_known = False
         self.early: list[tuple[Ticket, WriteBatch]] = []  # asked before the table was known
         self.early_bytes = 0
         self.obstacle: NotEnoughBookiesError | None = None  # why there is no segment, as far as somebody must see to it
         self._tenure = tenure
-        self._on_serving = on_serving
-        self._refusal = refusal
+        self._writer: Writer = writer
         self._recovery: Recovery | None = None
         self._starting: Segment | None = None  # the segment that the recovery ends with
         self._mend_after_s = 0.0
 
     def let_go(self) -> None:
         """Call back no more."""
-        self._on_serving, self._refusal = _ignore, _no_refusal
+        self._writer = NOBODY
 
     # ---- recovering -------------------------------------------------------------------------------------------------
 
@@ -127,7 +163,7 @@ class Taking:
         t.phase = Phase.SERVING
         t.open(segment, segment.first_txid)
         t.out.append(Tell(StreamReady(t.stream, t.lease.epoch, segment.number, recovery.recovered)))
-        self._on_serving(segment)
+        self._writer.serving(segment)
 
     def stop(self) -> None:
         self._recovery = self._starting = None
@@ -163,7 +199,7 @@ class Taking:
         t = self._tenure
         early, self.early, self.early_bytes = self.early, [], 0
         for ticket, request in early:
-            t.writing.admit(ticket, request, self._refusal(), t.out)
+            t.writing.admit(ticket, request, self._writer.refusal(), t.out)
 
     def _txid_floor(self, recovery: Recovery) -> int:
         """No txid below this one may be given out: a completed segment's, or one found in the log."""
@@ -212,11 +248,3 @@ class Taking:
         t = self._tenure
         if t.phase is Phase.RECOVERING and self._recovery is None and not t.register.wants(StartSegment):
             self.begin()
-
-
-def _ignore(_: Segment) -> None:
-    """Nobody listens."""
-
-
-def _no_refusal() -> None:
-    """Nobody asks."""

@@ -11,7 +11,6 @@ Source: ours; docs/decisions/0021.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from dlog.errors import (
@@ -46,9 +45,9 @@ from dlog.log.messages import (
     StageExamined,
     TakeIn,
     TakenIn,
-    WriteBatch,
 )
 from dlog.log.packing import OpenSegment
+from dlog.log.taking import NOBODY, Taking, Writer
 from dlog.log.tenure import Tenure
 from dlog.machine import Answer, Send, Tell, Ticket
 from dlog.model.dlsn import DLSN_INVALID
@@ -82,25 +81,17 @@ class _Appending:
 
 
 class TakingIn:
-    """admit: hand a batch to the writing of the stream. admit_early: hand over those that were held back. restart:
-    begin the next segment, the current one being complete. refusal: what to say to new writes now."""
+    """taking: hands over what was held back, and begins the next segment once the current one is complete. writer:
+    takes batches, and says what new writes hear."""
 
-    def __init__(
-        self,
-        tenure: Tenure,
-        *,
-        admit: Callable[[Ticket, WriteBatch], None],
-        admit_early: Callable[[], None],
-        restart: Callable[[], None],
-        refusal: Callable[[], DLogError | None],
-    ) -> None:
+    __slots__ = ("_relocating", "_taking", "_tenure", "_waiting", "_writer")
+
+    def __init__(self, tenure: Tenure, taking: Taking, writer: Writer) -> None:
         self._tenure = tenure
-        self._admit = admit
-        self._admit_early = admit_early
-        self._restart = restart
-        self._refusal = refusal
-        self._waiting: list[_Taking | _Appending] = []
-        self._relocating: list[tuple[Ticket, Relocate]] = []
+        self._taking = taking
+        self._writer: Writer = writer
+        self._waiting: tuple[_Taking | _Appending, ...] = ()
+        self._relocating: tuple[tuple[Ticket, Relocate], ...] = ()
 
     @property
     def is_sealing(self) -> bool:
@@ -120,9 +111,9 @@ class TakingIn:
         elif isinstance(request, TakeIn) and not request.parts and request.batch is None:
             self._answer(ticket, InvalidRequestError("no stage is named, and no batch"))
         elif isinstance(request, TakeIn):
-            self._waiting.append(_Taking(ticket, request))
+            self._waiting += (_Taking(ticket, request),)
         else:
-            self._waiting.append(_Appending(ticket, request))
+            self._waiting += (_Appending(ticket, request),)
 
     # ---- going on ---------------------------------------------------------------------------------------------------
 
@@ -181,7 +172,7 @@ class TakingIn:
             assert record is not None
             self._append(record)
             return True
-        refusal = self._refusal()
+        refusal = self._writer.refusal()
         if refusal is not None:
             return self._drop(refusal)
         head.change = RememberSink(SinkRecord(head.request.batch, t.writing.undecided))
@@ -201,11 +192,11 @@ class TakingIn:
             self._drop(TakenIn(SegmentNumber(0), 0, 0))
 
     def _append(self, record: SinkRecord) -> None:
-        head = self._waiting.pop(0)
+        head, self._waiting = self._waiting[0], self._waiting[1:]
         assert isinstance(head, _Appending)
         since = _later(record.since, head.request.write.since)
         write = replace(head.request.write, producer=record.last.producer, sequence=0, since=since)
-        self._admit(head.ticket, write)
+        self._writer.write(head.ticket, write)
 
     # ---- batches of nothing -----------------------------------------------------------------------------------------
 
@@ -217,7 +208,7 @@ class TakingIn:
             return self._drop(TakenIn(SegmentNumber(0), 0, 0, True))
         if verdict is Standing.REPEATED:
             return self._drop(InvalidRequestError(f"this batch was to be appended: sink={batch.sink} {batch.batch}"))
-        refusal = self._refusal()
+        refusal = self._writer.refusal()
         if refusal is not None:
             return self._drop(refusal)
         head.change = RememberSink(SinkRecord(batch))
@@ -236,7 +227,7 @@ class TakingIn:
         t = self._tenure
         if t.is_seal_asked:
             return False
-        error = self._refusal() or head.error or self._doubt(head.request)
+        error = self._writer.refusal() or head.error or self._doubt(head.request)
         if error is not None:
             return self._let_on(error)
         for place, _ in head.request.parts:
@@ -343,7 +334,7 @@ class TakingIn:
         else:
             self._drop(StreamUnavailableError("not taken in, somebody else writes to the stream: ask again"))
         self._release_held()
-        self._restart()
+        self._taking.restart()
 
     # ---- places -----------------------------------------------------------------------------------------------------
 
@@ -356,17 +347,18 @@ class TakingIn:
             self._answer(ticket, TruncatedError(text) if is_gone else InvalidRequestError(text))
             return
         change = Relocate(request.number, segment.store, request.place, request.to_store, request.to_place)
-        self._relocating.append((ticket, change))
+        self._relocating += ((ticket, change),)
         t.register.want(change)
 
     def relocated(self, change: Relocate) -> None:
-        for waiting in [w for w in self._relocating if w[1] is change]:
-            self._relocating.remove(waiting)
+        heard = [ticket for ticket, asked in self._relocating if asked is change]
+        self._relocating = tuple(waiting for waiting in self._relocating if waiting[1] is not change)
+        for ticket in heard:
             if change.took_place(self._tenure.value):
-                self._answer(waiting[0], None)
+                self._answer(ticket, None)
                 continue
             text = f"the segment is not completed, or lies elsewhere: segment={change.number} place={change.place}"
-            self._answer(waiting[0], InvalidRequestError(text))
+            self._answer(ticket, InvalidRequestError(text))
 
     # ---- giving up --------------------------------------------------------------------------------------------------
 
@@ -383,13 +375,13 @@ class TakingIn:
             self._answer(waiting.ticket, unknown if is_on_its_way else error)
         for ticket, _ in self._relocating:
             self._answer(ticket, unknown)
-        self._waiting.clear()
-        self._relocating.clear()
+        self._waiting = ()
+        self._relocating = ()
         self._tenure.is_holding = False
 
     def let_go(self) -> None:
         """Call back no more."""
-        self._admit, self._admit_early, self._restart, self._refusal = _ignore, _nothing, _nothing, _nothing
+        self._writer = NOBODY
 
     def _let_on(self, error: DLogError) -> bool:
         """The head is not taken in: answer it, and let writes go on."""
@@ -400,10 +392,11 @@ class TakingIn:
     def _release_held(self) -> None:
         if self._tenure.is_holding:
             self._tenure.is_holding = False
-            self._admit_early()
+            self._taking.admit_early()
 
     def _drop(self, result: object) -> bool:
-        self._answer(self._waiting.pop(0).ticket, result)
+        head, self._waiting = self._waiting[0], self._waiting[1:]
+        self._answer(head.ticket, result)
         return True
 
     def _answer(self, ticket: Ticket, result: object) -> None:
@@ -421,11 +414,3 @@ def _stage_of(found: StageExamined) -> Stage:
         raise DamagedError("its first entry holds no record")
     end = SegmentEnd(found.last_entry, last.last_slot, Txid(last.last_txid), last.position)
     return Stage(found.store, found.place, Txid(first.txids[0]), end)
-
-
-def _ignore(_ticket: Ticket, _batch: WriteBatch) -> None:
-    """Nobody writes."""
-
-
-def _nothing() -> None:
-    """Nobody waits."""

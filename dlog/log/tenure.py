@@ -7,6 +7,7 @@ A tenure is one claim's life. The parts are dlog/log/taking.py (recover, mend), 
 from __future__ import annotations
 
 import enum
+from functools import lru_cache
 
 from dlog.events import LacMoved, SegmentStarted
 from dlog.lease.lease import Claimant, Lease, LeaseOptions
@@ -37,15 +38,31 @@ class Tenure:
     """out: effects of the fact at hand, in order. is_draining: no new writes; the stream is sealed or handed over.
     is_holding: writes wait, and no segment is begun; others are taken in."""
 
+    __slots__ = (
+        "_clock",
+        "_final_stores",
+        "_opened",
+        "_register",
+        "_seal_asked",
+        "allocation",
+        "disposal",
+        "is_closing",
+        "is_draining",
+        "is_holding",
+        "lease",
+        "options",
+        "out",
+        "phase",
+        "stream",
+        "table",
+        "writing",
+    )
+
     def __init__(self, key: StreamKey, claimant: Claimant, options: OwnerOptions, final_stores: frozenset[str]) -> None:
         self.stream = key.stream
         self.options = options
         self.phase = Phase.IDLE
-        self.lease = Lease(
-            key,
-            claimant,
-            LeaseOptions(answer_timeout_s=options.answer_timeout_s, retry_after_s=options.retry_after_s),
-        )
+        self.lease = Lease(key, claimant, _lease_options(options.answer_timeout_s, options.retry_after_s))
         self.table = ProducerTable(options.producers_max, options.places_max)
         self.writing = Writing(self.stream, self.table, options)
         self.allocation = Allocation(options)
@@ -136,3 +153,9 @@ class Tenure:
     def lose_segment(self) -> None:
         self.writing.lose_segment()
         self._seal_asked = False
+
+
+@lru_cache(maxsize=64)
+def _lease_options(answer_timeout_s: float, retry_after_s: float) -> LeaseOptions:
+    """One for all streams."""
+    return LeaseOptions(answer_timeout_s=answer_timeout_s, retry_after_s=retry_after_s)

@@ -12,9 +12,11 @@ from dlog.model.segment import Truncation
 
 
 class Truncating:
+    __slots__ = ("_deleted", "_tenure", "_waiting")
+
     def __init__(self, tenure: Tenure) -> None:
         self._tenure = tenure
-        self._waiting: list[tuple[Ticket, TruncateTo]] = []
+        self._waiting: tuple[tuple[Ticket, TruncateTo], ...] = ()
         self._deleted: dict[str, None] = {}  # places of segments that may still be in the list
 
     @property
@@ -33,14 +35,14 @@ class Truncating:
             t.out.append(Answer(ticket, InvalidRequestError(f"no such segment yet: dlsn={dlsn} last_segment={last}")))
         else:
             change = TruncateTo(dlsn)
-            self._waiting.append((ticket, change))
+            self._waiting += ((ticket, change),)
             t.register.want(change)
 
     def done(self, change: TruncateTo) -> None:
         first = self.first_dlsn
-        for waiting in [w for w in self._waiting if w[1] is change]:
-            self._waiting.remove(waiting)
-            self._tenure.out.append(Answer(waiting[0], first))
+        heard = [ticket for ticket, asked in self._waiting if asked is change]
+        self._waiting = tuple(waiting for waiting in self._waiting if waiting[1] is not change)
+        self._tenure.out.extend(Answer(ticket, first) for ticket in heard)
         self.doom()
 
     def doom(self) -> None:
@@ -70,4 +72,4 @@ class Truncating:
 
     def fail(self, error: DLogError) -> None:
         self._tenure.out.extend(Answer(ticket, error) for ticket, _ in self._waiting)
-        self._waiting.clear()
+        self._waiting = ()

@@ -39,6 +39,25 @@ class Writing:
     current: the segment appended to, None while there is none. is_cutting: whether entries may be cut into it.
     """
 
+    __slots__ = (
+        "_bytes_max",
+        "_control_timer",
+        "_inflight",
+        "_options",
+        "_waiting",
+        "_waiting_bytes",
+        "current",
+        "is_cutting",
+        "packer",
+        "pending_bytes",
+        "stream",
+        "table",
+        "txid",
+        "undecided",
+        "written_bytes",
+        "written_records",
+    )
+
     def __init__(self, stream: str, table: ProducerTable, options: OwnerOptions) -> None:
         self.stream = stream
         self.table = table

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Protocol
 
 from dlog.errors import (
@@ -149,14 +149,15 @@ class LedgerStore:
         self.capabilities = Capabilities(visible_is_final=False, entry_bytes_max=entry_bytes_max)
         self._ledgers = ledgers
         self._writers: dict[LedgerSegmentWriter, None] = {}  # in the order they came
+        self._on_end = self._forget  # one for all
 
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
     ) -> LedgerSegmentWriter:
-        custom = ((_STREAM, stream.encode()), (_NUMBER, b"%d" % number), (_EPOCH, b"%d" % epoch))
+        custom = ((_STREAM, stream.encode()), _numbered(_NUMBER, number), _numbered(_EPOCH, epoch))
         with _store_errors():
             ledger = await self._ledgers.create(quorum, ensemble_min=quorum.write, custom=custom)
-        writer = LedgerSegmentWriter(ledger, self.capabilities.entry_bytes_max, self._forget)
+        writer = LedgerSegmentWriter(ledger, self.capabilities.entry_bytes_max, self._on_end)
         self._writers[writer] = None
         return writer
 
@@ -214,6 +215,8 @@ class LedgerStore:
 
 class LedgerSegmentWriter:
     """A SegmentWriter on a LedgerWriter. An entry that is too large is refused at the door: nothing is taken."""
+
+    __slots__ = ("_abandoned", "_entry_bytes_max", "_ledger", "_on_end", "_submitted", "place")
 
     def __init__(
         self, ledger: LedgerWriting, entry_bytes_max: int, on_end: Callable[[LedgerSegmentWriter], None]
@@ -326,6 +329,12 @@ def _ledger_of(ref: SegmentRef) -> LedgerId:
     if not ref.place.isdigit():
         raise SegmentNotFoundError(f"a ledger store's place is a ledger id: place={ref.place}")
     return LedgerId(int(ref.place))
+
+
+@lru_cache(maxsize=1024)
+def _numbered(key: str, number: int) -> tuple[str, bytes]:
+    """Of many ledgers: most segments of a cluster have low numbers and epochs."""
+    return key, b"%d" % number
 
 
 def _hear(expected: EntryId, sink: AppendSink, result: Any) -> None:

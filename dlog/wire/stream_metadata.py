@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -287,6 +288,12 @@ def encode_settings(settings: StreamSettings) -> bytes:
 
 def decode_settings(data: Buffer) -> StreamSettings:
     """Unknown keys, of a later version, are ignored; empty data are the defaults. Raises DamagedError."""
+    return _settings(bytes(data))
+
+
+@lru_cache(maxsize=1024)
+def _settings(data: bytes) -> StreamSettings:
+    """Most streams of a cluster have the same."""
     if not data:
         return StreamSettings()
     known = settings_to_map(StreamSettings())

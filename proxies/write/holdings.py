@@ -121,6 +121,7 @@ class Holdings:
         self._now_s = asyncio.get_running_loop().time
         self._crowded = asyncio.Event()
         self._holdings: dict[str, Holding] = {}
+        self._on_end = self._over  # one for all streams, as every other that is told of each
 
     def __len__(self) -> int:
         return len(self._holdings)
@@ -321,7 +322,7 @@ class Holdings:
                 return advice
 
     async def _begin(self, holding: Holding, advice: Ours) -> StreamTaken:
-        owner = self._build(holding.stream, self._over)
+        owner = self._build(holding.stream, self._on_end)
         holding.owner = owner
         self._supervisor.start(owner)
         return await owner.take(advice.if_epoch)

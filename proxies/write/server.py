@@ -82,6 +82,8 @@ class WriteProxy:
         self._rng = rng or serving.seeded()
         self._owner_options = options.owner  # one for all streams
         self._far = FarTimers()
+        self._on_lac = self.tails.moved  # one for all, as each stream would have its own
+        self._on_told = self._hear
         self._detector: Detector
         self._readers = Preference()
 
@@ -221,8 +223,8 @@ class WriteProxy:
             stores=self._stores,
             options=self._owner_options,
             requests_max=self.options.requests_max,
-            on_lac=self.tails.moved,
-            tell=self._hear,
+            on_lac=self._on_lac,
+            tell=self._on_told,
             on_end=on_end,
             far=self._far,
         )

@@ -33,7 +33,10 @@ def window(*edits: Edit) -> dict[str, Any]:
     class Adder(LedgerAdder):
         def __init__(self, *args: Any, **kw: Any) -> None:
             super().__init__(*args, **kw)
-            self._window.__class__ = changed
+            made: Any = object.__new__(changed)
+            for name in Window.__slots__:
+                setattr(made, name, getattr(self._window, name))
+            self._window = made
 
     return {"adder": Adder}
 

@@ -487,7 +487,7 @@ SINKS = (
         name="writes go on while segments are taken in",
         invariants=("S7",),
         style="sink",
-        parts=planted(StreamOwner, ("_write", " and not t.is_holding", "")),
+        parts=planted(StreamOwner, ("write", " and not t.is_holding", "")),
     ),
     Mutant(
         name="segments are taken in whatever their txids",

@@ -299,7 +299,7 @@ async def test_a_life_without_a_task_ends_by_a_stop_and_is_told_so_after_those_w
     machine = Scripted(lambda fact: [ReadMetadata("t", "k")] if isinstance(fact, Received) else [])
     driver = Driver(machine, name="m", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]
     async with asyncio.TaskGroup():
-        driver.begin(told.append)
+        driver.begin(lambda _, error: told.append(error))
         driver.submit("never answered", told.append)
         driver.post(Received("p", 1))
         await until(lambda: len(machine.facts) == 2)
@@ -325,7 +325,7 @@ async def test_what_breaks_a_life_without_a_task_is_told_with_the_story(where: s
 
     driver = Driver(Scripted(react), name="unlucky", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]
     async with asyncio.TaskGroup():  # which it does not harm
-        driver.begin(told.append)
+        driver.begin(lambda _, error: told.append(error))
         driver.submit("never answered", told.append)
         driver.post(Received("p", 1))
         await driver.wait_ended()
