@@ -41,6 +41,12 @@ class Teller(Protocol):
     def failed(self, error: DLogError) -> None: ...
 
 
+class WholeTeller(Teller, Protocol):
+    """Who put a batch of its own in, which may travel in one with others."""
+
+    slot: int  # of its first record there
+
+
 class Batch:
     """Records that share a fate."""
 
@@ -91,17 +97,18 @@ class Batch:
 
 
 class Whole:
-    """All records of a batch, with one future."""
+    """The records of a batch that somebody made, with one future."""
 
-    __slots__ = ("count", "future")
+    __slots__ = ("count", "future", "slot")
 
     def __init__(self, count: int, future: asyncio.Future[BatchResult]) -> None:
         self.count = count
         self.future = future
+        self.slot = 0
 
     def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
         if not self.future.done():
-            self.future.set_result(result_of(batch, 0, self.count, txid, duplicate))
+            self.future.set_result(result_of(batch, self.slot, self.count, txid, duplicate))
 
     def failed(self, error: DLogError) -> None:
         if not self.future.done():

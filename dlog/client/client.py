@@ -154,7 +154,7 @@ class Client:
         return await place
 
     async def append_batch(self, stream: str, payloads: Sequence[bytes], *, txid: int | None = None) -> BatchResult:
-        """Append records as one record set: all or none, in consecutive slots of one entry, under one txid.
+        """Append records as one: all or none, in consecutive slots of one entry, under one txid.
 
         Together at most RECORD_BYTES_MAX bytes, counting 4 more for each. Raises as `append` does, and
         InvalidRequestError for an empty batch. Cancelling forgets the waiter only.

@@ -15,8 +15,9 @@ RECORD_BYTES_MAX = MiB - 8 * KiB - 20 - 16 - 4
 class ClientOptions:
     """Bounds of one client. Times in seconds unless named otherwise."""
 
-    #: a batch is closed when the next record would take it past this; a server may ask for less
-    batch_bytes_max: int = option(192 * KiB, sim=(64, 4 * KiB))
+    #: a batch is closed when the next record would take it past this, and batches that the application made go together
+    #: up to this where they wait behind others; a server may ask for less
+    batch_bytes_max: int = option(512 * KiB, sim=(64, 4 * KiB))
     #: batches on their way at once, per stream; the log remembers the places of so many batches of a producer
     #: (OwnerOptions.places_max), and tells them again when a batch is repeated
     inflight_batches_max: int = option(5, sim=(1, 5))

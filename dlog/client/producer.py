@@ -3,6 +3,7 @@
 The law of this file:
 - Batches form by back-pressure. An open batch goes out at the end of the loop's turn while few are under way; with more
   under way it waits and grows, and goes when it is full or when answers make room. No delay is ever added.
+  Batches that the application made go out one by one while there is room, and together where they wait behind others.
 - The open batch may be lent to a filler, which then fills it alone. `settle` ends that, and comes before anybody looks
   at the batch's size or at the room that is left.
 - A batch carries (producer, sequence) from its first sending on and keeps them for as long as it may have been written.
@@ -25,7 +26,7 @@ from typing import Protocol
 
 from dlog.client.admission import Admission
 from dlog.client.backoff import Backoff
-from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, too_large
+from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, WholeTeller, too_large
 from dlog.client.connection import Connection, place_of
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.routing import Router
@@ -42,6 +43,7 @@ from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.proxy import GetOwner
 
 PRODUCER_ID_BYTES = 16
+JOIN_S = 1.0  # batches that were put in within so long may travel as one
 
 
 class Filler(Protocol):
@@ -158,7 +160,7 @@ class Producer:
             raise self._closed
 
     def add_batch(self, payloads: Sequence[bytes], txid: int | None) -> asyncio.Future[BatchResult]:
-        """Take records as one record set; the future is where they lie. Cancelling it forgets the waiter only.
+        """Take records of one fate; the future is where they lie. Cancelling it forgets the waiter only.
 
         Raises RecordTooLargeError if they do not fit one set (nothing taken), ClosedError.
         """
@@ -166,23 +168,36 @@ class Producer:
         self.add_whole(payloads, txid, Whole(len(payloads), future))
         return future
 
-    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: Teller) -> None:
-        """As `add_batch`, but for whom it tells."""
+    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: WholeTeller) -> None:
+        """As `add_batch`, but for whom it tells. What waits behind a full pipe goes on together."""
         count = len(payloads)
         size = sum(map(len, payloads)) + SLOT_BYTES * count
         if size > RECORD_BYTES_MAX + SLOT_BYTES:
             raise too_large(size, count) if count > 1 else too_large(len(payloads[0]))
         self.check_open()
         self._close_open()
-        batch = self._new_batch(txid)
-        batch.payloads = list(payloads)
-        batch.size = size
+        batch = self._last_waiting(txid, size)
+        if batch is None:
+            batch = self._new_batch(txid)
+            self._ready.append(batch)
+        teller.slot = len(batch.payloads)
+        batch.payloads += payloads
+        batch.size += size
         batch.tellers.append(teller)
-        batch.close()
         self._room.held += size
-        self._ready.append(batch)
         if not self._pump_due:
             self._pump_soon()
+
+    def _last_waiting(self, txid: int | None, size: int) -> Batch | None:
+        """The batch that was put in last, if it waits for room in the pipe only, and takes so many bytes more. One that
+        has waited long is left alone: its deadline would be that of all."""
+        if self._connection is None or self._settling or not self._ready:
+            return None
+        last = self._ready[-1]
+        if last.body or last.done or last.txid != txid or last.size + size > self._batch_bytes_max:
+            return None
+        age_s = self._loop.time() + self._options.append_deadline_s - last.deadline_s
+        return last if age_s < JOIN_S else None
 
     async def wait_idle(self) -> None:
         """Wait until every record taken has been answered, well or ill."""

@@ -115,6 +115,78 @@ async def test_sequences_count_records() -> None:
     assert len({w.producer for w in double.writes}) == 1
 
 
+async def test_batches_that_wait_behind_others_travel_together_and_each_hears_its_own_place() -> None:
+    holding = Holding()
+    async with (
+        Double() as double,
+        dlog.connect(double.target, batch_bytes_max=55, inflight_batches_max=1) as client,
+    ):
+        await client.append("s", b"the owner is found")
+        double.script = holding
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(client.append_batch("s", [b"first"]))
+            await double.wait(lambda: len(double.writes) == 2)
+            given = [[b"a", b"b"], [b"c"], [b"d" * 30], [b"e", b"f"], [b"g"]]
+            txids = [None, None, None, None, 7]
+            batches = [
+                group.create_task(client.append_batch("s", batch, txid=txid))
+                for batch, txid in zip(given, txids, strict=True)
+            ]
+            await asyncio.sleep(0)
+            holding.let_go()
+    assert first.result().first == of(1, 1, 0)
+    assert [(w.count, w.txid) for w in double.writes[2:]] == [(4, None), (2, None), (1, 7)]  # full, then another txid
+    told = [(b.result().first, b.result().last, b.result().count) for b in batches]
+    assert told == [
+        (of(1, 2, 0), of(1, 2, 1), 2),
+        (of(1, 2, 2), of(1, 2, 2), 1),
+        (of(1, 2, 3), of(1, 2, 3), 1),
+        (of(1, 3, 0), of(1, 3, 1), 2),
+        (of(1, 4, 0), of(1, 4, 0), 1),
+    ]
+    assert double.log.payloads[2:] == [record for batch in given for record in batch]
+
+
+async def test_a_batch_that_has_waited_long_takes_no_other_along_into_its_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dlog.client.producer.JOIN_S", 0.0)
+    holding = Holding()
+    async with Double() as double, dlog.connect(double.target, inflight_batches_max=1) as client:
+        await client.append("s", b"the owner is found")
+        double.script = holding
+        async with asyncio.TaskGroup() as group:
+            for n in range(3):
+                group.create_task(client.append_batch("s", [b"%d" % n]))
+            await double.wait(lambda: len(double.writes) == 2)
+            holding.let_go()
+    assert [w.count for w in double.writes[1:]] == [1, 1, 1]
+
+
+async def test_what_was_sent_before_is_joined_by_nothing() -> None:
+    """A batch that may be written is sent again as it was, also where it waits behind another."""
+    log, lost, held = Log(), Holding(), Holding()
+    async with (
+        Double(log) as first,
+        Double(log) as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        await client.append("s", b"the owner is found")
+        owner, heir = (first, second) if first.writes else (second, first)
+        owner.script, heir.script = lost, held
+        group.create_task(client.append_batch("s", [b"0"]))
+        await owner.wait(lambda: len(owner.writes) == 2)
+        group.create_task(client.append_batch("s", [b"1"]))
+        await owner.wait(lambda: len(owner.writes) == 3)
+        owner.stop()
+        await heir.wait(lambda: len(heir.writes) == 1)  # the first after a loss goes alone
+        group.create_task(client.append_batch("s", [b"2"]))
+        await asyncio.sleep(0)
+        held.let_go()
+    assert [(w.count, w.sequence, w.retry) for w in heir.writes] == [(1, 1, True), (1, 2, True), (1, 3, False)]
+
+
 async def test_what_was_sent_to_a_killed_owner_is_sent_again_elsewhere_under_the_same_sequence() -> None:
     log, holding = Log(), Holding()
     async with (
