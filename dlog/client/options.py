@@ -27,7 +27,8 @@ class ClientOptions:
     buffer_bytes_max: int = option(16 * MiB, sim=(4 * KiB, MiB))
     #: from the moment an append is taken into the buffer (waiting for room comes before, and has no deadline) until it
     #: fails with RequestTimeoutError: `outcome_unknown` says if it was ever sent, the text names the last obstacle.
-    #: What was sent behind it fails with it. Retries within it are the client's own business and are told to nobody
+    #: What was sent behind it fails with it, and batches that travel as one fail with the first of them, a thirtieth of
+    #: this before their time at most. Retries within it are the client's own business and are told to nobody
     append_deadline_s: float = 30.0
     #: the same for create, stat, truncate and the like
     request_deadline_s: float = 15.0

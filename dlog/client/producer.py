@@ -43,7 +43,7 @@ from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.proxy import GetOwner
 
 PRODUCER_ID_BYTES = 16
-JOIN_S = 1.0  # batches that were put in within so long may travel as one
+JOIN_SHARE = 1 / 30  # of an append's time: what was put in within it may travel as one, and fails together
 
 
 class Filler(Protocol):
@@ -196,8 +196,9 @@ class Producer:
         last = self._ready[-1]
         if last.body or last.done or last.txid != txid or last.size + size > self._batch_bytes_max:
             return None
-        age_s = self._loop.time() + self._options.append_deadline_s - last.deadline_s
-        return last if age_s < JOIN_S else None
+        deadline_s = self._options.append_deadline_s
+        age_s = self._loop.time() + deadline_s - last.deadline_s
+        return last if age_s < deadline_s * JOIN_SHARE else None
 
     async def wait_idle(self) -> None:
         """Wait until every record taken has been answered, well or ill."""

@@ -250,7 +250,7 @@ class Driver:
                 await asyncio.wait(works)
 
     def begin(self, on_end: Callable[[Driver, Exception | None], None]) -> None:
-        """Live until stopped, without a task of its own: where thousands live, a task and what belongs to it is a tenth
+        """Live until stopped, without a task of its own: where thousands live, a task and what belongs to it is much
         of what each takes of memory.
 
         on_end: hears once that nothing happens any more here, what was started included, and which exception, with the

@@ -1,4 +1,4 @@
-"""Timers that are far off: thousands of them for one timer of the loop's, at a seventh of what that takes of memory.
+"""Timers that are far off: thousands of them wait behind one of the loop's, which takes several times the memory.
 
 The law of this room: who asks for one hears it once, not before its time, in the order of their times; cancelled ones
 are dropped by the lot. One process has its own: nothing here may be called from another loop.

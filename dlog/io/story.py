@@ -2,9 +2,9 @@
 
 The law of this room: remembering is cheap (a fraction of a microsecond a value), holds no reference to a payload, and
 text is made only when somebody reads it. All stories of a process together remember about `PAIRS_OF_ALL`: where
-thousands of machines live, each remembers its last few facts, and one that has nothing new to remember forgets what
-those that came after it need. A value that can hold no payload is kept as it is; of the
-others the fields that name things are kept.
+thousands of machines live, each remembers its last few facts, at least one, and one that has nothing new to remember
+forgets what those that came after it need. A value that can hold no payload is kept as it is; of the others the fields
+that name things are kept.
 """
 
 from __future__ import annotations

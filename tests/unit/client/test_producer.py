@@ -150,7 +150,7 @@ async def test_batches_that_wait_behind_others_travel_together_and_each_hears_it
 async def test_a_batch_that_has_waited_long_takes_no_other_along_into_its_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dlog.client.producer.JOIN_S", 0.0)
+    monkeypatch.setattr("dlog.client.producer.JOIN_SHARE", 0.0)
     holding = Holding()
     async with Double() as double, dlog.connect(double.target, inflight_batches_max=1) as client:
         await client.append("s", b"the owner is found")

@@ -297,7 +297,7 @@ async def test_an_exception_leaves_with_the_story_and_without_payloads() -> None
 async def test_a_life_without_a_task_ends_by_a_stop_and_is_told_so_after_those_who_waited() -> None:
     metadata, told = OneKey(), list[Any]()
     machine = Scripted(lambda fact: [ReadMetadata("t", "k")] if isinstance(fact, Received) else [])
-    driver = Driver(machine, name="m", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]
+    driver = Driver(machine, name="m", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]  # one key, no more
     async with asyncio.TaskGroup():
         driver.begin(lambda _, error: told.append(error))
         driver.submit("never answered", told.append)
@@ -323,7 +323,7 @@ async def test_what_breaks_a_life_without_a_task_is_told_with_the_story(where: s
             raise ZeroDivisionError("bug")
         return [ReadMetadata("t", "k")] if isinstance(fact, Received) else []
 
-    driver = Driver(Scripted(react), name="unlucky", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]
+    driver = Driver(Scripted(react), name="unlucky", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]  # one key, no more
     async with asyncio.TaskGroup():  # which it does not harm
         driver.begin(lambda _, error: told.append(error))
         driver.submit("never answered", told.append)

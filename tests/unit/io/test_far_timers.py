@@ -32,7 +32,7 @@ async def test_none_is_heard_before_its_time() -> None:
     for when_s in due_s:
         timers.call_later(when_s - loop.time(), lambda when_s: told.append(loop.time() - when_s), when_s)
     async with asyncio.timeout(30):
-        while len(told) < 3:  # noqa: ASYNC110
+        while len(told) < 3:  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(0.001)
     assert min(told) >= -1e-6
 
@@ -63,7 +63,7 @@ async def test_one_may_ask_for_another_and_cancel_others() -> None:
 
     timers.call_later(0.001, first, "first")
     async with asyncio.timeout(30):
-        while len(told) < 2:  # noqa: ASYNC110
+        while len(told) < 2:  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(0.001)
     assert told == ["first", "second"]
     assert len(timers) == 0
