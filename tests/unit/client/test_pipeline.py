@@ -239,6 +239,7 @@ async def test_a_failure_is_heard_at_the_next_record_even_within_a_lot() -> None
         assert isinstance(await drain, RecordTooLargeError)
         with pytest.raises(RecordTooLargeError):
             pipeline.append(b"x")
+        await client.close(orderly=False)  # what began a lot is answered by nobody
 
 
 async def test_silence_ends_in_an_unknown_outcome() -> None:
