@@ -75,7 +75,8 @@ class CpuTimes:
     def since(self, before: CpuTimes) -> tuple[float, float]:
         """Shares of idle and steal between the two."""
         total = max(1e-9, self.total - before.total)
-        return (self.idle - before.idle) / total, (self.steal - before.steal) / total
+        idle, steal = self.idle - before.idle, self.steal - before.steal
+        return min(1.0, idle / total), min(1.0, steal / total)  # sums of fractions: not quite one where all is one
 
     def busy_since(self, before: CpuTimes) -> float:
         """CPU seconds that somebody used here, steal left out."""

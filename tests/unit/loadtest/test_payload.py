@@ -52,3 +52,13 @@ def test_what_is_dense_is_one_span() -> None:
 def test_a_record_has_room_for_what_it_says() -> None:
     with pytest.raises(ValueError, match="at least 24 bytes"):
         PayloadMaker(0, 23)
+
+
+def test_records_due_at_once_are_what_they_are_one_by_one() -> None:
+    maker = PayloadMaker(5, 64)
+    for first, count in ((0, 3), (65_530, 12), (2**40 - 1, 2), (7, 140_000)):
+        together = maker.make(first, count, 99)
+        assert len(together) == count
+        for at in {0, 1, count // 2, count - 1}:
+            assert [together[at]] == maker.make(first + at, 1, 99)
+            assert read(together[at]) == (5, first + at, 99)
