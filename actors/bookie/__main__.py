@@ -37,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         await serve(options)
         return 0
 
+    process.give_way()
     return process.run(run)
 
 
