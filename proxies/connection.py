@@ -272,9 +272,10 @@ class Connection(asyncio.BufferedProtocol):
                     return
         except ProtocolError:
             self.end()
-        before, kept = self._kept, self._decoder.buffered + len(self._preamble)
+        frames = self._decoder.frames
+        before, kept = self._kept, frames.buffered + len(self._preamble)
         self._kept = kept
-        begun = self._decoder.begun
+        begun = frames.begun
         if kept and (not before or begun != self._begun):  # the begin of another frame, not more of the same
             self._begun = begun
             self._half_since_s = self._loop.time()
@@ -382,14 +383,16 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.write(b"".join(out) if len(out) > 1 else out[0])
 
     def _pause(self, why: Pause) -> None:
-        if not self._paused and self._transport is not None:
+        if self._paused is Pause.NOT and self._transport is not None:
             self._transport.pause_reading()
         self._paused |= why
 
     def _resume(self, why: Pause) -> None:
         was = self._paused
+        if was is Pause.NOT:
+            return
         self._paused &= ~why
-        if was and not self._paused and self._transport is not None and not self._transport.is_closing():
+        if not self._paused and self._transport is not None and not self._transport.is_closing():
             if was is not Pause.TURN:
                 self._half_since_s = self._loop.time()  # we did not listen to the rest of its frame
             self._transport.resume_reading()

@@ -106,19 +106,20 @@ class Connection(asyncio.BufferedProtocol):
         return place_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
-        begun = self._decoder.begun
+        frames = self._decoder.frames
+        begun = frames.begun
         try:
             requests = received(self._decoder, nbytes)
         except ProtocolError:
             self._transport.abort()  # whatever was acknowledged is unharmed; there is no form to answer in
             return
-        buffered = self._decoder.buffered
+        buffered = frames.buffered
         if buffered != self._buffered:
             change, self._buffered = buffered - self._buffered, buffered
             if not self._count_bytes(change):
                 self._transport.abort()
                 return
-        if requests or self._decoder.begun != begun:  # else it is more of the same frame
+        if requests or frames.begun != begun:  # else it is more of the same frame
             self._waits_since_s = asyncio.get_running_loop().time() if buffered else math.inf
         self._inbox.extend(requests)
         self._take_requests()

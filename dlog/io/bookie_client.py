@@ -75,7 +75,9 @@ class Asker:
 
     def send(self, peer: Peer, message: Any) -> None:
         """Send a request of dlog/wire/bookie.py to a BookieId. Raises ConnectionLostError if it cannot be tried now."""
-        self._client.ask(self, peer, message)  # type: ignore[arg-type]  # the peers of a ledger machine are BookieIds
+        client = self._client
+        connection = client.connections.get(peer)  # type: ignore[call-overload]  # the peers of a ledger are BookieIds
+        (connection or client.connect(peer)).ask(self, message)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self.post = _nobody
@@ -104,10 +106,10 @@ class BookieClient:
         self._on_event = on_event
         self._tasks = asyncio.TaskGroup()
         self._open = False
-        self._connections: dict[BookieId, _Connection] = {}
+        self.connections: dict[BookieId, _Connection] = {}
         self._resting: dict[BookieId, tuple[int, float]] = {}  # failures in a row, not before (monotonic)
         self._addresses: dict[BookieId, tuple[str, int]] = {}
-        self._encoded: tuple[Request, list[Buffer], int] | None = None
+        self.encoded: tuple[Request | None, list[Buffer], int] = (None, [], 0)
 
     async def __aenter__(self) -> BookieClient:
         await self._tasks.__aenter__()
@@ -119,7 +121,7 @@ class BookieClient:
     ) -> None:
         """Close every connection; whoever still waits hears PeerLost."""
         self._open = False
-        for connection in list(self._connections.values()):
+        for connection in list(self.connections.values()):
             connection.lose("client closed", quietly=True)
         await self._tasks.__aexit__(kind, error, trace)
 
@@ -129,33 +131,24 @@ class BookieClient:
 
     def lag_bytes(self, bookie: BookieId) -> int:
         """Bytes sent to this bookie and not answered yet."""
-        connection = self._connections.get(bookie)
+        connection = self.connections.get(bookie)
         return connection.lag_bytes if connection is not None else 0
 
-    def ask(self, asker: Asker, bookie: BookieId, message: Request) -> None:
-        """See Asker.send."""
-        connection = self._connections.get(bookie)
-        if connection is None:
-            connection = self._connect(bookie)
-        connection.ask(asker, message)
-
-    def encode(self, message: Request) -> tuple[list[Buffer], int]:
-        """Buffers and size; an entry goes to several bookies one after the other and is encoded once."""
-        last = self._encoded
-        if last is not None and last[0] is message:
-            return last[1], last[2]
+    def encode(self, message: Request) -> tuple[Request, list[Buffer], int]:
+        """The message, its buffers and their size; kept as `encoded`, since an entry goes to several bookies one after
+        the other."""
         buffers = encode_request(message)
-        size = sum(map(len, buffers))
-        self._encoded = (message, buffers, size)
-        return buffers, size
+        self.encoded = encoded = (message, buffers, sum(map(len, buffers)))
+        return encoded
 
-    def _connect(self, bookie: BookieId) -> _Connection:
+    def connect(self, bookie: BookieId) -> _Connection:
+        """A connection where there is none. Raises ConnectionLostError if it cannot be tried now."""
         if not self._open:
             raise ConnectionLostError(f"bookie client is closed: bookie={bookie}", outcome_unknown=False)
         _, not_before_s = self._resting.get(bookie, (0, 0.0))
         if self.clock.monotonic_s() < not_before_s:
             raise ConnectionLostError(f"bookie was lost a moment ago: bookie={bookie}", outcome_unknown=False)
-        connection = self._connections[bookie] = _Connection(self, bookie)
+        connection = self.connections[bookie] = _Connection(self, bookie)
         connection.connecting = self._tasks.create_task(self._dial(bookie, connection), name=f"connect {bookie}")
         return connection
 
@@ -186,8 +179,8 @@ class BookieClient:
 
     def forget(self, bookie: BookieId, connection: _Connection, reason: str, quietly: bool) -> None:
         """A connection ended; the next question opens another, though not at once."""
-        if self._connections.get(bookie) is connection:
-            del self._connections[bookie]
+        if self.connections.get(bookie) is connection:
+            del self.connections[bookie]
         failures = self._resting.get(bookie, (0, 0.0))[0] + 1
         ceiling = min(self.options.backoff_max_s, self.options.backoff_min_s * float(2 ** min(failures - 1, 16)))
         delay_s = ceiling * (0.5 + 0.5 * self._rng.random())
@@ -258,7 +251,8 @@ class _Connection(asyncio.BufferedProtocol):
             same.held.append((asker, message))
 
     def _send(self, question: Question, asker: Asker, message: Request, number: int = 0) -> _Asked:
-        buffers, size = self._client.encode(message)
+        last = self._client.encoded
+        _, buffers, size = last if last[0] is message else self._client.encode(message)
         asked = self._questions[question] = _Asked(message, asker, size, self._clock.monotonic_s())
         asked.batch = number
         self.lag_bytes += size

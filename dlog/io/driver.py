@@ -161,8 +161,9 @@ class Driver:
         if self._ended:
             return
         self._mailbox.append(fact)
-        if self._is_idle:
-            self._plan_turn()
+        if self._is_idle:  # as `_plan_turn`: this is done for each fact of most machines
+            self._is_idle = False
+            self._loop.call_soon(self._turn, context=self._context)  # type: ignore[union-attr]  # it lives
 
     def submit(self, request: Any, sink: Sink) -> None:
         """Ask the machine; `sink` hears the result or a DLogError once, from within the driver's turn.
@@ -278,16 +279,32 @@ class Driver:
 
     def _turn(self) -> None:
         """Handle one batch of facts. What goes wrong ends the life."""
-        if self._is_over():
+        life = self._life
+        if self._ended or (life is not None and life.done()):
             return
+        mailbox, self._mailbox = self._mailbox, []
+        if len(mailbox) > BATCH_MAX:
+            self._mailbox = mailbox[BATCH_MAX:]
+            del mailbox[BATCH_MAX:]
+        self.batches += 1
+        handle, note = self.machine.handle, self._story.note
         try:
-            self._handle_some()
+            for fact in mailbox:  # one batch; newcomers wait their turn
+                self.facts += 1
+                try:
+                    effects = handle(fact)
+                except BaseException:
+                    note(fact, ())
+                    raise
+                note(fact, effects)
+                for effect in effects:
+                    _PERFORM[effect.__class__](self, effect)
         except Exception as error:
             if self._is_over():
                 raise  # we were cancelled in this turn, and nobody waits: the loop's handler tells
             self._finish(error)
             return
-        if self._is_over():
+        if self._ended or (life is not None and life.done()):
             return  # somebody who was answered has cancelled us
         if self._mailbox:
             self._plan_turn()  # other actors run between batches
@@ -310,24 +327,6 @@ class Driver:
             self._life.set_result(None)
         else:
             self._life.set_exception(error)
-
-    def _handle_some(self) -> None:
-        handle, note = self.machine.handle, self._story.note
-        mailbox, self._mailbox = self._mailbox, []
-        if len(mailbox) > BATCH_MAX:
-            self._mailbox = mailbox[BATCH_MAX:]
-            del mailbox[BATCH_MAX:]
-        self.batches += 1
-        for fact in mailbox:  # one batch; newcomers wait their turn
-            self.facts += 1
-            try:
-                effects = handle(fact)
-            except BaseException:
-                note(fact, ())
-                raise
-            note(fact, effects)
-            for effect in effects:
-                _PERFORM[effect.__class__](self, effect)
 
     def _end(self, error: Exception | None) -> None:
         farewell: DLogError

@@ -76,11 +76,13 @@ class Story:
         pairs = self._pairs
         get = _outliners.get
         outliner = get(fact.__class__, outline)
-        told = [
-            effect if (outline_it := get(effect.__class__, outline)) is None else outline_it(effect)
-            for effect in effects
-        ]
-        pairs.append((fact if outliner is None else outliner(fact), told or ()))
+        told: list[Any] | tuple[()] = ()
+        if effects:
+            told = []
+            for effect in effects:
+                outline_it = get(effect.__class__, outline)
+                told.append(effect if outline_it is None else outline_it(effect))
+        pairs.append((fact if outliner is None else outliner(fact), told))
         most = self._pairs_max if self._pairs_max < _share.pairs else _share.pairs
         if len(pairs) > most + (most >> 3):  # by the lot: each time all that stays is moved
             del pairs[: len(pairs) - most]

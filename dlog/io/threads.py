@@ -8,7 +8,6 @@ the same work in its own time without a thread.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -80,8 +79,10 @@ class RealThreads:
         return await asyncio.to_thread(work, *args)
 
     def to_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to be told
+        try:  # not `suppress`: each group of a journal passes here
             self._loop.call_soon_threadsafe(callback, *args)
+        except RuntimeError:  # the loop has ended: nobody is left to be told
+            return
 
 
 class _ThreadLine:
@@ -118,10 +119,13 @@ class _ThreadLine:
         if self._stopped:
             return items
         try:
-            more = self._queue.get(wait_s != 0, wait_s)
+            queue = self._queue
+            more = queue.get(wait_s != 0, wait_s)
             while more is not None:
                 items += more
-                more = self._queue.get_nowait()
+                if queue.empty():  # nobody else takes from it
+                    return items
+                more = queue.get_nowait()
         except Empty:
             return items
         self._stopped = True

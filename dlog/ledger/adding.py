@@ -190,7 +190,7 @@ class LedgerAdder:
         effects = self._effects
         if isinstance(fact, Received):
             if self.error is None and isinstance(fact.message, EntryAdded):
-                self._note_added(cast(BookieId, fact.peer), fact.message)
+                self._note_added(fact.peer, fact.message)  # type: ignore[arg-type]  # our peers are bookies
         elif isinstance(fact, Asked):
             self._note_asked(fact)
         elif self.error is None:
@@ -340,7 +340,7 @@ class LedgerAdder:
         lac = window.lac
         for pending in window.confirm():
             effects.append(Answer(pending.ticket, pending.entry))
-        if window.lac != lac or not len(window):  # a member that is tried again and fails again is no progress
+        if self._timers and (window.lac != lac or not len(window)):  # one that is tried again and fails is no progress
             self._drop_timer("give_up")
         if self._closing is not None and not len(window):
             self._write_metadata(self._next_value(settle=False))

@@ -285,11 +285,12 @@ class StreamOwner:
     def _settle(self) -> None:
         """Derive every consequence of the facts so far."""
         t = self._tenure
-        if self.has_ended or t.phase is Phase.IDLE or t.lease.state is LeaseState.CLAIMING:
+        lease = t.lease
+        if self.has_ended or t.phase is Phase.IDLE or lease.state is LeaseState.CLAIMING:
             return
-        if not t.is_held and t.lease.state is LeaseState.HELD:
+        if not t.is_held and lease.state is LeaseState.HELD:
             self._hold()
-        while t.lease.error is None:
+        while lease.error is None:
             self._progress()
             if t.phase is not Phase.RECOVERING:  # deleting can wait
                 t.out += t.disposal.effects()
@@ -299,7 +300,7 @@ class StreamOwner:
                 break
             for change in done:
                 self._changed(change)
-        if t.lease.error is not None:
+        if lease.error is not None:
             self._lose()
 
     def _hold(self) -> None:
@@ -313,16 +314,17 @@ class StreamOwner:
         self._taking.begin()
 
     def _progress(self) -> None:
-        match self._tenure.phase:
-            case Phase.RECOVERING:
-                self._taking.progress()
-            case Phase.SERVING:
-                self._rolling.progress()
-                if self._rolling.state is Roll.NONE:
-                    self._taking_in.progress()
+        t = self._tenure
+        if t.phase is Phase.SERVING:
+            self._rolling.progress()
+            if self._rolling.state is Roll.NONE:
+                self._taking_in.progress()
+            if t.is_draining:
                 self._progress_draining()
-            case Phase.SEALED:
-                self._progress_sealed()
+        elif t.phase is Phase.RECOVERING:
+            self._taking.progress()
+        elif t.phase is Phase.SEALED:
+            self._progress_sealed()
 
     def _changed(self, change: Change) -> None:
         """A change of ours has taken place."""
@@ -376,7 +378,7 @@ class StreamOwner:
         """Take a batch, hold it back, or say why not."""
         t, taking = self._tenure, self._taking
         refusal = self.refusal()
-        if taking.table_known and not self.has_ended and not t.is_holding:
+        if taking.table_known and not t.is_holding and not self.has_ended:
             if not t.writing.admit(ticket, request, refusal, t.out):
                 self._check_claim()
         elif refusal is not None:
@@ -488,7 +490,7 @@ class StreamOwner:
     def _progress_draining(self) -> None:
         """Sealing or handing over: finish what was taken, close the segment, say so in metadata."""
         t, segment = self._tenure, self._tenure.writing.current
-        if not t.is_draining or segment is None or t.is_seal_asked:
+        if segment is None or t.is_seal_asked:
             return
         if self._rolling.state is not Roll.NONE or not t.writing.is_drained:
             return

@@ -68,8 +68,10 @@ class Rolling:
         if segment is None:
             return
         if self.state is Roll.NONE and segment.next_entry > 0 and not t.is_draining and not t.is_holding:
-            self._progress_allocation(segment)
-            if self._is_due(segment):
+            settings = t.register.value.settings
+            if t.allocation.is_due or segment.bytes >= settings.segment_bytes * t.options.allocate_ahead:
+                self._progress_allocation(segment)
+            if self._age_due or segment.bytes >= settings.segment_bytes:
                 self._begin(segment)
         if self.state is Roll.CLOSING:
             t.ask_seal()
@@ -92,16 +94,11 @@ class Rolling:
 
     def _progress_allocation(self, segment: OpenSegment) -> None:
         """Create the next segment ahead of need, and let metadata remember its place until it is used."""
-        t, settings = self._tenure, self._tenure.value.settings
-        if not (t.allocation.is_due or segment.bytes >= settings.segment_bytes * t.options.allocate_ahead):
-            return
-        t.out += t.allocation.want(segment.number + 1, t.lease.epoch, settings)
+        t = self._tenure
+        t.out += t.allocation.want(segment.number + 1, t.lease.epoch, t.value.settings)
         change = t.allocation.to_record(t.value.allocated)
         if change is not None:
             t.register.want(change)
-
-    def _is_due(self, segment: OpenSegment) -> bool:
-        return self._age_due or segment.bytes >= self._tenure.value.settings.segment_bytes
 
     def _begin(self, segment: OpenSegment) -> None:
         t = self._tenure

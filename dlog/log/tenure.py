@@ -35,24 +35,26 @@ class Phase(enum.Enum):
 
 
 class Tenure:
-    """out: effects of the fact at hand, in order. is_draining: no new writes; the stream is sealed or handed over.
-    is_holding: writes wait, and no segment is begun; others are taken in."""
+    """out: effects of the fact at hand, in order. register: the stream's metadata, there from `hold` on. is_draining:
+    no new writes; the stream is sealed or handed over. is_holding: writes wait, and no segment is begun; others are
+    taken in."""
 
     __slots__ = (
         "_clock",
         "_final_stores",
         "_opened",
-        "_register",
         "_seal_asked",
         "allocation",
         "disposal",
         "is_closing",
         "is_draining",
+        "is_held",
         "is_holding",
         "lease",
         "options",
         "out",
         "phase",
+        "register",
         "stream",
         "table",
         "writing",
@@ -70,8 +72,8 @@ class Tenure:
         self.out: list[Effect] = []
         self.is_draining = False
         self.is_holding = False
+        self.is_held = False  # whether the claim was made; it may have been lost since
         self.is_closing = False  # the end of the last segment, or of the tenure, is on its way to metadata
-        self._register: Register | None = None
         self._final_stores = final_stores
         self._seal_asked = False
         self._opened: Segment | None = None  # the last that was
@@ -80,22 +82,13 @@ class Tenure:
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
     @property
-    def is_held(self) -> bool:
-        """Whether the claim was made (and may have been lost since)."""
-        return self._register is not None
-
-    @property
-    def register(self) -> Register:
-        assert self._register is not None, "metadata is changed under a claim only"
-        return self._register
-
-    @property
     def value(self) -> StreamMetadata:
         """The stream as last read or written under our claim."""
         return self.register.value
 
     def hold(self) -> None:
-        self._register = Register(self.lease, self.options)
+        self.register = Register(self.lease, self.options)
+        self.is_held = True
 
     # ---- time, a label ----------------------------------------------------------------------------------------------
 

@@ -220,6 +220,8 @@ class RequestDecoder(Decoder[list[Request]]):
         self._speaks_v2 = False
 
     def _decoded(self, frames: Iterator[memoryview]) -> list[Request]:
+        if self._speaks_v2:
+            return [_decode_request(frame) for frame in frames]
         return [self._decode(frame) for frame in frames]
 
     def _decode(self, frame: memoryview) -> Request:
@@ -238,6 +240,15 @@ class ResponseDecoder(Decoder[list[Response]]):
 
     def __init__(self, length_max: int = RESPONSE_LENGTH_MAX) -> None:
         super().__init__(length_max)
+
+    def feed(self, data: Buffer) -> list[Response]:
+        if len(data) == _RESPONSE_HEAD.size and not self.frames.has_begun:  # one add's answer, as most chunks are
+            length, version, op, _, number, ledger, entry = _RESPONSE_HEAD.unpack_from(data)
+            if op == _ADD and length == 24 and version <= _VERSION:
+                code = _CODES.get(number)
+                if code is not None:
+                    return [EntryAdded(ledger, entry, code)]
+        return super().feed(data)
 
     def _decoded(self, frames: Iterator[memoryview]) -> list[Response]:
         return [_decode_response(frame) for frame in frames]

@@ -65,13 +65,22 @@ class FrameSplitter:
         Raises ProtocolError for a length of zero or above the bound (a negative one is above any); the stream is
         then beyond repair.
         """
-        if isinstance(data, bytes):
-            return self._cut(memoryview(data))
         size = len(data)
-        if not self._have and size >= _HEAD and size - _HEAD < _U32.unpack_from(data)[0] <= self.length_max:
+        if self._have or size <= _HEAD:
+            return self._cut(memoryview(bytes(data)))  # of bytes no copy is made
+        length = _U32.unpack_from(data)[0]
+        if size - _HEAD < length <= self.length_max and not isinstance(data, bytes):
             self._begin(memoryview(data))
             return iter(())
-        return self._cut(memoryview(bytes(data)))
+        view = memoryview(bytes(data))
+        if size - _HEAD == length <= self.length_max:  # one frame and nothing else, as most chunks are
+            return iter((view[_HEAD:],))
+        return self._cut(view)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a part of a frame is here, be it of its length."""
+        return self._have > 0
 
     @property
     def is_waiting(self) -> bool:

@@ -122,7 +122,8 @@ def _place(value: Any) -> Any:
 
 
 def _or_nil(kind: Kind) -> Kind:
-    return Kind(f"{kind.name} or nil", lambda value: None if value is None else kind.check(value))
+    check = kind.check
+    return Kind(f"{kind.name} or nil", lambda value: None if value is None else check(value))
 
 
 U63 = _integer("u63", 0, _I64_MAX)
