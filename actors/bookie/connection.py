@@ -17,7 +17,7 @@ from typing import Any, cast
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ProtocolError
 from dlog.io.receiving import place_for, received
-from dlog.wire.bookie import AddEntry, EntryAdded, Request, RequestDecoder, Unsupported, encode_response
+from dlog.wire.bookie import AddEntry, EntryAdded, Request, RequestDecoder, Unsupported, encode_added, encode_response
 from dlog.wire.framing import Buffer
 
 Take = Callable[["Connection", Request], None]
@@ -155,12 +155,14 @@ class Connection(asyncio.BufferedProtocol):
             self._owed_reads -= 1
         if self._lost:
             return
-        if isinstance(message, Unsupported):
-            buffers: list[Buffer] = [message.answer]
-        else:
-            buffers = encode_response(message)
         if not self._out:
             self._out_dirty(self)
+        if message.__class__ is EntryAdded:
+            buffer: Buffer = encode_added(message)
+            self._out.append(buffer)
+            self._out_bytes += len(buffer)
+            return
+        buffers = [message.answer] if isinstance(message, Unsupported) else encode_response(message)
         self._out += buffers
         for buffer in buffers:
             self._out_bytes += len(buffer)

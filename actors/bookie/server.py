@@ -112,7 +112,8 @@ class BookieServer:
         DiskFailedError; the storage is then whole up to what was acknowledged, and replayed by the next start.
         """
         self._disk.start()
-        self._perform_all([SpaceSeen(await self._threads.run(self._disk.free_bytes))])
+        self._perform(SpaceSeen(await self._threads.run(self._disk.free_bytes)))
+        self._settle()
         server = await listen(self._connect)
         try:
             async with asyncio.TaskGroup() as life:
@@ -171,7 +172,8 @@ class BookieServer:
             await asyncio.sleep(min(1.0, options.checkpoint_s))
             late = loop.time() - last_s >= options.checkpoint_s
             if (late or self._disk.is_checkpoint_due) and self._disk.has_unflushed:
-                self._perform_all([CheckpointDue()])
+                self._perform(CheckpointDue())
+                self._settle()
                 last_s = loop.time()
 
     async def _watch_failure(self) -> None:
@@ -201,7 +203,8 @@ class BookieServer:
         self._drain()
         while self._disk.has_unflushed and not self._failed.is_set():
             self._flushed.clear()
-            self._perform_all([CheckpointDue()])
+            self._perform(CheckpointDue())
+            self._settle()
             await self._flushed.wait()
             if self.machine.is_dirty and self.machine.read_only:
                 break  # no room: the journal keeps it
@@ -235,7 +238,7 @@ class BookieServer:
     # ---- facts in ----------------------------------------------------------------------------------------------------
 
     def _take(self, connection: Connection, request: Request) -> None:
-        self._perform_all([Received(connection, request)], settle=False)
+        self._perform(Received(connection, request))
 
     def _post(self, fact: Any) -> None:
         """From any thread."""
@@ -248,22 +251,20 @@ class BookieServer:
         while facts and self._failure is None:
             fact = self._disk.heard(facts.popleft())
             if fact is not None:
-                self._perform_all([fact], settle=False)
+                self._perform(fact)
                 if isinstance(fact, Flushed):
                     self._flushed.set()
                     for connection in tuple(self._connections):
                         connection.resume()
         self._settle()
 
-    def _perform_all(self, facts: list[Any], *, settle: bool = True) -> None:
+    def _perform(self, fact: Any) -> None:
+        """What follows from a fact; who brings it settles."""
         try:
-            for fact in facts:
-                for effect in self.machine.handle(fact):
-                    self._perform_by_class[effect.__class__](effect)
+            for effect in self.machine.handle(fact):
+                self._perform_by_class[effect.__class__](effect)
         except Exception as error:  # noqa: BLE001 - a broken machine may not go on acknowledging
             self._fail(error)
-        if settle:
-            self._settle()
 
     def _fail(self, error: BaseException) -> None:
         """From any thread: from here on nothing is acknowledged."""
@@ -292,8 +293,10 @@ class BookieServer:
 
     def _settle(self) -> None:
         """The end of a turn."""
+        disk = self._disk
         while True:
-            self._disk.submit()
+            if disk.submitted:
+                disk.submit()
             if not self._dirty:
                 return
             dirty, self._dirty[:] = self._dirty[:], []

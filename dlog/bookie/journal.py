@@ -38,7 +38,7 @@ _HEAD = struct.Struct(">IBxxxQI")
 _CRC = struct.Struct(">I")
 _FILE_MAGIC, _GROUP_MAGIC = b"DLJ1", b"GRUP"
 _GROUP_BYTES = _GROUP.size + 4
-_HEAD_BYTES = _HEAD.size + 4
+RECORD_OVERHEAD = _HEAD.size + 4
 _ZEROS = bytes(BLOCK)
 _LEDGER = struct.Struct(">qBB")
 _SCAN_BYTES = 256 * BLOCK
@@ -138,7 +138,7 @@ def encode_group(seed: int, number: int, first_sequence: int, records: Sequence[
         head = pack(len(payload), kind, sequence, crc)
         buffers.append(head + crc_pack(crc32c(head, seed)))
         buffers.append(payload)
-        body += _HEAD_BYTES + len(payload)
+        body += RECORD_OVERHEAD + len(payload)
         sequence += 1
     header = _GROUP.pack(_GROUP_MAGIC, body, number, first_sequence, len(records))
     buffers[0] = header + crc_pack(crc32c(header, seed))
@@ -147,11 +147,6 @@ def encode_group(seed: int, number: int, first_sequence: int, records: Sequence[
     if padding:
         buffers.append(_ZEROS[:padding])
     return buffers, total + padding
-
-
-def record_bytes(record: Record) -> int:
-    """What a record takes in its group."""
-    return _HEAD_BYTES + len(record.payload)
 
 
 class JournalPlan:
@@ -166,7 +161,7 @@ class JournalPlan:
 
     def must_roll(self, payload_bytes: int, count: int) -> bool:
         """Whether a group of that size belongs into the next file. One larger than any file gets a file that grows."""
-        size = _GROUP_BYTES + payload_bytes + count * _HEAD_BYTES
+        size = _GROUP_BYTES + payload_bytes + count * RECORD_OVERHEAD
         return self.mark.offset > HEADER_BYTES and self.mark.offset + size + BLOCK > self._file_bytes
 
     def rolled(self, file_id: int, seed: int) -> None:
@@ -273,11 +268,11 @@ def _group_at(file: JournalFile, offset: int, header: _Header) -> Group | None:
     records: list[Record] = []
     at = 0
     for i in range(header.records):
-        if at + _HEAD_BYTES > len(body):
+        if at + RECORD_OVERHEAD > len(body):
             return None
         length, kind, sequence, crc = _HEAD.unpack_from(body, at)
         (head_crc,) = _CRC.unpack_from(body, at + _HEAD.size)
-        payload = body[at + _HEAD_BYTES : at + _HEAD_BYTES + length]
+        payload = body[at + RECORD_OVERHEAD : at + RECORD_OVERHEAD + length]
         if (
             head_crc != crc32c(body[at : at + _HEAD.size], file.seed)
             or sequence != header.first_sequence + i
@@ -286,7 +281,7 @@ def _group_at(file: JournalFile, offset: int, header: _Header) -> Group | None:
         ):
             return None
         records.append(Record(kind, payload, crc))
-        at += _HEAD_BYTES + length
+        at += RECORD_OVERHEAD + length
     end = offset + _GROUP_BYTES + header.body
     mark = Mark(file.file_id, end + -end % BLOCK, header.number, header.first_sequence + header.records)
     return Group(header.number, records, mark)

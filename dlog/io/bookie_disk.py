@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from dlog.bookie.journal import Mark, Record, record_bytes
+from dlog.bookie.journal import RECORD_OVERHEAD, Mark, Record
 from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
@@ -68,7 +68,7 @@ class JournalWriter:
             upto = token
             records.extend(more)
             for record in more:
-                size += record_bytes(record)
+                size += RECORD_OVERHEAD + len(record.payload)
         if records:
             self._write(records, upto, epoch)
         elif not taken and not self._marked:
@@ -117,7 +117,7 @@ class BookieDisk:
         self._on_failed = on_failed
         self._tell = tell
         self._epoch = 0
-        self._submitted: list[Submitted] = []
+        self.submitted: list[Submitted] = []  # to be handed over with the next `submit`
         self._durable = opened.journal.mark  # behind the last token the machine has heard of; the loop's
         self._flush_number = 0
         self._flush_mark = self._durable
@@ -147,13 +147,13 @@ class BookieDisk:
 
     def persist(self, token: int, records: Records) -> None:
         """Hand over with the next `submit`."""
-        self._submitted.append((token, records, self._epoch))
+        self.submitted.append((token, records, self._epoch))
 
     def submit(self) -> None:
         """Everything since the last call goes to the journal."""
-        if self._submitted:
-            self._line.put(self._submitted)
-            self._submitted = []
+        if self.submitted:
+            self._line.put(self.submitted)
+            self.submitted = []
 
     def heard(self, fact: Any) -> Any:
         """What the machine is told of a fact that `post` brought to the loop; None: nothing."""
@@ -163,7 +163,7 @@ class BookieDisk:
             self._durable = fact.mark
             return Persisted(fact.upto) if fact.upto >= 0 else None
         if isinstance(fact, PersistRefused):
-            self._submitted = []
+            self.submitted = []
             self._epoch += 1
         return fact
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import TypeVar
 
-from dlog.wire.framing import Decoder
+from dlog.wire.framing import LENGTH_BYTES, Decoder
 
 CHUNK_BYTES = 256 * 1024
 
@@ -27,12 +27,12 @@ _chunk = _Chunk()
 def place_for(decoder: Decoder[object]) -> memoryview:
     """For `get_buffer` of a protocol."""
     frames = decoder.frames
-    return frames.room if frames.is_waiting else _chunk.view
+    return frames.room if frames.have >= LENGTH_BYTES else _chunk.view
 
 
 def received(decoder: Decoder[T], count: int) -> T:
     """The messages that `count` bytes completed which were written to what `place_for` gave; for `buffer_updated`."""
-    return decoder.filled(count) if decoder.frames.is_waiting else decoder.feed(_chunk.view[:count])
+    return decoder.filled(count) if decoder.frames.have >= LENGTH_BYTES else decoder.feed(_chunk.view[:count])
 
 
 def chunk(count: int) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dlog.errors import ProtocolError
@@ -185,8 +185,8 @@ def encode_response(response: Response) -> list[Buffer]:
     UNKNOWN_LEDGER_STATE goes out as IO_ERROR: BookKeeper's own v2 client dies of it.
     """
     match response:
-        case EntryAdded(ledger, entry, code):
-            return [_RESPONSE_HEAD.pack(24, _VERSION, _ADD, 0, _sayable(code), ledger, entry)]
+        case EntryAdded():
+            return [encode_added(response)]
         case EntryRead(ledger, entry, code, packet):
             if code is not Code.OK:
                 return [_RESPONSE_HEAD.pack(24, _VERSION, _READ, 0, _sayable(code), ledger, entry)]
@@ -204,6 +204,11 @@ def encode_response(response: Response) -> list[Buffer]:
             return [_head(4 + len(message), _AUTH), message]
 
 
+def encode_added(added: EntryAdded) -> bytes:
+    """The frame of the answer that is given most."""
+    return _RESPONSE_HEAD.pack(24, _VERSION, _ADD, 0, _sayable(added.code), added.ledger, added.entry)
+
+
 class RequestDecoder(Decoder[list[Request]]):
     """Bytes of a client, in; requests, out. One per connection.
 
@@ -219,7 +224,11 @@ class RequestDecoder(Decoder[list[Request]]):
         super().__init__(length_max)
         self._speaks_v2 = False
 
-    def _decoded(self, frames: Iterator[memoryview]) -> list[Request]:
+    def feed(self, data: Buffer) -> list[Request]:
+        frame = self.frames.only(data) if self._speaks_v2 else None
+        return super().feed(data) if frame is None else [_decode_request(frame)]
+
+    def _decoded(self, frames: Iterable[memoryview]) -> list[Request]:
         if self._speaks_v2:
             return [_decode_request(frame) for frame in frames]
         return [self._decode(frame) for frame in frames]
@@ -242,7 +251,7 @@ class ResponseDecoder(Decoder[list[Response]]):
         super().__init__(length_max)
 
     def feed(self, data: Buffer) -> list[Response]:
-        if len(data) == _RESPONSE_HEAD.size and not self.frames.has_begun:  # one add's answer, as most chunks are
+        if len(data) == _RESPONSE_HEAD.size and not self.frames.have:  # one add's answer, as most chunks are
             length, version, op, _, number, ledger, entry = _RESPONSE_HEAD.unpack_from(data)
             if op == _ADD and length == 24 and version <= _VERSION:
                 code = _CODES.get(number)
@@ -250,7 +259,7 @@ class ResponseDecoder(Decoder[list[Response]]):
                     return [EntryAdded(ledger, entry, code)]
         return super().feed(data)
 
-    def _decoded(self, frames: Iterator[memoryview]) -> list[Response]:
+    def _decoded(self, frames: Iterable[memoryview]) -> list[Response]:
         return [_decode_response(frame) for frame in frames]
 
 

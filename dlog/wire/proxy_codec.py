@@ -12,7 +12,7 @@ travel packed. ProtocolError is the only error that leaves the decoder.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -326,7 +326,7 @@ class FrameDecoder(Decoder[Iterator[Message]]):
     def length_max(self, value: int) -> None:
         self.frames.length_max = value
 
-    def _decoded(self, frames: Iterator[memoryview]) -> Iterator[Message]:
+    def _decoded(self, frames: Iterable[memoryview]) -> Iterator[Message]:
         return map(decode, frames)
 
 

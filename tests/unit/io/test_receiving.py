@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 
 import pytest
 import uvloop
@@ -21,7 +21,7 @@ SIZES = (1, 10, 1000, 70_000, 256 * 1024, 1 << 20, 3 << 20)
 
 
 class Frames(Decoder[list[memoryview]]):
-    def _decoded(self, frames: Iterator[memoryview]) -> list[memoryview]:
+    def _decoded(self, frames: Iterable[memoryview]) -> list[memoryview]:
         return list(frames)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlog.errors import ProtocolError
-from dlog.wire.framing import ROOM_BYTES, ROOM_RATIO, FrameSplitter
+from dlog.wire.framing import LENGTH_BYTES, ROOM_BYTES, ROOM_RATIO, FrameSplitter
 
 KiB = 1024
 WAYS = ("bytes", "reused", "in place")
@@ -31,27 +31,32 @@ class Receiver:
 
     def take(self, data: bytes) -> None:
         if self._way == "bytes":
-            self.frames += self.splitter.feed(data)
+            self.frames += self._fed(data)
             return
         while data and self._way == "in place":
-            waiting = self.splitter.is_waiting
+            waiting = self.splitter.have >= LENGTH_BYTES
             room = self.splitter.room if waiting else memoryview(self._buffer)
             size = min(len(room), len(data))
             assert size, "there is always room for something"
             room[:size] = data[:size]
+            frames: Iterable[memoryview]
             if waiting:
                 frames = self.splitter.filled(size)
             else:
-                frames = self.splitter.feed(room[:size])
+                frames = self._fed(room[:size])
                 room[:size] = b"x" * size  # other connections use it too, before frames are looked at
             self.frames += frames
             data = data[size:]
         while data:
             size = min(len(self._buffer), len(data))
             self._buffer[:size] = data[:size]
-            self.frames += self.splitter.feed(memoryview(self._buffer)[:size])
+            self.frames += self._fed(memoryview(self._buffer)[:size])
             self._buffer[:size] = b"x" * size  # it is somebody else's now
             data = data[size:]
+
+    def _fed(self, data: bytes | memoryview) -> Iterable[memoryview]:
+        frame = self.splitter.only(data)
+        return self.splitter.feed(data) if frame is None else (frame,)
 
 
 @settings(max_examples=200)
@@ -112,6 +117,21 @@ def test_a_length_out_of_bounds_at_once_is_told_when_frames_are_taken(way: str) 
     frames = fed(FrameSplitter(10), (11).to_bytes(4, "big"), way)
     with pytest.raises(ProtocolError, match="length out of bounds"):
         next(frames)
+
+
+@pytest.mark.parametrize("of", [bytes, bytearray])
+def test_one_whole_frame_is_told_as_one_and_nothing_else_is(of: Callable[[bytes], bytes | bytearray]) -> None:
+    splitter = FrameSplitter(10)
+    data = of(frame(b"1234"))
+    only = splitter.only(data)
+    assert only is not None and bytes(only) == b"1234" and splitter.have == 0
+    if isinstance(data, bytearray):
+        data[:] = bytes(8)  # somebody else's now
+        assert bytes(only) == b"1234"
+    for other in (b"", b"\0\0", frame(b""), frame(b"12345678901"), frame(b"1234")[:-1], frame(b"1234") + b"\0"):
+        assert splitter.only(of(other)) is None and splitter.have == 0
+    assert list(splitter.feed(of(frame(b"1234")[:6]))) == []
+    assert splitter.only(of(frame(b"1"))) is None  # it is the rest of what has begun
 
 
 def test_a_bound_that_is_raised_between_two_frames_holds_for_the_second() -> None:
