@@ -1,6 +1,8 @@
-"""Where we win, where we lose: every figure that decides, against every peer, with what was noted about it.
+"""Where we win, where we lose: every figure that decides, against every peer, and every goal that is missed, with what
+was noted about it.
 
-The law of this file: both lists come out of one rule; five hundredths either way is even, and is told as even.
+The law of this file: both lists come out of one rule; five hundredths either way is even, and is told as even. A goal
+that is missed is told whether somebody noted why or not.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from loadtest.report import columns
+from loadtest.report import columns, goals
 from loadtest.report.figures import OURS, Figures
 
 EVEN = 0.05
@@ -18,23 +20,28 @@ EVEN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why something is as it is, by a person. An empty field fits all."""
+    """Why something is as it is, by a person. An empty field fits all. goal: of a goal that is missed; `system` is the
+    peer then, and nothing else is said."""
 
     text: str
     workload: str = ""
     system: str = ""
     figure: str = ""
+    goal: str = ""
 
     @property
     def is_general(self) -> bool:
         """Of everything: told once, and not beside each comparison."""
-        return not (self.workload or self.system or self.figure)
+        return not (self.workload or self.system or self.figure or self.goal)
 
     def fits(self, workload: str, system: str, figure: str) -> bool:
-        return all(
+        return not self.goal and all(
             not mine or mine == theirs
             for mine, theirs in ((self.workload, workload), (self.system, system), (self.figure, figure))
         )
+
+    def fits_goal(self, goal: goals.Goal) -> bool:
+        return self.goal == goal.id and self.system == goal.peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,30 @@ def duels(figures: Figures, notes: Sequence[Note] = ()) -> list[Duel]:
     return sorted(found, key=lambda duel: -duel.better)
 
 
+def missed(figures: Figures, notes: Sequence[Note] = ()) -> list[str]:
+    """Every goal that was measured and is not reached, in words."""
+    found = []
+    own = ""  # what "the same" is of
+    for one in goals.judged(figures):
+        goal = one.goal
+        own = own if goal.peer else goal.says
+        if one.met is not False or one.ours is None:
+            continue
+        said = f"{columns.number(one.ours)} {goal.unit}".strip()
+        if one.ratio is not None and one.theirs is not None:
+            said = f"{said} against {columns.number(one.theirs)}, {columns.number(one.ratio)}x"
+        why = [note.text for note in notes if note.fits_goal(goal)]
+        says = goal.says.replace("the same", own, 1)
+        found.append(". ".join([f"{goal.id}, {says}: {said}; {one.bound(goal.base)} asked", *why]))
+    return found
+
+
+_FIELDS = frozenset({"text", "workload", "system", "figure", "goal"})
+
+
 def read_notes(path: Path) -> list[Note]:
-    """TOML: [[note]] tables with text, and workload, system, figure where it is not about all. Raises ValueError."""
+    """TOML: [[note]] tables with text, and workload, system, figure or goal where it is not about all. Raises
+    ValueError."""
     try:
         told = tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -93,9 +122,12 @@ def read_notes(path: Path) -> list[Note]:
         raise ValueError(f"notes are [[note]] tables and nothing else: file={path}")
     found = []
     for note in notes:
-        if not isinstance(note, dict) or not all(isinstance(value, str) for value in note.values()):
-            raise ValueError(f"a note has text, workload, system, figure: file={path} note={note!r:.60}")
-        if not set(note) <= {"text", "workload", "system", "figure"} or not note.get("text"):
-            raise ValueError(f"a note has text, workload, system, figure: file={path} note={note!r:.60}")
+        is_note = isinstance(note, dict) and set(note) <= _FIELDS and bool(note.get("text"))
+        if not is_note or not all(isinstance(value, str) for value in note.values()):
+            raise ValueError(f"a note has text, workload, system, figure, goal: file={path} note={note!r:.60}")
+        if note.get("goal") and (note.get("workload") or note.get("figure")):
+            raise ValueError(f"a goal's note names its peer at most: file={path} note={note!r:.60}")
+        if note.get("goal") and note["goal"] not in {goal.id for goal in goals.GOALS}:
+            raise ValueError(f"no such goal: file={path} goal={note['goal']!r:.20}")
         found.append(Note(**note))
     return found

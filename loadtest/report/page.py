@@ -48,6 +48,7 @@ def html(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
         _top(figures),
         "<h2>Goals</h2>",
         _goals(figures),
+        _missed(figures, notes),
         _duels(figures, notes),
         "<h2>What was measured</h2>",
         _systems(figures),
@@ -116,6 +117,11 @@ def _goals(figures: Figures) -> str:
         )
         rows.append(("", cells))
     return _table(("", "goal", "ours", "peer's", "ratio", "base", "moonshot", "outcome"), rows)
+
+
+def _missed(figures: Figures, notes: Sequence[compare.Note]) -> str:
+    items = "".join(f"<li>{escape(one)}</li>" for one in compare.missed(figures, notes))
+    return f"<h3>What is missed, and why</h3><ul class='duels'>{items}</ul>" if items else ""
 
 
 def _duels(figures: Figures, notes: Sequence[compare.Note]) -> str:

@@ -44,6 +44,7 @@ def markdown(figures: Figures, notes: Sequence[compare.Note] = ()) -> str:
         *_verdict(figures),
         "## Goals",
         goal_table(figures),
+        *_missed(figures, notes),
         *_lists(figures, notes),
         "## Run it again",
         *_again(figures),
@@ -194,6 +195,11 @@ def stat_text(result: Result, column: columns.Column) -> str:
     if stat.rounds == 1:
         return column.said(stat.median)
     return f"{column.said(stat.median)} ({column.said(stat.low)}-{column.said(stat.high)})"
+
+
+def _missed(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:
+    found = compare.missed(figures, notes)
+    return ["## What is missed, and why", "\n".join(f"- {one}" for one in found)] if found else []
 
 
 def _lists(figures: Figures, notes: Sequence[compare.Note]) -> list[str]:

@@ -195,6 +195,31 @@ def test_where_we_win_and_where_we_lose(book: Book, tmp_path: Path) -> None:
     assert "1 comparisons won, 1 lost, 0 even" in said
 
 
+def test_what_is_missed_is_told_with_why(book: Book, tmp_path: Path) -> None:
+    path = tmp_path / "notes.toml"
+    path.write_text(
+        '[[note]]\ngoal = "G3"\ntext = "Of its own."\n'
+        '[[note]]\ngoal = "G4"\nsystem = "kafka-default"\ntext = "It does not sync."\n'
+    )
+    notes = compare.read_notes(path)
+    missed = compare.missed(book.collected(), notes)
+    own = "G3, batches of 100 KiB: 100 MB/s; ≥ 180 MB/s asked. Of its own."
+    peer = "against Kafka's default, which does not sync: 100 against 200, 0.50x; ≥ 0.70x asked. It does not sync."
+    assert own in missed and f"G4, batches of 100 KiB {peer}" in missed
+    assert not any(one.startswith("G1,") for one in missed)
+    assert f"## What is missed, and why\n\n- {own}" in tables.markdown(book.collected(), notes)
+    assert "<li>G3, batches of 100 KiB: 100 MB/s;" in page.html(book.collected(), notes)
+    assert "Of its own." not in "".join(n for duel in compare.duels(book.collected(), notes) for n in duel.notes)
+
+
+@pytest.mark.parametrize("wrong", ['goal = "G99"', 'goal = "G3"\nworkload = "W4"', 'aim = "G3"', "goal = 3"])
+def test_a_note_about_what_there_is_not_is_refused(wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / "notes.toml"
+    path.write_text(f'[[note]]\ntext = "So it is."\n{wrong}\n')
+    with pytest.raises(ValueError, match=r"goal"):
+        compare.read_notes(path)
+
+
 def test_the_class_stands_in_each_row(book: Book) -> None:
     rows = [line for line in tables.markdown(book.collected()).splitlines() if line.startswith("| 100 ")]
     assert len(rows) == 4
