@@ -35,7 +35,7 @@ from dlog.wire.proxy_codec import FrameDecoder, encode
 
 B = TypeVar("B", contravariant=True)
 _QUESTIONS = 64  # at once, if the server does not say
-JOINED_BYTES_MAX = 4096  # of a body: one copy costs less than a vector
+_JOINED_BYTES_MAX = 4096  # of a body: one copy costs less than a vector
 
 
 class WriterPort(Protocol[B]):
@@ -372,7 +372,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_due = False
         if self._out and self._transport is not None and self.error is None:
             out, self._out = self._out, []
-            if len(out) == 2 and len(out[1]) <= JOINED_BYTES_MAX:  # a small batch, its head and its body
+            if len(out) == 2 and len(out[1]) <= _JOINED_BYTES_MAX:  # a small batch, its head and its body
                 self._transport.write(b"".join(out))
             else:
                 self._transport.writelines(out)

@@ -48,7 +48,7 @@ _ADD, _READ, _BATCH = 1, 2, 3
 _CONNECTIONS_LOST = metrics.BOOKIE_CONNECTIONS_LOST
 _TIMEOUTS = metrics.BOOKIE_TIMEOUTS
 _LAGGING = metrics.BOOKIE_LAGGING
-JOINED_BYTES_MAX = 4096  # of a request: one copy costs less than several buffers to each bookie
+_JOINED_BYTES_MAX = 4096  # of a request: one copy costs less than several buffers to each bookie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +76,9 @@ class Asker:
 
     def send(self, peer: Peer, message: Any) -> None:
         """Send a request of dlog/wire/bookie.py to a BookieId. Raises ConnectionLostError if it cannot be tried now."""
+        bookie: BookieId = peer  # type: ignore[assignment]  # the peers of a ledger machine are BookieIds
         client = self._client
-        connection = client.connections.get(peer)  # type: ignore[call-overload]  # the peers of a ledger are BookieIds
-        (connection or client.connect(peer)).ask(self, message)  # type: ignore[arg-type]
+        (client.connections.get(bookie) or client.connect(bookie)).ask(self, message)
 
     def close(self) -> None:
         self.post = _nobody
@@ -140,7 +140,7 @@ class BookieClient:
         the other."""
         buffers = encode_request(message)
         size = sum(map(len, buffers))
-        if size <= JOINED_BYTES_MAX:
+        if size <= _JOINED_BYTES_MAX:
             buffers = [b"".join(buffers)]
         self.encoded = encoded = (message, buffers, size)
         return encoded

@@ -150,10 +150,9 @@ class BookieDisk:
         self.submitted.append((token, records, self._epoch))
 
     def submit(self) -> None:
-        """Everything since the last call goes to the journal."""
-        if self.submitted:
-            self._line.put(self.submitted)
-            self.submitted = []
+        """What is in `submitted` goes to the journal."""
+        self._line.put(self.submitted)
+        self.submitted = []
 
     def heard(self, fact: Any) -> Any:
         """What the machine is told of a fact that `post` brought to the loop; None: nothing."""
@@ -198,7 +197,8 @@ class BookieDisk:
 
     async def stop_journal(self) -> None:
         """Returns when everything submitted is durable and told."""
-        self.submit()
+        if self.submitted:
+            self.submit()
         self._line.stop()
         await self._line.ended()
 

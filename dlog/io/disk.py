@@ -134,9 +134,6 @@ class RealFile:
         self._direct = _UNTRIED  # the same file, opened to write past the page cache
 
     def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
-        if sum(map(len, buffers)) <= _JOIN_BYTES:  # as a journal's group with one small entry in it
-            self._write_all([b"".join(buffers)], offset)
-            return
         vector = list(_joined(buffers))
         for at in range(0, len(vector), _VECTOR_MAX):
             offset = self._write_all(vector[at : at + _VECTOR_MAX], offset)

@@ -163,7 +163,7 @@ class Driver:
         self._mailbox.append(fact)
         if self._is_idle:  # as `_plan_turn`: this is done for each fact of most machines
             self._is_idle = False
-            self._loop.call_soon(self._turn, context=self._context)  # type: ignore[union-attr]  # it lives
+            self._loop.call_soon(self._turn, context=self._context)  # type: ignore[union-attr]  # who is idle lives
 
     def submit(self, request: Any, sink: Sink) -> None:
         """Ask the machine; `sink` hears the result or a DLogError once, from within the driver's turn.
@@ -280,7 +280,7 @@ class Driver:
     def _turn(self) -> None:
         """Handle one batch of facts. What goes wrong ends the life."""
         life = self._life
-        if self._ended or (life is not None and life.done()):
+        if self._ended or (life is not None and life.done()):  # `_is_over`, asked twice in each turn
             return
         mailbox, self._mailbox = self._mailbox, []
         if len(mailbox) > BATCH_MAX:

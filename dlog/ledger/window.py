@@ -113,8 +113,7 @@ class Window:
         place = self._place.get(bookie)
         if place is None:
             return
-        if self._unanswered[place]:
-            self._unanswered[place] -= 1
+        self._answered(place)
         pending = self._pending.get(entry)
         if pending is not None:
             pending.places |= (1 << place) & self._write_masks[entry % self.quorum.ensemble]

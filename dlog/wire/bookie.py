@@ -224,10 +224,6 @@ class RequestDecoder(Decoder[list[Request]]):
         super().__init__(length_max)
         self._speaks_v2 = False
 
-    def feed(self, data: Buffer) -> list[Request]:
-        frame = self.frames.only(data) if self._speaks_v2 else None
-        return super().feed(data) if frame is None else [_decode_request(frame)]
-
     def _decoded(self, frames: Iterable[memoryview]) -> list[Request]:
         if self._speaks_v2:
             return [_decode_request(frame) for frame in frames]

@@ -166,16 +166,6 @@ class Decoder(abc.ABC, Generic[T_co]):
     def __init__(self, length_max: int) -> None:
         self.frames = FrameSplitter(length_max)
 
-    @property
-    def buffered(self) -> int:
-        """Bytes of memory kept for a frame that is not whole yet."""
-        return self.frames.buffered
-
-    @property
-    def begun(self) -> int:
-        """Frames so far that did not come whole."""
-        return self.frames.begun
-
     def feed(self, data: Buffer) -> T_co:
         """What `data` completes, in order; where that is an iterator, exhaust it before the next feed.
 

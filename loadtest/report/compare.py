@@ -16,6 +16,7 @@ from loadtest.report import columns, goals
 from loadtest.report.figures import OURS, Figures
 
 EVEN = 0.05
+_FIELDS = frozenset({"text", "workload", "system", "figure", "goal"})  # of a note
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,6 @@ def missed(figures: Figures, notes: Sequence[Note] = ()) -> list[str]:
         says = goal.says.replace("the same", own, 1)
         found.append(". ".join([f"{goal.id}, {says}: {said}; {one.bound(goal.base)} asked", *why]))
     return found
-
-
-_FIELDS = frozenset({"text", "workload", "system", "figure", "goal"})
 
 
 def read_notes(path: Path) -> list[Note]:

@@ -20,8 +20,8 @@ def _policy_after(first: str) -> int:
 
 @pytest.mark.skipif(not hasattr(os, "SCHED_BATCH"), reason="policies of Linux")
 def test_a_process_that_gives_way_is_batch_unless_somebody_chose_otherwise() -> None:
-    assert _policy_after("pass") == os.SCHED_BATCH
-    idle = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
-    assert _policy_after(idle) == os.SCHED_IDLE
+    ordinary = "os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))"
+    assert _policy_after(ordinary) == os.SCHED_BATCH
+    assert _policy_after(ordinary.replace("OTHER", "IDLE")) == os.SCHED_IDLE
     refused = "os.sched_setscheduler = lambda *_: (_ for _ in ()).throw(PermissionError())"
-    assert _policy_after(refused) == os.SCHED_OTHER
+    assert _policy_after(f"{ordinary}; {refused}") == os.SCHED_OTHER

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlog.errors import ProtocolError
+from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import (
     REQUEST_LENGTH_MAX,
     AddEntry,
@@ -109,6 +110,25 @@ def test_a_changed_byte_ends_in_messages_or_a_protocol_error(parts: list[Buffer]
     for decoder in (RequestDecoder(), ResponseDecoder()):
         with contextlib.suppress(ProtocolError):
             decoder.feed(frame)
+
+
+@given(at=st.integers(0, 27), flip=st.integers(0, 255))
+def test_an_adds_answer_says_the_same_at_once_as_byte_by_byte(at: int, flip: int) -> None:
+    (whole,) = encode_response(EntryAdded(LedgerId(7), EntryId(9), Code.OK))
+    told = bytes(whole[:at]) + bytes([whole[at] ^ flip]) + bytes(whole[at + 1 :])
+    assert _answers([told]) == _answers([told[i : i + 1] for i in range(len(told))])
+    assert _answers([bytes(whole)]) == ([EntryAdded(LedgerId(7), EntryId(9), Code.OK)], None)
+
+
+def _answers(chunks: list[bytes]) -> tuple[list[Response], str | None]:
+    """What was said, and the error that ended it."""
+    decoder, heard = ResponseDecoder(), list[Response]()
+    try:
+        for chunk in chunks:
+            heard += decoder.feed(chunk)
+    except ProtocolError as error:
+        return heard, error.message
+    return heard, None
 
 
 @pytest.mark.parametrize("length", [0, REQUEST_LENGTH_MAX + 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
