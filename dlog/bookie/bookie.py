@@ -48,11 +48,13 @@ from dlog.wire.bookie import (
     Unsupported,
 )
 from dlog.wire.bookie_v3 import AUTH_DISABLED
+from dlog.wire.framing import Buffer
 
 PACKET_MIN = 24  # ledger, entry and LAC
 BATCH_BYTES_MAX = 5 * MiB
 _BATCH_HEAD = 24 + 8 + 4
 _LAC = struct.Struct(">q")
+_STAYS_BYTES = 4096  # a smaller packet is copied: that costs less than the view, and one receive brings many
 _RECORD_COST = 128  # bytes of memory a waiting record costs beside its payload
 
 
@@ -79,10 +81,10 @@ class _Batch:
     bytes_max: int
     entry: int
     size: int = _BATCH_HEAD
-    packets: list[bytes] = field(default_factory=list)
+    packets: list[Buffer] = field(default_factory=list)
 
 
-Outcome = bytes | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in what was fetched, look again
+Outcome = Buffer | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in what was fetched, look again
 Resume = Callable[[Any, Outcome, list[Any]], None]
 
 
@@ -196,7 +198,7 @@ class Bookie:
                 self._fetch(ledger.ledger, entry, self._resume_add, (peer, m), out, alone=True)
                 return None
         packet = m.parts[0] if len(m.parts) == 1 else b"".join(m.parts)
-        if not isinstance(packet, bytes):
+        if not isinstance(packet, bytes) and not _can_stay(packet):
             packet = bytes(packet)
         if len(packet) < PACKET_MIN:
             return Code.BAD_REQUEST
@@ -237,12 +239,12 @@ class Bookie:
     def _resume_add(self, waiter: tuple[Peer, AddEntry], outcome: Outcome, out: list[Any]) -> None:
         """What is there is kept; what is not, or cannot be read, is taken anew: the bytes are the same by right."""
         peer, m = waiter
-        if isinstance(outcome, bytes):
-            out.append(Send(peer, EntryAdded(m.ledger, m.entry, Code.OK)))
-        elif outcome is None:
+        if outcome is None:
             self._add(peer, m, out)
-        else:
+        elif isinstance(outcome, Code):
             self._add(peer, m, out, known_absent=self._in_memory(m.ledger, m.entry) is None)
+        else:
+            out.append(Send(peer, EntryAdded(m.ledger, m.entry, Code.OK)))
 
     # ---- the journal's answers ---------------------------------------------------------------------------------------
 
@@ -356,12 +358,12 @@ class Bookie:
 
     def _resume_read(self, waiter: tuple[Peer, ReadEntry], outcome: Outcome, out: list[Any]) -> None:
         peer, m = waiter
-        if isinstance(outcome, bytes):
-            out.append(Send(peer, EntryRead(m.ledger, m.entry, Code.OK, outcome, m.fence)))
-        elif outcome is None:
+        if outcome is None:
             self._serve_read(peer, m, out, alone=True)
-        else:
+        elif isinstance(outcome, Code):
             out.append(Send(peer, EntryRead(m.ledger, m.entry, outcome, b"", m.fence)))
+        else:
+            out.append(Send(peer, EntryRead(m.ledger, m.entry, Code.OK, outcome, m.fence)))
 
     def _find(
         self,
@@ -396,7 +398,7 @@ class Bookie:
         self._fetch(number, entry, resume, waiter, out, alone=alone, wanted=wanted)
         return None
 
-    def _in_memory(self, ledger: int, entry: int) -> bytes | None:
+    def _in_memory(self, ledger: int, entry: int) -> Buffer | None:
         packet = self._cache.get(ledger, entry)
         return packet if packet is not None else self._read_cache.get(ledger, entry)
 
@@ -483,7 +485,7 @@ class Bookie:
         elif self._take(batch, outcome, out):
             self._gather(batch, out)
 
-    def _take(self, batch: _Batch, outcome: bytes | Code, out: list[Any]) -> bool:
+    def _take(self, batch: _Batch, outcome: Buffer | Code, out: list[Any]) -> bool:
         """Whether the batch goes on; if not it has been answered. What is missing ends it, unless it is the first."""
         m = batch.request
         code = Code.OK
@@ -562,6 +564,14 @@ class Bookie:
 
     def _unsupported(self, peer: Peer, m: Unsupported, out: list[Any]) -> None:
         out.append(Send(peer, m))
+
+
+def _can_stay(packet: Buffer) -> bool:
+    """Whether a packet may be kept where it was received: what it keeps in memory with it is no more than itself."""
+    if len(packet) < _STAYS_BYTES or not isinstance(packet, memoryview):
+        return False
+    received = packet.obj
+    return isinstance(received, bytes | bytearray) and packet.readonly and len(received) <= 2 * len(packet)
 
 
 def _refusal(request: Any, code: Code) -> Any:

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from dlog.wire.framing import Buffer
+
 _ENTRY_OVERHEAD = 200  # bytes of bookkeeping an entry costs beside its own
 
 
 class Stored(NamedTuple):
     """An entry packet and its CRC32C, computed when it was received and kept to the disk."""
 
-    packet: bytes
+    packet: Buffer
     crc: int
 
 
@@ -41,7 +43,7 @@ class WriteCache:
         self.bytes_active += len(stored.packet) + _ENTRY_OVERHEAD
         self.entries_active += 1
 
-    def get(self, ledger: int, entry: int) -> bytes | None:
+    def get(self, ledger: int, entry: int) -> Buffer | None:
         for half in (self._active, self._flushing):
             entries = half.get(ledger)
             if entries is not None:

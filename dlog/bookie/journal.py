@@ -28,6 +28,7 @@ from typing import NamedTuple
 from fastcrc.crc32 import iscsi as crc32c
 
 from dlog.errors import DamagedError
+from dlog.wire.framing import Buffer
 
 BLOCK = 4096
 HEADER_BYTES = BLOCK
@@ -57,7 +58,7 @@ class Record(NamedTuple):
     """What one record says. `crc` is the CRC32C of the payload."""
 
     kind: int
-    payload: bytes
+    payload: Buffer
     crc: int
 
 
@@ -91,10 +92,10 @@ def ledger_record(ledger: int, master_key: bytes, fenced: bool) -> Record:
     return Record(Kind.LEDGER, payload, crc32c(payload))
 
 
-def parse_ledger_record(payload: bytes) -> tuple[int, bytes, bool]:
+def parse_ledger_record(payload: Buffer) -> tuple[int, bytes, bool]:
     """ledger, master key, fenced."""
     ledger, flags, size = _LEDGER.unpack_from(payload)
-    return ledger, payload[_LEDGER.size : _LEDGER.size + size], bool(flags & 1)
+    return ledger, bytes(payload[_LEDGER.size : _LEDGER.size + size]), bool(flags & 1)
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
@@ -128,9 +129,9 @@ def seed_of(header: bytes, file_id: int, owner: int, size: int) -> int:
     raise JournalDamaged(f"journal file's header does not verify: file={file_id}")
 
 
-def encode_group(seed: int, number: int, first_sequence: int, records: Sequence[Record]) -> tuple[list[bytes], int]:
+def encode_group(seed: int, number: int, first_sequence: int, records: Sequence[Record]) -> tuple[list[Buffer], int]:
     """The group as buffers to write in order, and their total length, a multiple of BLOCK."""
-    buffers: list[bytes] = [b""]
+    buffers: list[Buffer] = [b""]
     body = 0
     sequence = first_sequence
     pack, crc_pack = _HEAD.pack, _CRC.pack
@@ -170,7 +171,7 @@ class JournalPlan:
         self.mark = Mark(file_id, HEADER_BYTES, self.mark.group, self.mark.sequence)
         self._seed = seed
 
-    def group(self, records: Sequence[Record]) -> tuple[list[bytes], int]:
+    def group(self, records: Sequence[Record]) -> tuple[list[Buffer], int]:
         """Buffers of the next group and the offset they go to; the mark moves behind it."""
         file, offset, number, sequence = self.mark
         buffers, size = encode_group(self._seed, number + 1, sequence, records)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from dlog.errors import CookieError
+from dlog.wire.framing import Buffer
 
 BLOCK_BYTES = 4096  # what a disk takes as a whole, and a page of memory
 _VECTOR_MAX = 1024  # buffers in one call, by POSIX's usual limit
@@ -28,7 +29,7 @@ NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 class File(Protocol):
     """An open file, read and written at explicit offsets; safe to read from several threads."""
 
-    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None: ...
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None: ...
 
     def reserve(self, length: int, offset: int) -> None:
         """Have the disk set room aside for what will be written there; nothing that can be read changes.
@@ -133,12 +134,12 @@ class RealFile:
         self._fd = fd
         self._direct = _UNTRIED  # the same file, opened to write past the page cache
 
-    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         vector = list(_joined(buffers))
         for at in range(0, len(vector), _VECTOR_MAX):
             offset = self._write_all(vector[at : at + _VECTOR_MAX], offset)
 
-    def _write_all(self, vector: list[bytes], offset: int) -> int:
+    def _write_all(self, vector: list[Buffer], offset: int) -> int:
         expected = sum(map(len, vector))
         written = os.pwritev(self._fd, vector, offset)
         if written < expected:  # a signal, or the disk is full: the next call tells
@@ -208,8 +209,8 @@ def _open_direct(fd: int) -> int:
         return _CANNOT
 
 
-def _joined(buffers: Sequence[bytes]) -> Iterator[bytes]:
-    small: list[bytes] = []
+def _joined(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
+    small: list[Buffer] = []
     for buffer in buffers:
         if len(buffer) < _JOIN_BYTES:
             small.append(buffer)

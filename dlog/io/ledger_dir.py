@@ -38,6 +38,7 @@ from dlog.bookie.journal import Mark
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.errors import DamagedError
 from dlog.io.disk import BLOCK_BYTES, Disk, File, read_whole, write_whole
+from dlog.wire.framing import Buffer
 
 MANIFEST = "MANIFEST"
 _OURS = ("index-", "entries-")
@@ -327,7 +328,7 @@ class _BlockAppender:
         self._gathered = 0
         self.offset = offset  # of the next byte to be added
 
-    def add(self, buffer: bytes) -> None:
+    def add(self, buffer: Buffer) -> None:
         gathered, size = self._gathered, len(buffer)
         self.offset += size
         if gathered + size <= len(self._blocks):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from dlog.errors import CookieError
 from dlog.io.disk import BLOCK_BYTES, DirectoryLock
+from dlog.wire.framing import Buffer
 
 SECTOR = 512
 
@@ -424,7 +425,7 @@ class SimulatedFile:
         self.inode = inode
         disk.opened(inode)
 
-    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._step()
         self._disk.write(self.inode, offset, b"".join(buffers))
 

@@ -33,7 +33,7 @@ def journal_records(data: Any) -> Iterator[tuple[Any, ...]]:
         assert isinstance(record, Record)
         if record.kind == Kind.ADD:
             ledger, entry, _, _ = ENTRY_HEAD.unpack_from(record.payload)
-            yield ("add", ledger, entry, record.payload)
+            yield ("add", ledger, entry, bytes(record.payload))
         else:
             ledger, _, fenced = parse_ledger_record(record.payload)
             if fenced:
@@ -50,7 +50,7 @@ class HousedBookie:
                 restored.apply(record, salvage=False)
         entries, rows = restored.take()
         self.ailments = ailments
-        self.index = {ledger: {entry: s.packet for entry, s in held.items()} for ledger, held in entries.items()}
+        self.index = {ledger: {entry: bytes(s.packet) for entry, s in held.items()} for ledger, held in entries.items()}
         self.bookie = Bookie(draw(BookieOptions, random.Random(ailments.rng.random())), rows)
         self.later: dict[int, Fetched | Flush] = {}
         self.asked = 0
@@ -113,5 +113,5 @@ class HousedBookie:
             return thing
         for ledger, entries in thing.entries.items():
             held = self.index.setdefault(LedgerId(ledger), {})
-            held.update({EntryId(entry): stored.packet for entry, stored in entries.items()})
+            held.update({EntryId(entry): bytes(stored.packet) for entry, stored in entries.items()})
         return Flushed()

@@ -21,6 +21,7 @@ from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import BookieInfo
 from dlog.io.threads import RealThreads
 from dlog.model.ids import BookieId
+from dlog.wire.framing import Buffer
 from tests.integration.bookie.raw import add_frame, read_frame
 
 OPTIONS = BookieOptions(
@@ -39,7 +40,7 @@ class FailingFile:
         self._file = file
         self._disk = disk
 
-    def pwritev(self, buffers: Sequence[bytes], offset: int) -> None:
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         self._file.pwritev(buffers, offset)
 
     def reserve(self, length: int, offset: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -14,6 +15,7 @@ from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId
 from dlog.wire.bookie import AddEntry, Auth, AuthDone, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.framing import Buffer
 from tests.crashpoints.station import KEY, Station, add, batch, fence, fresh, packet, read
 from tests.simulation.disk import SimulatedDisk, all_lost
 
@@ -125,6 +127,51 @@ class TestAdds:
     def test_one_add_larger_than_the_bound_is_taken_when_nothing_waits(self) -> None:
         station = fresh(BookieOptions(journal_file_bytes=64 * 1024, journal_waiting_bytes_max=10))
         stored(station, 1, 0)
+
+
+class TestWhatIsKeptOfAReceive:
+    """A large packet stays where it was received, unless far more would stay with it."""
+
+    @staticmethod
+    def kept(station: Station, received: Buffer, size: int, at: int = 0) -> Buffer:
+        """What the journal is handed of an add whose packet are `size` bytes of what was received."""
+        (ledger, entry), part = struct.unpack_from(">qq", received, at), memoryview(received)[at : at + size]
+        station.ask(AddEntry(LedgerId(ledger), EntryId(entry), KEY, (part,)))
+        [(_, records)] = station.waiting
+        payload: Buffer = records[-1].payload
+        assert payload == part
+        return payload
+
+    @pytest.mark.parametrize("around", [0, 40, 4096])
+    def test_a_large_packet_is_not_copied(self, station: Station, around: int) -> None:
+        received = bytes(around // 2) + packet(1, 0, bytes(range(256)) * 16) + bytes(around - around // 2)
+        kept = self.kept(station, received, 32 + 4096, around // 2)
+        assert isinstance(kept, memoryview) and kept.obj is received
+
+    def test_what_would_keep_more_than_itself_in_memory_is_copied(self, station: Station) -> None:
+        received = packet(1, 0, bytes(4096)) + bytes(32 + 4096 + 1)
+        assert isinstance(self.kept(station, received, 32 + 4096), bytes)
+
+    def test_a_small_packet_is_copied(self, station: Station) -> None:
+        assert isinstance(self.kept(station, packet(1, 0, b"small"), 32 + 5), bytes)
+
+    def test_what_somebody_may_write_to_is_copied(self, station: Station) -> None:
+        received = bytearray(packet(1, 0, bytes(4096)))
+        kept = self.kept(station, received, len(received))
+        received[-1] = 1
+        assert kept == packet(1, 0, bytes(4096))
+
+    def test_it_is_served_from_memory_and_from_the_disk_as_it_came(self, station: Station) -> None:
+        whole = packet(1, 0, bytes(range(256)) * 32)
+        self.kept(station, whole, len(whole))
+        station.commit()
+        assert station.stored(1, 0) == whole
+        station.ask(add(1, 0, b"other"), batch(1, 0))
+        assert station.take_answers()[-1].packets == (whole,)
+        station.commit()
+        station.checkpoint()
+        assert station.stored(1, 0) == whole
+        assert Station(station.disk, OPTIONS).stored(1, 0) == whole
 
 
 class TestFences:

@@ -73,7 +73,7 @@ class Tape:
             for i, data, size in ((i, data, len(data)) for i, data in sorted(self.files.items()))
             if i >= mark.file
         ]
-        return [r.payload for group in replay(files, mark, on_damage) for r in group.records]
+        return [bytes(r.payload) for group in replay(files, mark, on_damage) for r in group.records]
 
 
 def test_what_is_written_is_read_over_many_files() -> None:
