@@ -84,7 +84,7 @@ class Lease:
         self.epoch = Epoch(0)  # of the claim, once held
         self.previous = Owner()  # whom it took the stream from
         self.newest = Owner()  # the newest claim seen, ours or not
-        self.seen: Versioned | None = None  # the stream as our claim left it
+        self.seen: Versioned | None = None  # the stream as our claim left it, until `take_seen`
         self.error: DLogError | None = None  # why it is lost
         self._options = options
         self._base: Epoch | None = None  # the epoch we may replace
@@ -119,6 +119,13 @@ class Lease:
             )
         )
         return False
+
+    def take_seen(self) -> Versioned:
+        """The stream as our claim left it, asked for once: who keeps it up to date has it from here on, and a lease
+        that is held does not keep what has become old."""
+        seen, self.seen = self.seen, None
+        assert seen is not None, "a claim that is held has seen its stream, and hands it out once"
+        return seen
 
     def lose(self, error: DLogError) -> None:
         """Give the lease up for a reason found elsewhere."""

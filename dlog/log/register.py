@@ -59,9 +59,9 @@ class Register:
     )
 
     def __init__(self, lease: Lease, options: OwnerOptions) -> None:
-        assert lease.seen is not None, "a register begins with what the claim wrote"
-        self.value: StreamMetadata = lease.seen.value
-        self._version = lease.seen.version
+        seen = lease.take_seen()  # a register begins with what the claim wrote
+        self.value: StreamMetadata = seen.value
+        self._version = seen.version
         self._lease = lease
         self._options = options
         self._wanted: tuple[Change, ...] = ()

@@ -64,20 +64,19 @@ class Tails:
 
     def __init__(self) -> None:
         self._tails: dict[str, dict[Tail, None]] = {}  # in the order they came
-        self._newest: dict[str, dict[int, LacMoved]] = {}  # of the last segments
+        self._newest: dict[str, tuple[LacMoved, ...]] = {}  # of the last segments; mostly of one: a dict weighs thrice
 
     def __len__(self) -> int:
         return sum(len(tails) for tails in self._tails.values())
 
     def moved(self, event: LacMoved) -> None:
         """The owner of a stream says how far it is confirmed; of a segment it has just begun, -1."""
-        newest = self._newest.setdefault(event.stream, {})
-        if _ended_empty(event):
-            newest.pop(event.segment, None)  # until the number comes again there is nothing to say of it
-        else:
-            newest[event.segment] = event
+        newest = [told for told in self._newest.get(event.stream, ()) if told.segment != event.segment]
+        if not _ended_empty(event):  # until the number comes again there is nothing to say of it
+            newest.append(event)
         if len(newest) > SEGMENTS_KEPT:
-            del newest[min(newest)]
+            newest.remove(min(newest, key=_segment))
+        self._newest[event.stream] = tuple(newest)
         for tail in self._tails.get(event.stream, ()):
             tail.note(event)
             tail.listener.lac_moved(tail)
@@ -85,7 +84,7 @@ class Tails:
     def add(self, tail: Tail) -> None:
         """Begin with where the stream stands."""
         self._tails.setdefault(tail.stream, {})[tail] = None
-        for event in self._newest.get(tail.stream, {}).values():
+        for event in self._newest.get(tail.stream, ()):
             tail.note(event)
             tail.listener.lac_moved(tail)
 
@@ -98,8 +97,8 @@ class Tails:
         newest = self._newest.get(stream)
         if not newest:
             return None
-        segment = max(newest)
-        return segment, newest[segment].lac + 1, 0
+        last = max(newest, key=_segment)
+        return last.segment, last.lac + 1, 0
 
     def remove(self, tail: Tail) -> None:
         tails = self._tails.get(tail.stream)
@@ -113,6 +112,10 @@ class Tails:
         self._newest.pop(stream, None)
         for tail in self._tails.pop(stream, ()):
             tail.listener.tail_ended(tail, error())
+
+
+def _segment(event: LacMoved) -> int:
+    return event.segment
 
 
 def _ended_empty(event: LacMoved) -> bool:

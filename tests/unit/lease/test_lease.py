@@ -56,7 +56,8 @@ def test_a_claim_adds_one_to_the_epoch_and_carries_the_nonce() -> None:
     one.handle(MetadataSeen(claim.token, Versioned(claim.value, 2)))
     assert one.state is LeaseState.HELD
     assert one.epoch == 1
-    assert one.seen == Versioned(claim.value, 2)
+    assert one.take_seen() == Versioned(claim.value, 2)
+    assert one.seen is None
 
 
 def test_a_claim_that_lost_the_race_gives_way_and_says_to_whom() -> None:
