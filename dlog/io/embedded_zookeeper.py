@@ -34,6 +34,8 @@ INSTALL_HINT = "pip install 'dlogd[embedded]'"
 JARS_ENV = "DLOG_ZOOKEEPER_JARS"
 TICK_MS = 500  # sessions may last 2..20 ticks: 1 s to 10 s
 START_TIMEOUT_S = 60.0
+ANSWER_MIN_S = 0.1  # how long a question at the start waits at first: one that came too early may never be answered
+ANSWER_MAX_S = 2.0
 _PORTS = range(20_000, 32_000)  # below what the kernel gives to connections of its own choice
 STOP_TIMEOUT_S = 5.0
 
@@ -260,9 +262,16 @@ class EmbeddedZooKeeper:
         )
 
     async def _wait_answer(self, running: _Running, port: int) -> None:
+        patience_s = ANSWER_MIN_S
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                while not await _answers(self.host, port):
+                while True:
+                    try:
+                        async with asyncio.timeout(patience_s):
+                            if await _answers(self.host, port):
+                                return
+                    except TimeoutError:
+                        patience_s = min(2 * patience_s, ANSWER_MAX_S)
                     code = running.process.poll()
                     if code is not None:
                         raise ZooKeeperStartError(f"the server ended: code={code} said={_tail(running.output)}")
@@ -274,14 +283,13 @@ class EmbeddedZooKeeper:
 async def _answers(host: str, port: int) -> bool:
     """Whether the server serves (and does not merely listen)."""
     try:
-        async with asyncio.timeout(2.0):
-            reader, writer = await asyncio.open_connection(host, port)
-            try:
-                writer.write(b"srvr")
-                return b"Mode: " in await reader.read()
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            writer.write(b"srvr")
+            return b"Mode: " in await reader.read()
+        finally:
+            writer.close()
+    except OSError:
         return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -50,6 +51,38 @@ async def test_a_port_in_use_is_an_error_and_leaves_nothing_running(
         await taken.start()
     assert taken.pid is None
     await own_zookeeper.start()  # the directory is free again
+
+
+async def test_a_question_that_came_too_early_is_given_up_soon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A server that has just begun to listen may take a connection and never answer on it."""
+    monkeypatch.setattr(embedded_zookeeper, "START_TIMEOUT_S", 1.9)  # less than one long patience
+    heard = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal heard
+        heard += 1
+        number = heard
+        await reader.readexactly(4)
+        if number > 2:
+            writer.write(b"Mode: standalone\n")
+        else:
+            await reader.read()  # until the asker has gone
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as early:
+        port = early.sockets[0].getsockname()[1]
+        server = EmbeddedZooKeeper(tmp_path, port=port)  # one try
+        monkeypatch.setattr(embedded_zookeeper, "_is_free", lambda host, port: True)
+        monkeypatch.setattr(server, "_spawn", lambda port: sleeping(tmp_path))
+        await server.start()
+        await server.stop()
+    assert heard == 3
+
+
+def sleeping(directory: Path) -> embedded_zookeeper._Running:
+    """A process that lives, in the place of a server's."""
+    process = subprocess.Popen(["sleep", "60"])
+    return embedded_zookeeper._Running(process, (directory / "lock").open("wb"), directory / "server.log")
 
 
 def without_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
