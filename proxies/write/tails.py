@@ -64,7 +64,7 @@ class Tails:
 
     def __init__(self) -> None:
         self._tails: dict[str, dict[Tail, None]] = {}  # in the order they came
-        self._newest: dict[str, tuple[LacMoved, ...]] = {}  # of the last segments; mostly of one: a dict weighs thrice
+        self._newest: dict[str, tuple[LacMoved, ...]] = {}  # of the last segments; of one, mostly, which weighs less so
 
     def __len__(self) -> int:
         return sum(len(tails) for tails in self._tails.values())
