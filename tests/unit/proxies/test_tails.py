@@ -71,7 +71,7 @@ def test_who_comes_when_a_segment_has_ended_empty_is_told_nothing_of_its_number(
 
 def test_who_comes_late_is_told_of_the_last_segments_whatever_order_they_moved_in() -> None:
     tails, listener = Tails(), Listener()
-    for segment, lac in ((2, 6), (1, 5), (4, 8), (3, 7), (2, 9)):
+    for segment, lac in ((2, 9), (1, 5), (4, 8), (3, 7)):
         tails.moved(LacMoved("s", segment, lac))
     assert tails.place("s") == (4, 9, 0)
     tail = Tail(listener, 5, "s")
