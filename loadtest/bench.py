@@ -71,6 +71,7 @@ class Bench:
         self.watch = Watch()
         self.producers: list[Generator] = []
         self.readers: list[tuple[Generator, list[Path]]] = []
+        self._unjudged: list[Generator] = []  # readers too
         self._room = room
         self._options = dict(options)
         self._seed = seed
@@ -121,6 +122,8 @@ class Bench:
         generator, path = await self._start(name, job, wait=wait)
         if judged:
             self.readers.append((generator, [path]))
+        else:
+            self._unjudged.append(generator)
         return generator
 
     def _job(self, kind: str) -> dict[str, Any]:
@@ -151,7 +154,7 @@ class Bench:
 
     def processes(self) -> dict[str, Sequence[int]]:
         """Of the system by role, and our generators."""
-        mine = [g.pid for g in (*self.producers, *(reader for reader, _ in self.readers))]
+        mine = [g.pid for g in (*self.producers, *(reader for reader, _ in self.readers), *self._unjudged)]
         return {**self.system.processes(), "generator": mine}
 
     def go(self, generators: Sequence[Generator]) -> int:

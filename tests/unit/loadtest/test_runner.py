@@ -70,6 +70,17 @@ async def test_every_workload_comes_to_a_figure_and_is_checked(name: str, change
     assert found.value(wanted) is not None, sorted(found.values)
 
 
+async def test_a_writer_is_weighed_beside_a_catch_up_only_while_somebody_reads() -> None:
+    """What is read before the measured time is over has left the writer alone again, and that is said."""
+    ratio = "p99_disturbed_over_undisturbed"
+    (short,) = (await ran(plan("W8", {"backlog_mb": "1", "rate": "500"}))).results
+    assert short["figures"][ratio] is None and short["figures"]["catch_up_mb_per_s"] > 0
+    assert any("raise backlog_mb" in text for text in short["errors"]), short["errors"]
+    (long,) = (await ran(plan("W8", {"backlog_mb": "300", "rate": "500", "seconds": "0.1"}))).results
+    assert long["figures"][ratio] > 0 and not long["errors"], long["errors"]
+    assert long["usage"]["generator"]["processes"] == 2, "what the reader takes is no stranger's"
+
+
 @pytest.mark.parametrize("breach", [breach for breach in BREACHES if breach])
 async def test_a_run_that_is_not_green_has_no_figure(breach: str) -> None:
     run = await ran(plan("W2", {"rate": "500"}, options={"toy": {"breach": breach}}))
