@@ -158,6 +158,7 @@ class LedgerDir:
                 file = self._disk.open(f"{self._directory}/{_log_name(number)}")
             except FileNotFoundError as error:
                 raise DamagedError(f"an entry log is missing: dir={self._directory} log={number}") from error
+            file.read_as_asked()
             self._logs[number] = file
         return file
 
@@ -194,8 +195,11 @@ class LedgerDir:
 
     def _write_entries(self, log: LogFile, entries: Half, builder: RunBuilder, chunks: list[bytes]) -> LogFile:
         """Append all entries in order, then the table of contents, as whole blocks; durable when it returns."""
-        file = self._log(log.log) if log.length else self._create(_log_name(log.log))
-        self._logs[log.log] = file
+        if log.length:
+            file = self._log(log.log)
+        else:
+            file = self._logs[log.log] = self._create(_log_name(log.log))
+            file.read_as_asked()
         if self._blocks is None:
             self._blocks = memoryview(mmap.mmap(-1, _WRITE_BYTES))
         writer = _BlockAppender(file, log.length, self._blocks)

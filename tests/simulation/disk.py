@@ -441,6 +441,9 @@ class SimulatedFile:
             self._mount.look()
         return self._disk.read(self.inode, length, offset)
 
+    def read_as_asked(self) -> None:
+        """Nothing that could be seen."""
+
     def datasync(self) -> None:
         self._step()
         self._disk.sync(self.inode)

@@ -52,6 +52,9 @@ class FailingFile:
     def pread(self, length: int, offset: int) -> bytes:
         return self._file.pread(length, offset)
 
+    def read_as_asked(self) -> None:
+        self._file.read_as_asked()
+
     def datasync(self) -> None:
         if self._disk.failing:
             raise OSError(errno.EIO, "fdatasync failed")

@@ -22,7 +22,7 @@ from dlog.io.ledger_dir import LedgerDir
 from dlog.wire.bookie import Code
 from dlog.wire.digest import crc32c
 from tests.crashpoints.station import Station, add, packet
-from tests.simulation.disk import SimulatedDisk
+from tests.simulation.disk import SimulatedDisk, SimulatedFile
 
 DIR = "/d"
 
@@ -70,6 +70,22 @@ def test_a_log_is_whole_blocks_whatever_the_sizes_of_entries(body: int) -> None:
     for again in (made, directory(disk)):
         for ledger, entry in itertools.product((1, 2), range(3)):
             assert again.lookup(ledger, entry, 1, 1 << 30) == [packet(ledger, entry, bytes(body))]
+
+
+def test_entry_logs_are_read_as_asked_whoever_opened_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the system reads ahead of a catch-up, the journal's syncs wait behind; runs are looked up at random."""
+    asked: list[int] = []
+    monkeypatch.setattr(SimulatedFile, "read_as_asked", lambda file: asked.append(file.inode))
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    made.flush(half((1, 1)), [row(1, 1)], FIRST_MARK)
+    (log,) = made.manifest.logs
+    inode = disk.open(f"{DIR}/entries-{log.log:08x}").inode
+    assert asked == [inode], "when it was made"
+    again = directory(disk)
+    assert again.lookup(1, 0, 1, 1 << 20) + again.lookup(1, 1, 1, 1 << 20) == [packet(1, 0), packet(1, 1)]
+    assert asked == [inode, inode], "and when it was opened"
 
 
 def test_a_log_that_ends_within_a_block_is_not_continued() -> None:

@@ -71,6 +71,46 @@ def test_what_ails_the_disk_is_told_by_a_write_past_the_page_cache(
         file.write_blocks(memoryview(mmap.mmap(-1, BLOCK_BYTES)), 0)
 
 
+def test_much_is_read_in_pieces_that_a_sync_need_not_wait_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = RealDisk().create(str(tmp_path / "file"))
+    whole = bytes(range(251)) * 5000
+    file.pwritev([whole], 0)
+    asked: list[int] = []
+    read = os.pread
+
+    def pread(fd: int, length: int, offset: int) -> bytes:
+        asked.append(length)
+        return read(fd, length - (length > 4096), offset)  # as if it were cut short
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert file.pread(len(whole), 0) == whole and max(asked) == disk._READ_BYTES < len(whole)
+    assert file.pread(len(whole), 1000) == whole[1000:], "short at the end of the file"
+    assert file.pread(100, len(whole)) == b"" and file.pread(0, 0) == b""
+    asked.clear()
+    assert file.pread(4096, 7) == whole[7:4103] and asked == [4096]
+
+
+@pytest.mark.parametrize("refusal", [None, OSError(errno.ENOSYS, "no advice here"), AttributeError("not here")])
+def test_a_system_is_asked_to_read_nothing_ahead_and_may_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Exception | None
+) -> None:
+    file = RealDisk().create(str(tmp_path / "file"))
+    file.pwritev([b"there"], 0)
+    advised: list[tuple[int, int, int]] = []
+
+    def advise(_: int, *told: int) -> None:
+        if refusal is not None:
+            raise refusal
+        advised.append((told[0], told[1], told[2]))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    file.read_as_asked()
+    assert file.pread(5, 0) == b"there"
+    assert advised == ([] if refusal else [(0, 0, os.POSIX_FADV_RANDOM)])
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EINTR])
 def test_only_want_of_room_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Anything else the write itself tells, if it is more than a file system that cannot reserve."""
