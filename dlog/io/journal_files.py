@@ -8,6 +8,7 @@ Names: `journal-<id>` in use or prepared; `spare-<id>` zero-filled or recycled, 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import re
 import secrets
 import threading
@@ -215,9 +216,10 @@ class JournalFiles:
         path = f"{self._directory}/{name}"
         file = self._disk.create(path)
         try:
-            zeros = bytes(min(_FILL_BYTES, self._file_bytes))
-            for at in range(0, self._file_bytes, len(zeros)):
-                file.pwritev([zeros[: self._file_bytes - at]], at)
+            file.reserve(self._file_bytes, 0)
+            zeros = memoryview(mmap.mmap(-1, _FILL_BYTES))  # read only: takes no memory
+            for at in range(0, self._file_bytes, _FILL_BYTES):
+                file.write_blocks(zeros[: self._file_bytes - at], at)
             file.datasync()
         except OSError:
             with contextlib.suppress(OSError):

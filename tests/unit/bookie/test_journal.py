@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from fastcrc.crc32 import iscsi as crc32c
@@ -27,7 +29,10 @@ from dlog.bookie.journal import (
     seed_of,
 )
 from dlog.bookie.options import BookieOptions
+from dlog.io.disk import RealDisk, RealFile
+from dlog.io.journal_files import JournalFiles
 from dlog.wire.bookie import Code
+from dlog.wire.framing import Buffer
 from tests.crashpoints.station import Station, add, packet
 from tests.simulation.disk import SimulatedDisk
 
@@ -295,3 +300,24 @@ def test_names_that_are_not_ours_are_left_alone() -> None:
     station.commit()
     assert Station(disk, OPTIONS).stored(1, 0) == packet(1, 0)
     assert {"journal-old", "journal-", "spare-mine", "core"} <= set(disk.names("/journal"))
+
+
+def test_a_new_file_is_filled_past_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros that nobody reads are copied nowhere. A size that is no multiple of a fill's is filled to its end."""
+    through: list[int] = []
+    written = RealFile.pwritev
+
+    def pwritev(file: RealFile, buffers: Sequence[Buffer], offset: int) -> None:
+        through.append(sum(map(len, buffers)))
+        written(file, buffers, offset)
+
+    monkeypatch.setattr(RealFile, "pwritev", pwritev)
+    size = (5 << 20) // 2 + BLOCK
+    files = JournalFiles(RealDisk(), str(tmp_path), owner=1, file_bytes=size)
+    files.start(FIRST_MARK)
+    files.prepare(2)
+    files.close()
+    assert through == [HEADER_BYTES] * 3
+    made = sorted(tmp_path.iterdir())
+    assert len(made) == 3
+    assert all(path.read_bytes()[HEADER_BYTES:] == bytes(size - HEADER_BYTES) for path in made)
