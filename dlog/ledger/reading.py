@@ -109,6 +109,18 @@ class _Range:
     def is_finished(self) -> bool:
         return self.next > self.request.last or (bool(self.done) and self.bytes >= self.request.bytes_max)
 
+    @property
+    def is_as_good_as_finished(self) -> bool:
+        """Nothing is under way, and one more entry like those that came would be too many: whoever goes on asks for it
+        together with those behind it, instead of waiting for a question about it alone."""
+        count = len(self.done)
+        return (
+            count > 0
+            and not self.reads
+            and not self.batches
+            and self.bytes + self.bytes // count > self.request.bytes_max
+        )
+
 
 class LedgerReader:
     """Reads one ledger, many ranges at once.
@@ -268,7 +280,7 @@ class LedgerReader:
         while not waiting.is_finished and (read := waiting.reads.get(waiting.next)) and read.value is not None:
             del waiting.reads[waiting.next]
             self._collect(waiting, read.value)
-        if waiting.is_finished:
+        if waiting.is_finished or waiting.is_as_good_as_finished:
             self._answer(waiting, ReadDone(tuple(waiting.done)))
             return
         self._ask_more(waiting)

@@ -137,6 +137,18 @@ def test_where_every_bookie_has_every_entry_a_run_is_asked_for_at_once() -> None
     assert got(story) == [b"zero", b"one", b"two", b"three"]
 
 
+def test_a_run_is_answered_when_one_more_entry_like_those_that_came_would_be_too_many() -> None:
+    """Whoever reads on asks for it with what lies behind it: a question of its own would be waited for."""
+    story = reader(batch=True)
+    read(story, 0, 9, 10_000)
+    lines = batch(story, "a", 0, 1, packet(0, b"z" * 4096), packet(1, b"o" * 4096))
+    assert lines[-1].startswith("answer 1")
+    assert got(story) == [b"z" * 4096, b"o" * 4096]
+    read(story, 0, 9, 13_000)
+    lines = batch(story, "a", 0, 2, packet(0, b"z" * 4096), packet(1, b"o" * 4096))
+    assert lines == ["read 2+8 of a max=4808"], "one more would fit"
+
+
 def test_a_batch_ends_at_its_fragment() -> None:
     story = reader(ledger("0 a b c", "2 d e f"), batch=True)
     assert read(story, 0, 5) == ["read 0+2 of a max=1048576"]
