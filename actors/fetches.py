@@ -1,14 +1,15 @@
 """Entries on their way from a store, and what each who waits for them gets.
 
 The law of this room: one fetch serves all who want some of it, each gets no more than it asked for, and who asked the
-same is told the same. The next block of a stream is fetched while the one before is on its way to its reader. A fetch
-that failed is told to those who waited for it and kept for nobody.
+same is told the same. Two blocks of a stream are ahead of who reads on: one on its way from the store while the one
+before it goes to the reader. A fetch that failed is told to those who waited for it and kept for nobody.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from actors.entry_cache import EntryCache
@@ -19,6 +20,9 @@ from dlog.log.read_messages import EntriesGot, GetEntries, SourceFailed
 from dlog.model.ids import EntryId, StreamName
 from dlog.model.segment import Segment
 from dlog.stores.contract import ReaderClosedError
+
+AHEAD = 2  # blocks that are on their way, or here and unread, before who reads on
+_UNREAD_MAX = 64  # blocks of a segment that are remembered as unread; one that is forgotten only stops reading ahead
 
 
 class Source(Protocol):
@@ -56,17 +60,18 @@ class Fetches:
         self._readers = readers
         self._at_once = at_once
         self._fetch_bytes = fetch_bytes
-        self._flights: dict[str, list[_Flight]] = {}  # by segment key
-        self._unread: dict[str, tuple[int, int]] = {}  # by segment key: block read ahead last, while nobody is there
+        self._ways: dict[str, _Way] = {}  # by segment key
 
     def clear(self) -> None:
         """What is under way is nobody's any more."""
-        self._flights.clear()
-        self._unread.clear()
+        self._ways.clear()
 
     def forget(self, key: str) -> None:
         """A segment is gone."""
-        self._unread.pop(key, None)
+        way = self._ways.get(key)
+        if way is not None:
+            way.unread.clear()
+            self._drop_if_idle(key)
 
     def answer(self, view: View, question: GetEntries) -> None:
         """From the cache, or with what a fetch brings."""
@@ -75,27 +80,42 @@ class Fetches:
         payloads = self._cache.run(key, first, question.last, question.max_bytes)
         if payloads:
             view.say(EntriesGot(segment.number, segment.place, first, tuple(payloads)))
-            after = first + len(payloads)
-            self._read_ahead(segment, key, after)
-            unread = self._unread.get(key)
-            if unread is not None and unread[0] < after and first < unread[1]:
-                del self._unread[key]
-                self._read_ahead(segment, key, unread[1])
+            self._read_on(segment, key, first, first + len(payloads))
             return
         self._find_flight(segment, key, first, question.last).waiters.append((view, question))
 
+    def _read_on(self, segment: Segment, key: str, first: int, after: int) -> None:
+        """Somebody was given `first` .. `after` - 1 from the cache: what lies behind it, or behind a block that was
+        read ahead and that he is the first to come to, is wanted soon."""
+        self._read_ahead(segment, key, after)
+        way = self._ways.get(key)
+        end = way.come_to(first, after) if way is not None else None
+        if end is not None:
+            self._read_blocks_ahead(segment, key, end)
+
     def _read_ahead(self, segment: Segment, key: str, first: int) -> None:
         if first <= self._source.lac(segment) and not self._cache.holds(key, first):
-            self._find_flight(segment, key, first, self._source.lac(segment))
+            self._find_flight(segment, key, first, first)
+
+    def _read_blocks_ahead(self, segment: Segment, key: str, first: int) -> None:
+        """From `first` on AHEAD blocks are on their way or unread, as far as it is known where a block will end."""
+        for _ in range(AHEAD):
+            way = self._ways.get(key)
+            end = way.end_of_block_at(first) if way is not None else None
+            if end is None:
+                if first > self._source.lac(segment) or self._cache.holds(key, first):
+                    return
+                end = self._find_flight(segment, key, first, first).last + 1
+            first = end
 
     def _find_flight(self, segment: Segment, key: str, first: int, last: int) -> _Flight:
-        flights = self._flights.setdefault(key, [])
-        for flight in flights:
-            if flight.first <= first <= flight.last:
-                return flight
-        flight = _Flight(first, max(last, self._source.lac(segment)))
-        flights.append(flight)
-        self._source.run_errand(self._fetch(segment, key, flight), f"fetch {self._source.stream} {key} {first}")
+        way = self._ways.get(key)
+        if way is None:
+            way = self._ways[key] = _Way()
+        flight = way.flight_over(first)
+        if flight is None:
+            flight = way.begin(first, max(last, self._source.lac(segment)))
+            self._source.run_errand(self._fetch(segment, key, flight), f"fetch {self._source.stream} {key} {first}")
         return flight
 
     async def _fetch(self, segment: Segment, key: str, flight: _Flight) -> None:
@@ -116,6 +136,7 @@ class Fetches:
             self._land(key, flight)
         if error is None:
             self._keep(segment.number, key, flight.first, payloads)
+            self._ways[key].learn(payloads, self._fetch_bytes)
         after, goes_on = flight.first + len(payloads), False
         got: dict[tuple[int, int, int], EntriesGot] = {}
         for view, question in flight.waiters:
@@ -135,9 +156,10 @@ class Fetches:
             else:
                 self.answer(view, question)
         if goes_on:
-            self._read_ahead(segment, key, after)  # fetched while this block is on its way to who asked
+            self._read_blocks_ahead(segment, key, after)  # fetched while this block is on its way to who asked
         elif error is None and not flight.waiters:
-            self._unread[key] = (flight.first, after)
+            self._ways[key].unread.append((flight.first, after))
+        self._drop_if_idle(key)
 
     def _keep(self, number: int, key: str, first: int, payloads: list[bytes]) -> None:
         """Put into the cache what was fetched, but for what was truncated or deleted while it was on its way."""
@@ -148,10 +170,12 @@ class Fetches:
         self._cache.put(key, first + gone, payloads[gone:])
 
     def _land(self, key: str, flight: _Flight) -> None:
-        flights = self._flights[key]
-        flights.remove(flight)
-        if not flights:
-            del self._flights[key]
+        self._ways[key].flights.remove(flight)
+
+    def _drop_if_idle(self, key: str) -> None:
+        way = self._ways.get(key)
+        if way is not None and not way.flights and not way.unread:
+            del self._ways[key]
 
 
 class _Flight:
@@ -163,6 +187,58 @@ class _Flight:
         self.first = first
         self.last = last
         self.waiters: list[tuple[View, GetEntries]] = []
+
+
+class _Way:
+    """What is on its way of one segment, and what came that nobody has looked at.
+
+    unread: blocks as (first entry, the one behind the last). A flight ends where a block like the one before would, so
+    that it is known where the next begins before this one has come.
+    """
+
+    __slots__ = ("_block", "flights", "unread")
+
+    def __init__(self) -> None:
+        self.flights: list[_Flight] = []
+        self.unread: deque[tuple[int, int]] = deque(maxlen=_UNREAD_MAX)
+        self._block = 0  # entries that fill a block, by what came last; 0: not known
+
+    def flight_over(self, entry: int) -> _Flight | None:
+        for flight in self.flights:
+            if flight.first <= entry <= flight.last:
+                return flight
+        return None
+
+    def begin(self, first: int, last: int) -> _Flight:
+        """A flight from `first` to the end of a block, at most to `last`, and not into what is on its way or unread."""
+        if self._block:
+            last = min(last, first + self._block - 1)
+        taken = [flight.first for flight in self.flights] + [block[0] for block in self.unread]
+        flight = _Flight(first, min([last, *(begin - 1 for begin in taken if begin > first)]))
+        self.flights.append(flight)
+        return flight
+
+    def end_of_block_at(self, entry: int) -> int | None:
+        """The entry behind the block on its way, or unread, that holds `entry`; None if none does."""
+        flight = self.flight_over(entry)
+        if flight is not None:
+            return flight.last + 1
+        for first, end in self.unread:
+            if first <= entry < end:
+                return end
+        return None
+
+    def come_to(self, first: int, after: int) -> int | None:
+        """Unread blocks that hold some of `first` .. `after` - 1 are so no more; the end of the last of them."""
+        here = [block for block in self.unread if block[0] < after and first < block[1]]
+        for block in here:
+            self.unread.remove(block)
+        return max(end for _, end in here) if here else None
+
+    def learn(self, payloads: Sequence[bytes], block_bytes: int) -> None:
+        size = sum(map(len, payloads))
+        if size:
+            self._block = max(1, len(payloads) * block_bytes // size)
 
 
 def cut(payloads: list[bytes], at: int, question: GetEntries) -> tuple[bytes, ...]:

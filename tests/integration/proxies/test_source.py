@@ -458,8 +458,8 @@ async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
             assert (await asker.hear(LacSeen)).lac == lac + 1
 
 
-async def test_the_next_block_is_fetched_while_the_one_before_is_on_its_way(monkeypatch: Any) -> None:
-    """One block ahead of who goes on, none behind the last of them, and none for one who looks at an entry only."""
+async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(monkeypatch: Any) -> None:
+    """Two blocks ahead of who goes on, none behind the last of them, and none for one who looks at an entry only."""
     async with stage() as on:
         asked: list[int] = []
         read = MemoryReader.read
@@ -471,12 +471,12 @@ async def test_the_next_block_is_fetched_while_the_one_before_is_on_its_way(monk
         monkeypatch.setattr(MemoryReader, "read", noted)
         on.source._options = replace(on.source._options, owner_wait_s=60.0)
         on.source._fetches._fetch_bytes = 2
-        segment = await on.write(10)
+        segment = await on.write(11)
         asker = Asker(on.source)
         await asker.look()
-        on.words.first = (1, 9, False)
+        on.words.first = (1, 10, False)
         asker.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await asker.hear(LacSeen)).lac == 9
+        assert (await asker.hear(LacSeen)).lac == 10
 
         async def fetched(first: int, last: int) -> list[int]:
             """Where the blocks begin that the store was asked for, once a reader was given its entry."""
@@ -487,6 +487,45 @@ async def test_the_next_block_is_fetched_while_the_one_before_is_on_its_way(monk
             return asked
 
         assert await fetched(0, 0) == [0], "a look at one entry"
-        assert await fetched(2, 9) == [0, 2, 4], "who goes on finds the next block there"
-        assert await fetched(3, 9) == [0, 2, 4], "one ahead, no more"
-        assert await fetched(4, 9) == [0, 2, 4, 6], "until somebody comes to it"
+        assert await fetched(2, 10) == [0, 2, 4, 6], "who goes on finds the next blocks there"
+        assert await fetched(3, 10) == [0, 2, 4, 6], "two ahead, no more"
+        assert await fetched(4, 10) == [0, 2, 4, 6, 8], "until somebody comes to one"
+        assert await fetched(8, 10) == [0, 2, 4, 6, 8, 10], "who leaps over one has what lies before him read on"
+
+
+async def test_blocks_ahead_are_on_their_way_at_one_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once it is known how many entries fill a block. Of larger ones less comes: what is behind is asked for anew."""
+    async with stage() as on:
+        asked: list[tuple[int, int]] = []
+        both, may_go = asyncio.Event(), asyncio.Event()
+        read = MemoryReader.read
+
+        async def noted(reader: MemoryReader, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+            asked.append((first, last))
+            if len(asked) == 3:
+                both.set()
+            if len(asked) > 1:
+                await may_go.wait()
+            found = await read(reader, first, last, max_bytes)
+            return found[:1] if first == 2 else found
+
+        monkeypatch.setattr(MemoryReader, "read", noted)
+        on.source._options = replace(on.source._options, owner_wait_s=60.0)
+        on.source._fetches._fetch_bytes = 2
+        segment = await on.write(10)
+        asker = Asker(on.source)
+        await asker.look()
+        on.words.first = (1, 9, False)
+        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await asker.hear(LacSeen)).lac == 9
+        asker.view.ask(GetEntries(segment, EntryId(0), EntryId(9), 2))
+        assert (await asker.hear(EntriesGot)).payloads == (b"0", b"1")
+        async with asyncio.timeout(90.0):
+            await both.wait()
+        assert asked == [(0, 9), (2, 3), (4, 5)], "the second begins where the first is to end"
+        for first in (2, 3):
+            asker.view.ask(GetEntries(segment, EntryId(first), EntryId(9), 1))
+        may_go.set()
+        assert (await asker.hear(EntriesGot)).payloads == (b"2",)
+        assert (await asker.hear(EntriesGot)).payloads == (b"3",)
+        assert asked.count((3, 3)) == 1, "asked for again, and no further than it is known who has the rest"

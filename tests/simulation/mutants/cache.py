@@ -117,6 +117,8 @@ STALENESS = (
     Mutant(
         name="the turn of who was told of the tail a moment ago never comes",
         invariants=("R2",),
+        style="roll",
+        seeds=1000,
         parts=planted(Turns, ("ask", "call_later(wait_s,", "call_later(1e6,")),
     ),
     Mutant(
@@ -156,11 +158,11 @@ NEGATIVES = (
         invariants=("R3",),
         parts=planted(
             Fetches,
-            ("_fetch", "error = failure", "error = failure\n        self._unread['!' + key] = (0, 0)"),
+            ("_fetch", "error = failure", "error = failure\n        self._ways['!' + key] = None"),
             (
                 "answer",
                 "    payloads = self",
-                "    if '!' + key in self._unread:\n"
+                "    if '!' + key in self._ways:\n"
                 "        view.say(SourceFailed(question, ReaderClosedError('remembered')))\n"
                 "        return\n"
                 "    payloads = self",
