@@ -113,8 +113,7 @@ class HistoryWriter:
                 whose == producer
                 and begin + so_far == first
                 and ns - begun_ns < RUN_SPAN_NS
-                and (at is None) == (place is None)
-                and (at is None or place is None or at == after(place, so_far))
+                and (at is place or (at is not None and place is not None and _follows(place, so_far, at)))
             ):
                 self._open[key] = (whose, begin, so_far + count, place, begun_ns)
                 return
@@ -130,7 +129,12 @@ class HistoryWriter:
 
 def after(position: Position, count: int) -> Position:
     """The place `count` records further on, where they lie densely."""
-    return (*position[:-1], position[-1] + count)
+    return position if not count else (*position[:-1], position[-1] + count)
+
+
+def _follows(position: Position, count: int, then: Position) -> bool:
+    """Whether `then` is `count` records further on."""
+    return position[-1] + count == then[-1] and position[:-1] == then[:-1]
 
 
 def notes(path: Path) -> Iterator[Note]:

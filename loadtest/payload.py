@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import random
 import struct
-import zlib
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
+
+from fastcrc.crc32 import iso_hdlc as crc32  # zlib's polynomial, a KiB in half the time
 
 _HEAD = struct.Struct(">IIQQ")
 _CLAIM = struct.Struct(">IQQ")
@@ -42,13 +43,13 @@ class PayloadMaker:
         self._producer = producer
         self._filler = rng.randbytes(room // 2) + (b"%08x" % rng.getrandbits(32)) * (room // 16 + 1)
         self._filler = self._filler[:room]
-        self._filler_crc = zlib.crc32(self._filler)
+        self._filler_crc = crc32(self._filler)
 
     def make(self, first: int, count: int, due_ns: int, step_ns: float = 0.0) -> list[bytes]:
         """Records first..first+count-1; each is due `step_ns` after the one before."""
-        if not step_ns:
+        if not step_ns and count > 1:
             return self._make_at_once(first, count, due_ns)
-        claim, crc_of, crc, producer = _CLAIM.pack, zlib.crc32, _CRC.pack, self._producer
+        claim, crc_of, crc, producer = _CLAIM.pack, crc32, _CRC.pack, self._producer
         filler, start = self._filler, self._filler_crc
         made = []
         for i in range(count):
@@ -63,7 +64,7 @@ class PayloadMaker:
             here = _LOW - low
             return self._make_at_once(first, here, due_ns) + self._make_at_once(first + here, count - here, due_ns)
         producer, filler, pack = self._producer, self._filler, _HEAD.pack
-        base = zlib.crc32(_CLAIM.pack(producer, first - low, due_ns), self._filler_crc)
+        base = crc32(_CLAIM.pack(producer, first - low, due_ns), self._filler_crc)
         sums = map(base.__xor__, _changes()[low : low + count])
         return [pack(crc, producer, i, due_ns) + filler for i, crc in enumerate(sums, first)]
 
@@ -72,9 +73,9 @@ class PayloadMaker:
 def _changes() -> list[int]:
     """What each of the lowest 16 bits of a sequence does to the CRC of a head: a CRC is linear, so it is the same
     whatever else stands there."""
-    none = zlib.crc32(_CLAIM.pack(0, 0, 0))
-    one = [zlib.crc32(_CLAIM.pack(0, i, 0)) ^ none for i in range(256)]
-    high = [zlib.crc32(_CLAIM.pack(0, i << 8, 0)) ^ none for i in range(256)]
+    none = crc32(_CLAIM.pack(0, 0, 0))
+    one = [crc32(_CLAIM.pack(0, i, 0)) ^ none for i in range(256)]
+    high = [crc32(_CLAIM.pack(0, i << 8, 0)) ^ none for i in range(256)]
     return [h ^ o for h in high for o in one]
 
 
@@ -83,7 +84,7 @@ def read(payload: bytes | memoryview) -> Claim | None:
     if len(payload) < PAYLOAD_BYTES_MIN:
         return None
     crc, producer, sequence, due_ns = _HEAD.unpack_from(payload)
-    if zlib.crc32(payload[4:PAYLOAD_BYTES_MIN], zlib.crc32(payload[PAYLOAD_BYTES_MIN:])) != crc:
+    if crc32(payload[4:PAYLOAD_BYTES_MIN], crc32(payload[PAYLOAD_BYTES_MIN:])) != crc:
         return None
     return Claim(producer, sequence, due_ns)
 
@@ -100,7 +101,7 @@ class Span(NamedTuple):
 def spans(payloads: Sequence[bytes]) -> list[Span]:
     """Verify every record of a delivery and join what is dense: the reader's hot loop."""
     found: list[Span] = []
-    unpack, crc_of, least = _HEAD.unpack_from, zlib.crc32, PAYLOAD_BYTES_MIN
+    unpack, crc_of, least = _HEAD.unpack_from, crc32, PAYLOAD_BYTES_MIN
     producer, first, begin, expected = -1, 0, 0, -1
     for i, payload in enumerate(payloads):
         if len(payload) >= least:

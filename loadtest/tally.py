@@ -96,7 +96,11 @@ class Tally:
         for chunk in flow.chunks:
             if chunk.first >= end:
                 break
-            begin, stop = max(first, chunk.first), min(end, chunk.first + chunk.count)
+            begin, stop = chunk.first, chunk.first + chunk.count
+            if begin < first:
+                begin = first
+            if stop > end:
+                stop = end
             if begin < stop:
                 chunk.left -= stop - begin
                 place = None if position is None else after(position, begin - first)

@@ -340,7 +340,11 @@ class DlogWriter(Writer):
 
     async def append(self, record: bytes) -> Position | None:
         self._index += 1
-        self._shifts.append((self._taken, self._index - self._taken))
+        shift = (self._taken, self._index - self._taken)
+        if self._shifts[-1][0] == self._taken:
+            self._shifts[-1] = shift
+        else:
+            self._shifts.append(shift)
         dlsn = await self._client.append(self._log, record)
         return tuple(dlsn) if dlsn.slot >= 0 else None
 
