@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dlog.client.record import RecordBatch, place
 from dlog.errors import DamagedError
-from dlog.log.note import decode_note, is_note
+from dlog.log.note import decode_sums, is_note
 from dlog.wire import proxy
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import decode_entry, parse_record_set
@@ -38,9 +38,7 @@ def decode_one(payload: memoryview, segment: int, entry: int) -> list[RecordBatc
         unix_ms, sums = 0, dict[int, int]()
         for record in reversed(records):
             if record.is_control and is_note(record.payload):
-                note = decode_note(record.payload)
-                unix_ms = note.unix_ms
-                sums = {batch.slot: batch.crc for batch in note.batches}
+                unix_ms, sums = decode_sums(record.payload)
                 break
         batches: list[RecordBatch] = []
         for record in records:
