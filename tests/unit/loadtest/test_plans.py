@@ -200,9 +200,9 @@ def test_the_main_plan_measures_every_goal() -> None:
                 assert any(all(getattr(s, k) == v for k, v in wanted.items()) for s in shapes), (goal, system, wanted)
 
 
-def test_the_main_plan_keeps_to_its_hour() -> None:
+def test_the_main_plan_keeps_to_an_hour_and_a_quarter() -> None:
     plan = [command._planned(piece, Run()) for piece in plans.read(MAIN)]
-    assert sum(one.estimate_s() for one in plan) < 3600
+    assert sum(one.estimate_s() for one in plan) < 4500
     heads = {workload.id for one in plan for workload in one.workloads if one.rounds == 5}
     assert heads == {"W1", "W3", "W4"}
     assert NOTES.exists() and compare.read_notes(NOTES)
