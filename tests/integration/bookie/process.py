@@ -55,12 +55,14 @@ class BookieProcess:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         return self._process
 
-    def start(self) -> BookieProcess:
+    def start(self, *, again: bool = True) -> BookieProcess:
         process = self.launch()
         assert process.stdout is not None
         line = process.stdout.readline().decode().split()
-        if not line and not self.address[1] and "written for other directories" in self.log.read_text():
-            return self.start()  # the kernel chose the port, and so the name, of a bookie of an earlier test
+        if not line and again and not self.address[1] and "written for other directories" in self.log.read_text():
+            process.stdout.close()
+            process.wait(30)
+            return self.start(again=False)  # the kernel chose the port, and so the name, of an earlier test's bookie
         assert line[:2] == ["ready", "bookie"], self.log.read_text()[-4000:]
         self.id = line[2]
         host, _, port = line[3].rpartition(":")

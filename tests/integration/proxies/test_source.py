@@ -458,6 +458,19 @@ async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
             assert (await asker.hear(LacSeen)).lac == lac + 1
 
 
+async def in_blocks_of_two(on: Stage, count: int) -> tuple[Segment, Asker]:
+    """A segment of so many short entries, fetched in blocks of two bytes, and a reader that knows where it ends."""
+    on.source._options = replace(on.source._options, owner_wait_s=60.0)
+    on.source._fetches._fetch_bytes = 2
+    segment = await on.write(count)
+    asker = Asker(on.source)
+    await asker.look()
+    on.words.first = (1, count - 1, False)
+    asker.view.ask(WatchLac(segment, EntryId(-2)))
+    assert (await asker.hear(LacSeen)).lac == count - 1
+    return segment, asker
+
+
 async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(monkeypatch: Any) -> None:
     """Two blocks ahead of who goes on, none behind the last of them, and none for one who looks at an entry only."""
     async with stage() as on:
@@ -469,14 +482,7 @@ async def test_the_next_blocks_are_fetched_while_the_one_before_is_on_its_way(mo
             return await read(reader, first, last, max_bytes)
 
         monkeypatch.setattr(MemoryReader, "read", noted)
-        on.source._options = replace(on.source._options, owner_wait_s=60.0)
-        on.source._fetches._fetch_bytes = 2
-        segment = await on.write(11)
-        asker = Asker(on.source)
-        await asker.look()
-        on.words.first = (1, 10, False)
-        asker.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await asker.hear(LacSeen)).lac == 10
+        segment, asker = await in_blocks_of_two(on, 11)
 
         async def fetched(first: int, last: int) -> list[int]:
             """Where the blocks begin that the store was asked for, once a reader was given its entry."""
@@ -510,14 +516,7 @@ async def test_blocks_ahead_are_on_their_way_at_one_time(monkeypatch: pytest.Mon
             return found[:1] if first == 2 else found
 
         monkeypatch.setattr(MemoryReader, "read", noted)
-        on.source._options = replace(on.source._options, owner_wait_s=60.0)
-        on.source._fetches._fetch_bytes = 2
-        segment = await on.write(10)
-        asker = Asker(on.source)
-        await asker.look()
-        on.words.first = (1, 9, False)
-        asker.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await asker.hear(LacSeen)).lac == 9
+        segment, asker = await in_blocks_of_two(on, 10)
         asker.view.ask(GetEntries(segment, EntryId(0), EntryId(9), 2))
         assert (await asker.hear(EntriesGot)).payloads == (b"0", b"1")
         async with asyncio.timeout(90.0):
