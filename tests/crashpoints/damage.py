@@ -24,6 +24,7 @@ from tests.crashpoints.station import Station, add, fence, packet
 from tests.simulation.disk import SECTOR, Image, SimulatedDisk
 
 Hurt = Callable[[Image], None]
+FILLING_SHARE = 0.02  # of the bytes behind the last one of a file that is not zero
 
 
 @dataclass(slots=True)
@@ -74,15 +75,19 @@ def kind_of(path: str) -> str:
 
 
 def flips(image: Image, rng: random.Random, share: float) -> Iterator[tuple[str, Hurt]]:
-    """One bit of every byte of the small files; of journals every byte of headers and a share of the rest."""
+    """One bit of every byte of the small files, but of few that only fill a block; of journals every byte of headers
+    and a share of the rest."""
     for path in sorted(image.names):
-        size = image.size(path)
+        content = bytes(image.contents[image.names[path]])
         kind = kind_of(path)
-        for byte in range(size):
+        used = len(content.rstrip(b"\0"))
+        for byte in range(len(content)):
             if kind in ("journal", "spare") and not (kind == "journal" and byte < 44):
-                in_use = kind == "journal" and bool(image.contents[image.names[path]][byte])
+                in_use = kind == "journal" and bool(content[byte])
                 if rng.random() > share * (0.2 if in_use else 0.004):
                     continue
+            elif byte >= used and rng.random() > FILLING_SHARE:
+                continue
             bit = byte * 8 + rng.randrange(8)
             yield f"flip {kind}", lambda hurt, path=path, bit=bit: hurt.flip_bit(path, bit)  # type: ignore[misc]
 

@@ -1,6 +1,7 @@
 """J5: flipped bits, lost, stale and misdirected sectors, files gone, cut off or swapped: right bytes, or "unknown".
 
-DLOG_CRASH_FLIPS: share of the bytes of journals that are flipped (default 0.3; of other files it is every byte).
+DLOG_CRASH_FLIPS: share of the bytes of journals that are flipped (default 0.3; of other files it is every byte that is
+in use).
 """
 
 from __future__ import annotations

@@ -17,14 +17,13 @@ pytestmark = pytest.mark.long
 
 
 def test_drivers_are_killed_wherever_they_are(lake: Lake, tmp_path: Path) -> None:
-    """Each time it is started again with another number of partitions, and another way to publish."""
-    ordeal = Ordeal(lake, tmp_path, 13)
-    points = (*IN_DRIVER, "behind the stage", "amid the publish", "behind the publish") * 2
-    for batch, point in enumerate(points):
+    """At each place with each way to publish; each time it is started again with another number of partitions."""
+    ordeal = Ordeal(lake, tmp_path, 9)
+    deaths = [(point, way) for way in (STAGED, APPENDED) for point in ("behind the stage", *IN_DRIVER)]
+    for batch, (point, _) in enumerate(deaths):
         ordeal.plan(batch, point, "driver")
-    for died in range(len(points)):
-        changed = {"partitions": 1 + died % 3, "append_bytes": (STAGED, APPENDED)[died // 3 % 2]}
-        assert ordeal.run(**changed) != 0, "it was to die"
+    for died, (_, way) in enumerate(deaths):
+        assert ordeal.run(partitions=1 + died % 3, append_bytes=way) != 0, "it was to die"
         assert ordeal.killed == died + 1
     assert ordeal.run() == 0, ordeal.printed.read_text()[-3000:]
     ordeal.judge()
