@@ -135,7 +135,7 @@ class Fetches:
         finally:
             self._land(key, flight)
         if error is None:
-            self._keep(segment.number, key, flight.first, payloads)
+            self.keep(segment, flight.first, payloads)
             self._ways[key].learn(payloads, self._fetch_bytes)
         after, goes_on = flight.first + len(payloads), False
         got: dict[tuple[int, int, int], EntriesGot] = {}
@@ -161,9 +161,10 @@ class Fetches:
             self._ways[key].unread.append((flight.first, after))
         self._drop_if_idle(key)
 
-    def _keep(self, number: int, key: str, first: int, payloads: list[bytes]) -> None:
-        """Put into the cache what was fetched, but for what was truncated or deleted while it was on its way."""
-        now = self._source.listed(number)
+    def keep(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
+        """Put into the cache what has come, but for what was truncated or deleted while it was on its way."""
+        key = segment_key(segment)
+        now = self._source.listed(segment.number)
         if now is None or segment_key(now) != key:
             return
         gone = max(0, now.min_entry - first)

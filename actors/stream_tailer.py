@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from actors.entry_cache import EntryCache
@@ -559,6 +559,10 @@ class StreamTailer:
         self._is_heard = True
         if not segment.completed:
             self._learn(segment, lac, ended)
+
+    def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
+        """The owner sent confirmed entries along, and the place is certain."""
+        self._fetches.keep(segment, first, payloads)
 
     # ---- the LAC, as the store tells it -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ That a segment ended empty is the last word of its place: what the number means 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from dlog.errors import UnavailableError
@@ -16,13 +16,23 @@ from dlog.model.ids import NO_ENTRY, Epoch, StreamName
 from dlog.model.segment import Segment
 
 
+class Ear(Protocol):
+    """Who hears what an owner says, in order."""
+
+    def __call__(self, number: int, lac: int, ended: bool) -> None:
+        """A segment is confirmed up to `lac`; ended: nothing comes after it."""
+        ...
+
+    def entries(self, number: int, first: int, payloads: Sequence[bytes]) -> None:
+        """Entries of a segment from `first` on, all of them confirmed. Any may be left out."""
+        ...
+
+
 class Upstream(Protocol):
     """How the owner of a stream is listened to."""
 
-    async def follow(
-        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
-    ) -> None:
-        """Call hear(segment, lac, ended) for what the owner at `address` says, until it says no more.
+    async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
+        """Have the ear hear what the owner at `address` says, until it says no more.
 
         on_open: called once the owner has been asked. Always raises in the end: OwnedElsewhereError (`location`: whom
         to ask, if known), UnavailableError.
@@ -45,8 +55,12 @@ class Listener(Protocol):
         """The owner says so, and the place is certain."""
         ...
 
+    def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
+        """The owner sent entries along, and the place is certain."""
+        ...
 
-class Heard:
+
+class Heard(Ear):
     """What one connection to an owner has said; segments are looked up before their LAC is used.
 
     life: of the stream that the owner was asked about (StreamMetadata). epoch: of the claim that metadata named before
@@ -81,6 +95,12 @@ class Heard:
         self._settled.clear()
         if not is_asked:
             self._listener.believe(self, number)
+
+    def entries(self, number: int, first: int, payloads: Sequence[bytes]) -> None:
+        """What comes before the number's place is certain is left to the store."""
+        segment = self._placed.get(number)
+        if segment is not None:
+            self._listener.brought(segment, first, payloads)
 
     async def settle(self) -> None:
         """Return when something was heard and all of it is placed; an owner begins with where the stream stands.

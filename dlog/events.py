@@ -7,8 +7,10 @@ here happens once per record.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
+
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +180,8 @@ class SegmentDeleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class LacMoved(Event):
-    """Published to tails, never logged."""
+    """Published to tails, never logged. entries: what was confirmed just now, up to `lac`, each as the parts that were
+    appended; not all of them if a recovery confirmed some."""
 
     name: ClassVar[str] = "lac.moved"
     level: ClassVar[str] = "debug"
@@ -186,6 +189,7 @@ class LacMoved(Event):
     segment: int
     lac: int
     ended: bool = False
+    entries: tuple[tuple[Buffer, ...], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,16 +18,13 @@ from dlog.wire.entry import decode_entry, parse_record_set
 def decode_entries(entries: proxy.Entries) -> list[RecordBatch]:
     """The batches of one frame, in order. Raises DamagedError with the place of what does not verify."""
     batches: list[RecordBatch] = []
-    body = memoryview(entries.body)
-    at, entry, skip = 0, entries.first_entry, entries.skip
-    for length in entries.lengths:
-        found = decode_one(body[at : at + length], entries.segment, entry)
+    skip = entries.skip
+    for entry, payload in enumerate(entries.payloads(), entries.first_entry):
+        found = decode_one(payload, entries.segment, entry)
         if skip:
             found = [rest for batch in found if (rest := batch.from_slot(skip)) is not None]
             skip = 0
         batches += found
-        at += length
-        entry += 1
     return batches
 
 

@@ -68,15 +68,23 @@ class OpenSegment:
 
 
 class PendingEntry:
-    """An entry appended and not yet confirmed."""
+    """An entry appended and not yet confirmed. parts: its payload."""
 
-    __slots__ = ("batches", "entry", "place", "segment")
+    __slots__ = ("batches", "entry", "parts", "place", "segment")
 
-    def __init__(self, segment: int, place: tuple[str, str], entry: int, batches: Sequence[Batch]) -> None:
+    def __init__(
+        self,
+        segment: int,
+        place: tuple[str, str],
+        entry: int,
+        batches: Sequence[Batch],
+        parts: tuple[Buffer, ...],
+    ) -> None:
         self.segment = segment
         self.place = place  # store and place: a number may come again elsewhere
         self.entry = entry
         self.batches = batches
+        self.parts = parts
 
 
 class Packer:
@@ -92,8 +100,8 @@ class Packer:
     def saw_time(self, unix_ms: int) -> None:
         self.unix_ms = max(self.unix_ms, unix_ms)
 
-    def cut(self, waiting: list[Batch], segment: OpenSegment) -> tuple[PendingEntry, tuple[Buffer, ...]]:
-        """Take batches from the head of `waiting` into the segment's next entry; returns the entry and its parts."""
+    def cut(self, waiting: list[Batch], segment: OpenSegment) -> PendingEntry:
+        """Take batches from the head of `waiting` into the segment's next entry."""
         entry = segment.next_entry
         snapshot = self._snapshot_if_due(segment)
         room = self._options.cut_bytes - (0 if snapshot is None else len(snapshot))
@@ -124,11 +132,11 @@ class Packer:
         records.append(Record(CONTROL, segment.records, segment.txid, note))
         return self._append(segment, records, slot, batches)
 
-    def control(self, segment: OpenSegment) -> tuple[PendingEntry, tuple[Buffer, ...]]:
+    def control(self, segment: OpenSegment) -> PendingEntry:
         """An entry that only carries the LAC."""
         return self._append(segment, (control_record(segment.records, segment.last_txid),), 0, ())
 
-    def end_of_stream(self, segment: OpenSegment) -> tuple[PendingEntry, tuple[Buffer, ...]]:
+    def end_of_stream(self, segment: OpenSegment) -> PendingEntry:
         """The entry after which nothing comes."""
         segment.end_of_stream = True
         segment.data_entry = segment.next_entry
@@ -140,16 +148,16 @@ class Packer:
         records: Sequence[Record],
         last_slot: int,
         batches: Sequence[Batch],
-    ) -> tuple[PendingEntry, tuple[Buffer, ...]]:
+    ) -> PendingEntry:
         parts = encode_entry(records)
         size = sum(map(len, parts))
-        pending = PendingEntry(segment.number, (segment.store, segment.place), segment.next_entry, batches)
+        pending = PendingEntry(segment.number, (segment.store, segment.place), segment.next_entry, batches, parts)
         segment.next_entry += 1
         segment.carried = segment.lac
         segment.last_slot = last_slot
         segment.bytes += size
         segment.since_snapshot += size
-        return pending, parts
+        return pending
 
     def _snapshot_if_due(self, segment: OpenSegment) -> bytes | None:
         options = self._options

@@ -153,24 +153,24 @@ class Writing:
         while self._waiting and (
             len(self._inflight) < options.inflight_entries_max or self._waiting_bytes >= options.cut_bytes
         ):
-            pending, parts = self.packer.cut(self._waiting, segment)
+            pending = self.packer.cut(self._waiting, segment)
             self._waiting_bytes -= sum(len(batch.request.body) for batch in pending.batches)
-            self._append(pending, parts, out)
+            self._append(pending, out)
 
     def append_control(self, out: list[Effect]) -> None:
         """Let an entry carry the LAC, if nothing else does and nothing is on its way."""
         self._control_timer = False
         segment = self.current
         if segment is not None and self.is_cutting and self.is_drained and not segment.lac_is_carried:
-            self._append(*self.packer.control(segment), out)
+            self._append(self.packer.control(segment), out)
 
     def append_end_of_stream(self, out: list[Effect]) -> None:
         assert self.current is not None and self.is_drained
-        self._append(*self.packer.end_of_stream(self.current), out)
+        self._append(self.packer.end_of_stream(self.current), out)
 
-    def _append(self, pending: PendingEntry, parts: tuple[Buffer, ...], out: list[Effect]) -> None:
+    def _append(self, pending: PendingEntry, out: list[Effect]) -> None:
         self._inflight.append(pending)
-        out.append(Send(STORE, AppendEntry(SegmentNumber(pending.segment), EntryId(pending.entry), parts)))
+        out.append(Send(STORE, AppendEntry(SegmentNumber(pending.segment), EntryId(pending.entry), pending.parts)))
 
     # ---- confirming -------------------------------------------------------------------------------------------------
 
@@ -180,11 +180,14 @@ class Writing:
         if segment is None or number != segment.number or entry <= segment.lac:
             return
         assert entry < segment.next_entry, "the store confirms what it was given"
+        confirmed: list[tuple[Buffer, ...]] = []
         while self._inflight and self._inflight[0].entry <= entry:
-            self._written(self._inflight.pop(0), out)  # there are few
+            pending = self._inflight.pop(0)  # there are few
+            self._written(pending, out)
+            confirmed.append(pending.parts)
         segment.lac = entry
         self.undecided = (number, entry + 1)
-        out.append(Tell(LacMoved(self.stream, number, entry)))
+        out.append(Tell(LacMoved(self.stream, number, entry, entries=tuple(confirmed))))
         if self.is_cutting:
             self.cut(out)
             self._watch_lac(segment, out)

@@ -8,6 +8,7 @@ payloads). Source: ours; written down in docs/protocol.md. Numbers of errors are
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -217,7 +218,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Push Lac frames for this stream until cancelled (read proxy to owner)."""
+    """Push Lac frames for this stream until cancelled (read proxy to owner), and Entries before the Lac that confirms
+    them, where they are few: skip 0, and any may be left out."""
 
     request: int
     stream: str
@@ -334,6 +336,13 @@ class Entries:
     lengths: tuple[int, ...]
     skip: int
     body: Buffer = b""
+
+    def payloads(self) -> Iterator[memoryview]:
+        """A view of each."""
+        body, at = memoryview(self.body), 0
+        for length in self.lengths:
+            yield body[at : at + length]
+            at += length
 
 
 @dataclass(frozen=True, slots=True)

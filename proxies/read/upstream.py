@@ -11,10 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actors.runtime import Lifetime
+from actors.upstream import Ear
 from dlog.errors import ConnectionLostError, DLogError, StreamUnavailableError, from_wire
 from dlog.model.ids import StreamName
 from dlog.options import option
-from dlog.wire.proxy import Failed, GoAway, Lac, Message, Ping, Tail
+from dlog.wire.proxy import Entries, Failed, GoAway, Lac, Message, Ping, Tail
 from proxies.dialling import Dialler
 from proxies.link import Link
 
@@ -50,9 +51,7 @@ class OwnerLinks:
     def __len__(self) -> int:
         return len(self._shared)
 
-    async def follow(
-        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
-    ) -> None:
+    async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
         """See Upstream.follow."""
         shared = self._shared.setdefault(address, _Shared())
         shared.users += 1
@@ -61,7 +60,7 @@ class OwnerLinks:
                 if shared.link is None:
                     await self._open(address, shared)
             assert shared.link is not None
-            await self._listen(shared.link, stream, hear, on_open)
+            await self._listen(shared.link, stream, ear, on_open)
         except DLogError:
             self._discard(address, shared)
             raise
@@ -86,9 +85,7 @@ class OwnerLinks:
         await link.watch(self._options.ping_every_s, self._options.ping_timeout_s)
         link.close()
 
-    async def _listen(
-        self, link: Link, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
-    ) -> None:
+    async def _listen(self, link: Link, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
         ended: asyncio.Future[DLogError] = asyncio.get_running_loop().create_future()
 
         def end(error: DLogError) -> None:
@@ -98,7 +95,9 @@ class OwnerLinks:
         def take(message: Message) -> None:
             match message:
                 case Lac(_, segment, lac, is_ended):
-                    hear(segment, lac, is_ended)
+                    ear(segment, lac, is_ended)
+                case Entries(_, segment, first):
+                    ear.entries(segment, first, list(map(bytes, message.payloads())))
                 case Failed():
                     end(from_wire(message.code, message.message, message.location))
                 case GoAway():

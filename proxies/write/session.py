@@ -192,6 +192,10 @@ class WriteSession(Dispatch):
             self._moved.pop(tail, None)
             self._house.tails.remove(tail)
 
+    @property
+    def keeps_up(self) -> bool:
+        return self._is_writable
+
     def lac_moved(self, tail: lac.Tail) -> None:
         self._moved[tail] = None
         self._connection.plan_flush()

@@ -4,6 +4,10 @@ The law of this room: a listener hears the newest LAC of every segment that move
 segment ended. What it has not taken yet is replaced, not queued, so a slow listener costs one number per segment. Only
 that a segment ended empty is never replaced: its number may come again at another place, and whoever took the number
 for the place must hear so before it hears the number again.
+
+Before the LAC a listener is sent the entries that it confirms, where they are few and it keeps up: whoever reads at the
+tail has them without asking a bookie. They are a courtesy, and any may be left out. Where many bytes are confirmed at a
+time, asking for them costs little, and sending them would cost the owner the time in which it writes.
 """
 
 from __future__ import annotations
@@ -14,13 +18,19 @@ from typing import Protocol
 from dlog.errors import DLogError
 from dlog.events import LacMoved
 from dlog.model.ids import NO_ENTRY
-from dlog.wire.proxy import Lac
+from dlog.wire.proxy import Entries, Lac
 
 SEGMENTS_KEPT = 3  # whose LAC a new listener is told: the last, and those it may not know to be ended
+ENTRIES_BYTES_MAX = 64 * 1024  # of entries that are sent with a LAC
 
 
 class Listener(Protocol):
     """A session that relays to its connection."""
+
+    @property
+    def keeps_up(self) -> bool:
+        """Whether it takes what is said as soon as it is said."""
+        ...
 
     def lac_moved(self, tail: Tail) -> None:
         """Something is in `tail.take()`."""
@@ -34,7 +44,7 @@ class Listener(Protocol):
 class Tail:
     """One subscription; `request` is its number on its connection."""
 
-    __slots__ = ("_empty", "_moved", "listener", "request", "stream")
+    __slots__ = ("_empty", "_entries", "_moved", "listener", "request", "stream")
 
     def __init__(self, listener: Listener, request: int, stream: str) -> None:
         self.listener = listener
@@ -42,21 +52,64 @@ class Tail:
         self.stream = stream
         self._moved: dict[int, LacMoved] = {}
         self._empty: dict[int, LacMoved] = {}  # of segments that ended empty; told before what moved
+        self._entries: Run | None = None  # that were confirmed since the last call of take, in one segment
 
-    def note(self, event: LacMoved) -> None:
-        """Keep the newest of each segment."""
+    def note(self, event: LacMoved, run: Run | None = None) -> None:
+        """Keep the newest of each segment. run: the entries that were confirmed with it, if they may be sent."""
         if _ended_empty(event):
             self._moved.pop(event.segment, None)
             self._empty[event.segment] = event
         else:
             self._moved[event.segment] = event
+        if run is not None:
+            self._entries = run if self._entries is None else self._entries.followed_by(run)
 
-    def take(self) -> list[Lac]:
-        """What moved since the last call, in the order of segments."""
+    def take(self) -> list[Lac | Entries]:
+        """What moved since the last call, in the order of segments; before it the entries that it confirms."""
         empty, self._empty = self._empty, {}
         moved, self._moved = self._moved, {}
-        told = [event for one in (empty, moved) for _, event in sorted(one.items())]
-        return [Lac(self.request, e.segment, e.lac, e.ended) for e in told]
+        run, self._entries = self._entries, None
+        told: list[Lac | Entries] = [self._lac(event) for _, event in sorted(empty.items())]
+        if run is not None and run.payloads:
+            lengths = tuple(map(len, run.payloads))
+            told.append(Entries(self.request, run.segment, run.first, lengths, 0, b"".join(run.payloads)))
+        told.extend(self._lac(event) for _, event in sorted(moved.items()))
+        return told
+
+    def _lac(self, event: LacMoved) -> Lac:
+        return Lac(self.request, event.segment, event.lac, event.ended)
+
+
+class Run:
+    """Consecutive entries of a segment from `first` on; without payloads if they are too many to be sent. Shared by
+    those who are told, so never changed."""
+
+    __slots__ = ("bytes", "first", "payloads", "segment")
+
+    def __init__(self, segment: int, first: int, payloads: tuple[bytes, ...], size: int) -> None:
+        self.segment = segment
+        self.first = first
+        self.payloads = payloads
+        self.bytes = size
+
+    def followed_by(self, other: Run) -> Run:
+        """Both as one, or the later one alone if they do not touch."""
+        size = self.bytes + other.bytes
+        if self.segment == other.segment and size > ENTRIES_BYTES_MAX:
+            return Run(self.segment, self.first, (), size)
+        if (self.segment, self.first + len(self.payloads)) != (other.segment, other.first):
+            return other
+        return Run(self.segment, self.first, self.payloads + other.payloads, size)
+
+
+def _run_of(event: LacMoved) -> Run | None:
+    """The entries that were confirmed with a LAC; None if it came without."""
+    entries = event.entries
+    if not entries:
+        return None
+    size = sum(len(part) for parts in entries for part in parts)
+    payloads = () if size > ENTRIES_BYTES_MAX else tuple(b"".join(parts) for parts in entries)
+    return Run(event.segment, event.lac + 1 - len(entries), payloads, size)
 
 
 class Tails:
@@ -71,15 +124,19 @@ class Tails:
 
     def moved(self, event: LacMoved) -> None:
         """The owner of a stream says how far it is confirmed; of a segment it has just begun, -1."""
+        bare = LacMoved(event.stream, event.segment, event.lac, event.ended) if event.entries else event
         newest = [told for told in self._newest.get(event.stream, ()) if told.segment != event.segment]
         if not _ended_empty(event):  # until the number comes again there is nothing to say of it
-            newest.append(event)
+            newest.append(bare)
         if len(newest) > SEGMENTS_KEPT:
             newest.remove(min(newest, key=_segment))
         self._newest[event.stream] = tuple(newest)
-        for tail in self._tails.get(event.stream, ()):
-            tail.note(event)
-            tail.listener.lac_moved(tail)
+        tails = self._tails.get(event.stream)
+        if tails:
+            run = _run_of(event)
+            for tail in tails:
+                tail.note(bare, run if tail.listener.keeps_up else None)
+                tail.listener.lac_moved(tail)
 
     def add(self, tail: Tail) -> None:
         """Begin with where the stream stands."""

@@ -135,6 +135,13 @@ class CacheChecks:
         if cache.bytes > max(cache.bytes_max, 0):
             self.fail("R5", f"the cache holds {cache.bytes} bytes, it may hold {cache.bytes_max}")
 
+    def genuine(self, cache: EntryCache) -> None:
+        """R1: what is kept is confirmed, and is what lies there."""
+        for (key, entry), payload in cache._entries.items():
+            place = self.stream.places.get(key.partition(":")[2])
+            if place is not None and (entry > place.confirmed or payload != place.payloads[entry]):
+                self.fail("R1", f"the cache holds for {key}:{entry} what does not lie there")
+
     def forgotten(self, cache: EntryCache, then: int) -> None:
         """R4: nothing is kept of what metadata, as it stood a while ago, says is gone."""
         value, *later = self.stream.values_since(then)

@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from actors.upstream import Ear
 from dlog.errors import ConnectionLostError, OwnedElsewhereError, StreamUnavailableError
 from dlog.io.metadata import SessionState, Unsubscribe
 from dlog.machine import Missing, Outcome, OutcomeUnknown, Versioned
@@ -23,7 +24,7 @@ from dlog.stores.contract import (
     SegmentTruncatedError,
     StoreUnavailableError,
 )
-from tests.simulation.cache_stream import Channel, Place
+from tests.simulation.cache_stream import Channel, Place, Word, lac_word
 from tests.simulation.plan import FaultKind
 from tests.simulation.service.loop import Process
 
@@ -202,9 +203,7 @@ class OwnersPort:
         self._process = process
         self._open: dict[str, _Followed] = {}
 
-    async def follow(
-        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
-    ) -> None:
+    async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
         world = self._world
         await self._reach()
         owner = world.stream.owners.get(address)
@@ -219,15 +218,19 @@ class OwnersPort:
         on_open()
         process = self._process
 
-        def say(number: int, lac: int, ended: bool) -> None:
+        def say(word: Word) -> None:
             if world.is_on(FaultKind.CUT) or followed.held:
-                followed.held.append((number, lac, ended))
+                followed.held.append(word)
             else:
-                send(number, lac, ended)
+                send(word)
 
-        def send(number: int, lac: int, ended: bool) -> None:
+        def send(word: Word) -> None:
             followed.flying += 1  # also while the process is frozen, and what was held comes behind it
-            process.post(followed.deliver, hear, number, lac, ended)
+            process.post(deliver, word)
+
+        def deliver(word: Word) -> None:
+            followed.deliver(ear, word)
+            world.checks.genuine(world.cache)
 
         def lose() -> None:
             process.post(followed.wake, True)
@@ -235,17 +238,17 @@ class OwnersPort:
         channel = Channel(say, lose)
         owner.channels.append(channel)
         for number, last in owner.ended[-1:]:
-            world.stream.say(channel, number, last, True)
+            world.stream.say(channel, lac_word(number, last, True))
         if owner.place is not None:
-            world.stream.say(channel, owner.place.number, owner.place.confirmed, False)
+            world.stream.say(channel, lac_word(owner.place.number, owner.place.confirmed, False))
         try:
             while not followed.is_lost:
                 if world.is_on(FaultKind.CUT) and world.loop.now - world.struck[FaultKind.CUT] > S:
                     break  # pings stay unanswered
                 if not world.is_on(FaultKind.CUT):
                     held, followed.held = followed.held, []
-                    for words in held:
-                        send(*words)
+                    for word in held:
+                        send(word)
                 await followed.sleep(0.05)
         finally:
             followed.is_over = True
@@ -284,16 +287,16 @@ class _Followed:
     """One link that is open."""
 
     def __init__(self) -> None:
-        self.held: list[tuple[int, int, bool]] = []
+        self.held: list[Word] = []
         self.flying = 0
         self.is_lost = False
         self.is_over = False
         self._wake = asyncio.Event()
 
-    def deliver(self, hear: Callable[[int, int, bool], None], number: int, lac: int, ended: bool) -> None:
+    def deliver(self, ear: Ear, word: Word) -> None:
         self.flying -= 1
         if not self.is_lost and not self.is_over:
-            hear(number, lac, ended)
+            word(ear)
 
     def wake(self, lost: bool) -> None:
         self.is_lost = self.is_lost or lost

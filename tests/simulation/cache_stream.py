@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from actors.upstream import Ear
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
 from dlog.wire.entry import Record, control_record, encode_entry
@@ -42,10 +43,21 @@ class Place:
         return self.carried if self.end is None else self.end
 
 
+Word = Callable[[Ear], None]
+
+
+def lac_word(number: int, lac: int, ended: bool) -> Word:
+    return lambda ear: ear(number, lac, ended)
+
+
+def entries_word(number: int, first: int, payloads: list[bytes]) -> Word:
+    return lambda ear: ear.entries(number, first, payloads)
+
+
 class Channel:
     """A proxy that listens to an owner: what it is told comes in order."""
 
-    def __init__(self, say: Callable[[int, int, bool], None], lose: Callable[[], None]) -> None:
+    def __init__(self, say: Callable[[Word], None], lose: Callable[[], None]) -> None:
         self.say = say
         self.lose = lose
         self.heard_at = 0  # when the last word arrives
@@ -266,8 +278,11 @@ class StreamModel:
     def _confirm(self, owner: OwnerModel, place: Place, entry: int) -> None:
         if place.end is not None or not owner.is_alive:
             return
-        for one in range(place.confirmed + 1, entry + 1):
+        first = place.confirmed + 1
+        for one in range(first, entry + 1):
             self._confirmed(place, one)
+        if first <= entry and self.rng.random() < 0.7:
+            self._send_along(owner, place, first)
         self._tell(owner, place.number, place.confirmed, False)
         if not self.final and any(place.users[place.carried + 1 : place.confirmed + 1]):
             self.after(0.005, self._carry, owner, place, entry)
@@ -287,14 +302,23 @@ class StreamModel:
         if place.end is None and len(place.payloads) - 1 == entry and owner is self.owner:
             self.append(control=True)
 
+    def _send_along(self, owner: OwnerModel, place: Place, first: int) -> None:
+        """What is confirmed now, or the first or last of it."""
+        last = place.confirmed
+        self.reach("sent_along")
+        if self.rng.random() < 0.2:
+            first, last = self.rng.choice(((first, first), (last, last)))
+        for channel in owner.channels:
+            self.say(channel, entries_word(place.number, first, place.payloads[first : last + 1]))
+
     def _tell(self, owner: OwnerModel, number: int, lac: int, ended: bool) -> None:
         for channel in owner.channels:
-            self.say(channel, number, lac, ended)
+            self.say(channel, lac_word(number, lac, ended))
 
-    def say(self, channel: Channel, number: int, lac: int, ended: bool) -> None:
+    def say(self, channel: Channel, word: Word) -> None:
         """On its way: it arrives later, in order."""
         channel.heard_at = max(channel.heard_at + 1, self.loop.now + int(self.rng.expovariate(1.0) * MS))
-        self.loop.at(channel.heard_at, self.loop.world, channel.say, number, lac, ended)
+        self.loop.at(channel.heard_at, self.loop.world, channel.say, word)
 
     # ---- the other end of the stream ---------------------------------------------------------------------------------
 

@@ -66,6 +66,7 @@ MUST_REACH = (
     "evicted",
     "source_failed",
     "reader_held",
+    "sent_along",
 )
 PROGRESS = {
     "entries read": ("sent",),

@@ -3,18 +3,20 @@
 What the owner tells goes through the tails of its proxy (proxies/write/tails.py) and is believed as the reading side
 believes it (actors/upstream.py); both are the real code. Metadata is read in order, each read a while after it was
 asked for. T6: a word of one place is never taken for another, and at the end the follower has heard of all that was
-acknowledged, also where the number of an empty segment came again while it listened.
+acknowledged, also where the number of an empty segment came again while it listened. What is sent along is what lies
+at that place, and is confirmed.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from actors.upstream import Heard
 from dlog.errors import DLogError
 from dlog.model.segment import Segment
-from dlog.wire.proxy import Lac
+from dlog.wire.proxy import Entries, Lac
 from proxies.write.tails import Tail, Tails
 from tests.simulation.stream_stranger import STRANGER
 
@@ -35,6 +37,8 @@ class Follower:
         self.rng = random.Random(f"{world.plan.seed}/follower")
         self.metadata_s = self.rng.choice((0.001, 0.03))
         self.flush_s = self.rng.choice((0.001, 0.02))  # until an owner's proxy gets round to telling
+        self._link_rng = random.Random(f"{world.plan.seed}/link")
+        self._dawdles = self._link_rng.choice((0.0, 0.2))
         self.life = 0
         self.lacs: dict[str, int] = {}  # by place, as believed
         self._link: Link | None = None
@@ -56,6 +60,9 @@ class Follower:
         results = (batch.result for batch in self.world.checks.batches if batch.producer != STRANGER)
         acked = max((r.dlsn.entry for r in results if r is not None and r.dlsn.segment == last.number), default=-1)
         return self.lacs.get(last.place, -1) >= acked
+
+    def is_link_writable(self) -> bool:
+        return self._link_rng.random() >= self._dawdles
 
     def later(self, mean_s: float) -> float:
         """A latency."""
@@ -92,6 +99,16 @@ class Follower:
         if ended and held is not None and held.end is None:
             world.checks.fail("T6", f"{segment.place} is believed to have ended at {lac}, and goes on")
         self.lacs[segment.place] = max(lac, self.lacs.get(segment.place, -1))
+
+    def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
+        world = self.world
+        held = world.store.segments.get(segment.place)
+        if held is None:
+            return  # deleted meanwhile
+        world.sim.reach("sent_along")
+        last = first + len(payloads) - 1
+        if last > held.confirmed or list(payloads) != held.payloads[first : last + 1]:
+            world.checks.fail("T6", f"{segment.place}:{first}..{last} was sent along, and is not what lies there")
 
     # ---- whom it listens to ------------------------------------------------------------------------------------------
 
@@ -147,6 +164,10 @@ class Link:
         self._tails.remove(self._tail)
         self._heard.end()
 
+    @property
+    def keeps_up(self) -> bool:
+        return self._follower.is_link_writable()
+
     def lac_moved(self, tail: Tail) -> None:
         if not self._flush_due:
             self._flush_due = True
@@ -168,6 +189,10 @@ class Link:
         self._arrives_s = max(self._arrives_s + 1e-9, sim.now_s + self._follower.later(0.001))
         sim.call_in(self._arrives_s - sim.now_s, callback, *args, node=NODE)  # type: ignore[arg-type]
 
-    def _hear(self, told: Lac) -> None:
-        if not self._heard.is_over:
+    def _hear(self, told: Lac | Entries) -> None:
+        if self._heard.is_over:
+            return
+        if isinstance(told, Entries):
+            self._heard.entries(told.segment, told.first_entry, list(map(bytes, told.payloads())))
+        else:
             self._heard(told.segment, told.lac, told.ended)

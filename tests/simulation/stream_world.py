@@ -87,6 +87,7 @@ MUST_REACH = (
     "stage_kept",
     "stage_listed",
     "sink_nothing",
+    "sent_along",
 )
 PROGRESS = {
     "acks": ("ack",),

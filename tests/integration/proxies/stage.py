@@ -13,6 +13,7 @@ from actors.entry_cache import EntryCache
 from actors.source_view import View
 from actors.stream_tailer import StreamTailer
 from actors.tailer_options import TailerOptions
+from actors.upstream import Ear
 from dlog.errors import ConnectionLostError
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.log.read_messages import EntriesGot, GetStream, LacSeen, SourceFailed, StreamSeen
@@ -32,19 +33,17 @@ class Words:
     """An owner that says what the test says. `open` is set once it was asked."""
 
     def __init__(self) -> None:
-        self.hear: Callable[[int, int, bool], None] | None = None
+        self.hear: Ear | None = None
         self.first: tuple[int, int, bool] | None = None  # said as soon as it is asked
         self.asked = asyncio.Event()
         self.lost = asyncio.Event()
         self.frozen = False  # pings are not answered
 
-    async def follow(
-        self, address: str, stream: StreamName, hear: Callable[[int, int, bool], None], on_open: Callable[[], None]
-    ) -> None:
-        self.hear = hear
+    async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
+        self.hear = ear
         on_open()
         if self.first is not None:
-            hear(*self.first)
+            ear(*self.first)
         self.asked.set()
         await self.lost.wait()
         raise ConnectionLostError("lost")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from dlog.model.ids import EntryId
 from dlog.stores.memory import MemoryReader
 from dlog.wire.entry import CONTROL, END_OF_STREAM, decode_entry
 from dlog.wire.proxy import (
@@ -22,6 +25,7 @@ from dlog.wire.proxy import (
     Truncate,
 )
 from dlog.wire.proxy import ReaderEventKind as Kind
+from proxies.write.tails import ENTRIES_BYTES_MAX
 from tests.integration.proxies.house import House
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 
@@ -115,6 +119,36 @@ async def test_a_read_begins_where_it_was_asked_to(house: House) -> None:
             none = Reading(rr, "orders", start, value)
             assert [(await none.event()).kind for _ in range(2)][-1] is Kind.CAUGHT_UP
             assert none.records == []
+
+
+async def test_the_store_is_asked_for_what_is_new_at_the_tail_only_if_it_is_much(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An owner sends few entries along with its LAC; the first LAC only says where the segment lies."""
+    asked: list[int] = []
+    read = MemoryReader.read
+
+    async def noted(reader: MemoryReader, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
+        asked.append(first)
+        return await read(reader, first, last, max_bytes)
+
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    async with Raw(writer.address) as raw, Raw(reader.address) as rr:
+        await raw.ask(Create, "orders", MEMORY)
+        producer = RawProducer(raw, "orders")
+        await producer.write([b"before"])
+        tail = Reading(rr, "orders", Start.TAIL, follow=True)
+        assert [(await tail.event()).kind for _ in range(2)] == [Kind.STARTED, Kind.CAUGHT_UP]
+        monkeypatch.setattr(MemoryReader, "read", noted)
+        for count in range(1, 11):
+            await producer.write([b"%d" % count])
+            await tail.until(count)
+        assert asked == []
+        large = bytes(ENTRIES_BYTES_MAX)
+        await producer.write([large])
+        await tail.until(11)
+        assert len(asked) == 1
+        assert tail.records == [*numbers(1, 11), large]
 
 
 async def test_what_was_acknowledged_before_the_open_is_read(house: House) -> None:

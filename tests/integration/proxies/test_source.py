@@ -528,3 +528,30 @@ async def test_blocks_ahead_are_on_their_way_at_one_time(monkeypatch: pytest.Mon
         assert (await asker.hear(EntriesGot)).payloads == (b"2",)
         assert (await asker.hear(EntriesGot)).payloads == (b"3",)
         assert asked.count((3, 3)) == 1, "asked for again, and no further than it is known who has the rest"
+
+
+async def test_what_an_owner_sends_along_is_served_unless_it_is_truncated_by_then(monkeypatch: Any) -> None:
+    """It answers who asks next without the store; and of a segment that has left the list nothing is kept."""
+
+    async def never(*_: Any) -> list[bytes]:
+        raise AssertionError("the store is not asked")
+
+    async with stage() as on:
+        segment = await on.write(3)
+        on.words.first = (1, 0, False)
+        asker = Asker(on.source)
+        await asker.look()
+        asker.view.ask(WatchLac(segment, EntryId(-2)))
+        assert (await asker.hear(LacSeen)).lac == 0
+        monkeypatch.setattr(MemoryReader, "read", never)
+        asker.view.ask(WatchLac(segment, EntryId(0)))
+        assert on.words.hear is not None
+        on.words.hear.entries(1, 1, [b"1", b"2"])
+        on.words.hear(1, 2, False)
+        assert (await asker.hear(LacSeen)).lac == 2
+        asker.view.ask(GetEntries(segment, EntryId(1), EntryId(2), 1000))
+        assert (await asker.hear(EntriesGot)).payloads == (b"1", b"2")
+        await on.change(replace(ended(segment, 2), truncation=Truncation.TRUNCATED))
+        await asker.hear(StreamSeen)
+        on.words.hear.entries(1, 1, [b"1", b"2"])
+        assert len(on.cache) == 0

@@ -39,6 +39,12 @@ COHERENCE = (
         ),
     ),
     Mutant(
+        name="what is sent along is kept for the place that the number has in the list as it is known",
+        invariants=("R1",),
+        style="roll",
+        parts=planted(Heard, ("entries", "self._placed.get(number)", "self._listener._segments.get(number)")),
+    ),
+    Mutant(
         name="reads of metadata may be older than the question",
         invariants=("R1", "R2"),
         style="roll",
@@ -51,7 +57,8 @@ COHERENCE = (
         parts=planted(
             Fetches,
             ("answer", "key = segment_key(segment)", "key = str(segment.number)"),
-            ("_keep", " or segment_key(now) != key", ""),
+            ("keep", "key = segment_key(segment)", "key = str(segment.number)"),
+            ("keep", " or segment_key(now) != key", ""),
         ),
     ),
     Mutant(
@@ -195,8 +202,8 @@ FORGETTING = (
         style="trim",
         parts=planted(
             Fetches,
-            ("_keep", "now is None or segment_key(now) != key", "False"),
-            ("_keep", "max(0, now.min_entry - first)", "0"),
+            ("keep", "now is None or segment_key(now) != key", "False"),
+            ("keep", "max(0, now.min_entry - first)", "0"),
         ),
     ),
     Mutant(

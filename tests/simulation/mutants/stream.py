@@ -22,7 +22,7 @@ from dlog.log.taking import Taking
 from dlog.log.taking_in import TakingIn
 from dlog.log.writing import Writing
 from dlog.model.sink import Sweep
-from proxies.write.tails import Tail
+from proxies.write.tails import Run, Tail
 from tests.simulation.mutants import edited
 from tests.simulation.store_model import StoreModel
 from tests.simulation.worlds import Mutant
@@ -169,8 +169,8 @@ WRITING = (
             Writing,
             (
                 "cut",
-                "self._append(pending, parts, out)",
-                "self._append(pending, parts, out)\n        self._written(self._inflight.pop(), out)",
+                "self._append(pending, out)",
+                "self._append(pending, out)\n        self._written(self._inflight.pop(), out)",
             ),
             mute=("T6",),  # which sees it first
         ),
@@ -388,6 +388,26 @@ FOLLOWING = (
         style="stranger",
         seeds=1000,
         parts=planted(Taking, ("begin", "t.tell_dropped()", "pass")),
+    ),
+    Mutant(
+        name="entries that were left out are not missed in what is sent along",
+        invariants=("T6",),
+        parts=planted(
+            Run,
+            ("followed_by", "(self.segment, self.first + len(self.payloads)) != (other.segment, other.first)", "False"),
+        ),
+    ),
+    Mutant(
+        name="what is sent along is all that was on its way when the LAC moved",
+        invariants=("T6",),
+        parts=planted(
+            Writing,
+            (
+                "appended",
+                "entries=tuple(confirmed)",
+                "entries=tuple(confirmed + [p.parts for p in self._inflight])",
+            ),
+        ),
     ),
     Mutant(
         name="that a segment ended empty is told of the place where its number was found",

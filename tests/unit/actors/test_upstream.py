@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from actors.upstream import Heard
 from dlog.model.ids import SegmentNumber, Txid
 from dlog.model.segment import Segment
@@ -11,12 +13,16 @@ class Listener:
     def __init__(self) -> None:
         self.asked: list[int] = []
         self.told: list[tuple[str, int, bool]] = []
+        self.had: list[tuple[str, int, list[bytes]]] = []
 
     def believe(self, heard: Heard, number: int) -> None:
         self.asked.append(number)
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
         self.told.append((segment.place, lac, ended))
+
+    def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
+        self.had.append((segment.place, first, list(payloads)))
 
 
 def lying(place: str) -> Segment:
@@ -73,3 +79,18 @@ def test_a_look_that_was_under_way_when_the_segment_ended_empty_is_not_believed(
     assert listener.told == []
     heard.place(1, lying("b"))
     assert listener.told == [("b", 7, False)]
+
+
+def test_entries_that_are_sent_along_are_had_once_their_place_is_certain() -> None:
+    listener = Listener()
+    heard = Heard(listener, "w:1", "1")
+    heard.entries(1, 0, [b"a"])
+    heard(1, 0, False)
+    heard.entries(1, 1, [b"b"])
+    assert (listener.asked, listener.had) == ([1], [])
+    heard.place(1, lying("a"))
+    heard.entries(1, 2, [b"c", b"d"])
+    assert listener.had == [("a", 2, [b"c", b"d"])]
+    heard.moved({1: lying("b")})
+    heard.entries(1, 4, [b"e"])
+    assert len(listener.had) == 1, "what lies elsewhere than we believed is looked up anew"

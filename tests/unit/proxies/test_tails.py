@@ -1,14 +1,16 @@
-"""Listeners hear the newest LAC of each segment, however slow they are."""
+"""Listeners hear the newest LAC of each segment, however slow they are, and few entries before it."""
 
 from __future__ import annotations
 
 from dlog.errors import DLogError, StreamUnavailableError
 from dlog.events import LacMoved
-from proxies.write.tails import Tail, Tails
+from dlog.wire.proxy import Entries, Lac
+from proxies.write.tails import ENTRIES_BYTES_MAX, Tail, Tails
 
 
 class Listener:
     def __init__(self) -> None:
+        self.keeps_up = True
         self.moved: list[Tail] = []
         self.ended: list[tuple[Tail, DLogError]] = []
 
@@ -20,7 +22,27 @@ class Listener:
 
 
 def told(tail: Tail) -> list[tuple[int, int, bool]]:
-    return [(lac.segment, lac.lac, lac.ended) for lac in tail.take()]
+    return [(lac.segment, lac.lac, lac.ended) for lac in tail.take() if isinstance(lac, Lac)]
+
+
+def sent(tail: Tail) -> list[tuple[int, int, list[bytes]]]:
+    """The entries of what it takes, which must come before the LACs."""
+    taken = tail.take()
+    entries = [m for m in taken if isinstance(m, Entries)]
+    assert entries == taken[: len(entries)] and all(m.skip == 0 and m.request == tail.request for m in entries)
+    return [(m.segment, m.first_entry, list(map(bytes, m.payloads()))) for m in entries]
+
+
+def confirmed(segment: int, lac: int, *payloads: bytes) -> LacMoved:
+    """Each payload in two parts."""
+    return LacMoved("s", segment, lac, entries=tuple((payload[:1], memoryview(payload)[1:]) for payload in payloads))
+
+
+def listening() -> tuple[Tails, Listener, Tail]:
+    tails, listener = Tails(), Listener()
+    tail = Tail(listener, 5, "s")
+    tails.add(tail)
+    return tails, listener, tail
 
 
 def test_a_listener_begins_with_where_the_stream_stands() -> None:
@@ -100,3 +122,61 @@ def test_the_end_of_ownership_is_told_and_what_was_known_is_forgotten() -> None:
     late = Tail(listener, 2, "s")
     tails.add(late)
     assert told(late) == []
+
+
+def test_entries_come_before_the_lac_that_confirms_them_those_of_one_turn_together() -> None:
+    tails, _, tail = listening()
+    tails.moved(confirmed(1, 1, b"first", b"second"))
+    tails.moved(confirmed(1, 2, b"third"))
+    entries, lac = tail.take()
+    assert isinstance(entries, Entries) and entries.lengths == (5, 6, 5) and entries.body == b"firstsecondthird"
+    assert (entries.segment, entries.first_entry, lac) == (1, 0, Lac(5, 1, 2, False))
+    tails.moved(confirmed(1, 3, b"fourth"))
+    assert sent(tail) == [(1, 3, [b"fourth"])]
+    assert tail.take() == []
+
+
+def test_more_entries_than_are_sent_in_a_turn_are_left_out_all_of_them() -> None:
+    tails, _, tail = listening()
+    half = bytes(ENTRIES_BYTES_MAX // 2)
+    tails.moved(confirmed(1, 0, half))
+    tails.moved(confirmed(1, 1, half))
+    assert sent(tail) == [(1, 0, [half, half])]
+    for lac in (2, 3, 4, 5):
+        tails.moved(confirmed(1, lac, half))
+    tails.moved(confirmed(1, 6, b"small"))
+    assert sent(tail) == []
+    tails.moved(confirmed(1, 7, bytes(ENTRIES_BYTES_MAX + 1)))
+    assert sent(tail) == []
+    tails.moved(confirmed(1, 8, b"small"))
+    assert sent(tail) == [(1, 8, [b"small"])]
+
+
+def test_where_entries_are_missing_only_those_behind_the_gap_are_sent() -> None:
+    tails, listener, tail = listening()
+    tails.moved(confirmed(1, 0, b"a"))
+    listener.keeps_up = False
+    tails.moved(confirmed(1, 1, b"b"))
+    listener.keeps_up = True
+    tails.moved(confirmed(1, 2, b"c"))
+    assert sent(tail) == [(1, 2, [b"c"])]
+    tails.moved(confirmed(1, 3, b"d"))
+    tails.moved(LacMoved("s", 1, 3, True))
+    tails.moved(confirmed(2, 0, b"e"))
+    assert sent(tail) == [(2, 0, [b"e"])]
+
+
+def test_entries_of_a_number_that_comes_again_are_sent_behind_the_end_of_its_empty_segment() -> None:
+    tails, _, tail = listening()
+    tails.moved(LacMoved("s", 1, -1, True))
+    tails.moved(confirmed(1, 0, b"a"))
+    assert [type(m) for m in tail.take()] == [Lac, Entries, Lac]
+
+
+def test_who_comes_later_is_not_sent_what_was_confirmed_before_and_nobody_keeps_it() -> None:
+    tails, _, _ = listening()
+    tails.moved(confirmed(1, 0, b"a"))
+    late = Tail(Listener(), 6, "s")
+    tails.add(late)
+    assert late.take() == [Lac(6, 1, 0, False)]
+    assert all(not event.entries for kept in tails._newest.values() for event in kept)
