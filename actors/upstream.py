@@ -1,7 +1,8 @@
-"""What the owner of a stream says about its LAC, and when that may be believed.
+"""What the owner of a stream says about its LAC, what it sends along, and when that may be believed.
 
 The law of this room: an owner names segments by number, and a number may have lain elsewhere before. So a LAC is used
-only once metadata that was read after hearing the number tells where the segment lies, in the stream it was said of.
+only once metadata that was read after hearing the number tells where the segment lies, in the stream it was said of;
+and so are the entries that come with it.
 That a segment ended empty is the last word of its place: what the number means next is looked up anew.
 """
 
