@@ -180,8 +180,8 @@ class SegmentDeleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class LacMoved(Event):
-    """Published to tails, never logged. entries: the last of those that it confirms, up to `lac`, each as the parts that
-    were appended; none where a recovery found the LAC."""
+    """Published to tails, never logged. entries: the last of those that it confirms, up to `lac`, each as the parts
+    that were appended; none where a recovery found the LAC."""
 
     name: ClassVar[str] = "lac.moved"
     level: ClassVar[str] = "debug"
