@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from typing import Any
 
 _STEPS = 8  # in which is waited; one that takes twice as long was a freeze
@@ -30,6 +31,32 @@ class Patience:
         await asyncio.wait((awaited,), timeout=step_s)
         took_s = clock() - begun_s
         self._left_s = self._whole_s if took_s > 2 * step_s else self._left_s - took_s
+
+
+class Pauses:
+    """Between a try that failed and the next: twice as long each time, from first_s to max_s; by chance up to half of
+    it less."""
+
+    def __init__(self, first_s: float, max_s: float, rng: random.Random) -> None:
+        self._first_s = self._next_s = first_s
+        self._max_s = max_s
+        self._rng = rng
+
+    def reset(self) -> None:
+        """A try went well."""
+        self._next_s = self._first_s
+
+    def next_s(self) -> float:
+        """How long to pause now."""
+        pause_s, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
+        return self._jittered(pause_s)
+
+    def longest_s(self) -> float:
+        """A pause where no try is expected to go better soon."""
+        return self._jittered(self._max_s)
+
+    def _jittered(self, pause_s: float) -> float:
+        return pause_s * (0.5 + self._rng.random() / 2)
 
 
 class Stale:

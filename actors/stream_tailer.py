@@ -2,8 +2,8 @@
 
 The law of this room:
 - one read of metadata, one upstream at the tail and one fetch of a block serve all who wait for them;
-- a LAC is believed for a place only once metadata that was read after hearing it names that place, and names the
-  stream that its owner was asked about: one deleted and made again has the old one's numbers;
+- a LAC, or an entry that an owner sends along, is believed for a place only once metadata that was read after hearing
+  the LAC names that place, and names the stream that its owner was asked about: one made again has the old numbers;
 - where the tail is, at a reader's open, an owner tells only together with metadata that was read after that open and
   names its epoch: one that was deposed may not know it yet. Only who is cut off from metadata goes by what it knows;
 - where a completed segment ends its store says, and the list, which may state it wrongly, is not asked;
@@ -26,7 +26,7 @@ from typing import Any
 
 from actors.entry_cache import EntryCache
 from actors.fetches import Fetches
-from actors.patience import Patience, Stale
+from actors.patience import Patience, Pauses, Stale
 from actors.segment_readers import SegmentReaders, segment_key
 from actors.source_view import View
 from actors.tailer_options import TailerOptions
@@ -239,7 +239,7 @@ class StreamTailer:
         self._stale.set()
 
     async def _keep_metadata(self) -> None:
-        pause_s = self._options.retry_min_s
+        pauses = self._pauses()
         while True:
             await self._stale.taken()
             waiting, self._fresh = self._fresh, []
@@ -260,10 +260,9 @@ class StreamTailer:
             for then in waiting:
                 then(error)
             if error is None:
-                pause_s = self._options.retry_min_s
+                pauses.reset()
                 continue
-            await self._stale.rest(self._jittered(pause_s))
-            pause_s = min(pause_s * 2, self._options.retry_max_s)
+            await self._stale.rest(pauses.next_s())
 
     def _refuse(self, defect: MetadataWentBackError | None) -> None:
         """If metadata is not to be relied on any more, whoever waits is told, and so is whoever asks."""
@@ -469,7 +468,7 @@ class StreamTailer:
     # ---- the LAC, as owners tell it ---------------------------------------------------------------------------------
 
     async def _hear_owners(self) -> None:
-        pause_s = self._options.retry_min_s
+        pauses = self._pauses()
         redirect: str | None = None
         asked: object = None  # the claim that metadata named when we asked whoever redirected us
         while True:
@@ -487,13 +486,12 @@ class StreamTailer:
             self._signal()
             redirect = None
             if heard.anything:
-                pause_s = self._options.retry_min_s
+                pauses.reset()
             if isinstance(error, OwnedElsewhereError) and error.location not in (None, address):
                 redirect = error.location
             if error is not None:
                 self._stale.set()
-                await self._pause(pause_s)
-                pause_s = min(pause_s * 2, self._options.retry_max_s)
+                await asyncio.sleep(pauses.next_s())
 
     @property
     def _owner(self) -> Owner | None:
@@ -568,7 +566,7 @@ class StreamTailer:
 
     async def _ask_store(self) -> None:
         """While no owner is heard and somebody waits at the tail: long polls of the store."""
-        pause_s = self._options.retry_min_s
+        pauses = self._pauses()
         while True:
             changed = self._changed
             segment = self._tail
@@ -582,22 +580,18 @@ class StreamTailer:
                 ended = reader.end is not None
             except DLogError:
                 self._readers.drop(segment_key(segment))
-                await self._pause(pause_s)
-                pause_s = min(pause_s * 2, self._options.retry_max_s)
+                await asyncio.sleep(pauses.next_s())
                 continue
-            pause_s = self._options.retry_min_s
+            pauses.reset()
             if ended and segment_key(segment) not in self._ends:
                 self._stale.set()  # recovered: the list will say so
             self._learn(segment, lac, ended)
             if ended:
-                await self._pause(self._options.retry_max_s)
+                await asyncio.sleep(pauses.longest_s())
 
     def _waits_for(self, segment: Segment) -> bool:
         key = segment_key(segment)
         return any(segment_key(question.segment) == key for _, question in self._watching)
 
-    async def _pause(self, pause_s: float) -> None:
-        await asyncio.sleep(self._jittered(pause_s))
-
-    def _jittered(self, pause_s: float) -> float:
-        return pause_s * (0.5 + self._rng.random() / 2)
+    def _pauses(self) -> Pauses:
+        return Pauses(self._options.retry_min_s, self._options.retry_max_s, self._rng)

@@ -139,8 +139,10 @@ async def test_the_store_is_asked_for_what_is_new_at_the_tail_only_if_it_is_much
         await producer.write([b"before"])
         tail = Reading(rr, "orders", Start.TAIL, follow=True)
         assert [(await tail.event()).kind for _ in range(2)] == [Kind.STARTED, Kind.CAUGHT_UP]
+        await producer.write([b"1"])
+        await tail.until(1)
         monkeypatch.setattr(MemoryReader, "read", noted)
-        for count in range(1, 11):
+        for count in range(2, 11):
             await producer.write([b"%d" % count])
             await tail.until(count)
         assert asked == []

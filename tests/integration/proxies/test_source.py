@@ -278,16 +278,22 @@ async def test_out_of_reach_of_metadata_nobody_is_told_of_a_tail_that_may_have_m
         assert failed.error.code == 505
 
 
+async def at_the_tail(on: Stage, segment: Segment, lac: int) -> Asker:
+    """A reader that the owner has told of this LAC, and that waits for more; so the owner is listened to."""
+    on.words.first = (1, lac, False)
+    asker = Asker(on.source)
+    await asker.look()
+    asker.view.ask(WatchLac(segment, EntryId(-2)))
+    assert (await asker.hear(LacSeen)).lac == lac
+    asker.view.ask(WatchLac(segment, EntryId(lac)))
+    return asker
+
+
 async def test_an_owner_that_was_deposed_while_we_were_frozen_does_not_tell_the_tail() -> None:
     """It answers, for it has not heard; and the first reading of metadata fails, for our session is over."""
     async with stage() as on:
         segment = await on.write(5)
-        on.words.first = (1, 3, False)
-        first = Asker(on.source)
-        await first.look()
-        first.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await first.hear(LacSeen)).lac == 3
-        first.view.ask(WatchLac(segment, EntryId(3)))  # keeps the link
+        await at_the_tail(on, segment, 3)
         read, failed = on.metadata.read, asyncio.Event()
 
         async def once(key: Any) -> Any:
@@ -371,12 +377,7 @@ async def test_what_a_silent_owner_said_before_is_not_taken_for_the_tail() -> No
     """The link is open and the owner frozen: the store knows more than it had said."""
     async with stage() as on:
         segment = await on.write(5)
-        on.words.first = (1, 1, False)
-        asker = Asker(on.source)
-        await asker.look()
-        asker.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await asker.hear(LacSeen)).lac == 1
-        asker.view.ask(WatchLac(segment, EntryId(1)))  # keeps the link
+        await at_the_tail(on, segment, 1)
         on.words.frozen = True
         late = Asker(on.source)
         await late.look()
@@ -538,13 +539,8 @@ async def test_what_an_owner_sends_along_is_served_unless_it_is_truncated_by_the
 
     async with stage() as on:
         segment = await on.write(3)
-        on.words.first = (1, 0, False)
-        asker = Asker(on.source)
-        await asker.look()
-        asker.view.ask(WatchLac(segment, EntryId(-2)))
-        assert (await asker.hear(LacSeen)).lac == 0
+        asker = await at_the_tail(on, segment, 0)
         monkeypatch.setattr(MemoryReader, "read", never)
-        asker.view.ask(WatchLac(segment, EntryId(0)))
         assert on.words.hear is not None
         on.words.hear.entries(1, 1, [b"1", b"2"])
         on.words.hear(1, 2, False)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
-from actors.patience import Patience, Stale
+from actors.patience import Patience, Pauses, Stale
 
 
 def waited_s(frozen_s: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> float:
@@ -72,3 +73,13 @@ async def test_who_rested_long_enough_reads_again() -> None:
     async with asyncio.timeout(30):
         await stale.rest(0.0)
         await stale.taken()
+
+
+def test_pauses_double_up_to_the_longest_and_begin_anew_after_a_try_that_went_well() -> None:
+    pauses = Pauses(0.1, 0.5, random.Random(1))
+    for whole_s in (0.1, 0.2, 0.4, 0.5, 0.5):
+        assert whole_s / 2 <= pauses.next_s() <= whole_s
+    assert 0.25 <= pauses.longest_s() <= 0.5
+    pauses.reset()
+    assert 0.05 <= pauses.next_s() <= 0.1
+    assert len({pauses.longest_s() for _ in range(10)}) > 5, "who failed together does not come back together"
