@@ -20,14 +20,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiozk import protocol
 
-from dlog.errors import ClosedError, ConfigError, InvalidRequestError
+from dlog.errors import ClosedError, InvalidRequestError
 from dlog.io.metadata import SessionState, Unsubscribe
+from dlog.io.zookeeper_hosts import Servers, split_hosts
 from dlog.io.zookeeper_protocol import (
     ANY_VERSION,
     XID_AUTH,
@@ -68,31 +68,12 @@ __all__ = [
     "Set",
     "Stat",
     "ZooKeeper",
-    "split_hosts",
 ]
 
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
 GET_AT_ONCE = 200  # znodes, so that a reply stays far below what is taken as one (zookeeper_protocol.py)
-
-_PORT = 2181
-_IPV6 = re.compile(r"\[([0-9a-fA-F:.]+)\](?::(\d+))?\Z")
-
-
-def split_hosts(text: str) -> tuple[list[tuple[str, int]], str]:
-    """`h1:2181,h2:2181/chroot` -> hosts and chroot ("" if none); `;` separates too. Raises ConfigError."""
-    listed, slash, chroot = text.strip().partition("/")
-    hosts: list[tuple[str, int]] = []
-    for part in filter(None, re.split(r"[,;\s]+", listed)):
-        bracketed = _IPV6.match(part)
-        host, port = (bracketed[1], bracketed[2] or "") if bracketed else part.partition(":")[::2]
-        if not host or not host.isprintable() or not re.fullmatch("[0-9]{0,5}", port) or int(port or _PORT) > 65535:
-            raise ConfigError(f"not a ZooKeeper address, write host:port[,host:port][/chroot]: value={text[:80]!r}")
-        hosts.append((host, int(port or _PORT)))
-    if not hosts:
-        raise ConfigError(f"no ZooKeeper address, write host:port[,host:port][/chroot]: value={text[:80]!r}")
-    return hosts, "/" + chroot.strip("/") if slash and chroot.strip("/") else ""
 
 
 class ZooKeeper:
@@ -113,7 +94,7 @@ class ZooKeeper:
         self._hosts, self._chroot = split_hosts(hosts)
         self._rng = rng or random.Random()
         self._hosts = sorted(self._hosts, key=lambda _: self._rng.random())
-        self._turn = 0
+        self._servers = Servers(self._hosts, self._rng)
         self._asked_timeout_s = session_timeout_s
         self._request_timeout_s = request_timeout_s or session_timeout_s
         self._connection: Connection | None = None
@@ -316,22 +297,21 @@ class ZooKeeper:
                     pause_s, failures = BACKOFF_MIN_S, 0
                     continue  # it held: try the next host at once
             failures += 1
-            if failures % len(self._hosts) == 0:
+            if failures % self._servers.size == 0:
                 await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
                 pause_s = min(2 * pause_s, BACKOFF_MAX_S)
 
     async def _attach(self) -> Connection | None:
-        """Try the next host once, connect and handshake under one timeout. None: it did not work out."""
-        host, port = self._hosts[self._turn % len(self._hosts)]
-        self._turn += 1
+        """Try the next address once: resolve, connect and shake hands under one timeout. None: it did not work out."""
         loop = asyncio.get_running_loop()
-        limit_s = max(0.1, self._asked_timeout_s / (2 * len(self._hosts)))
+        limit_s = max(0.1, self._asked_timeout_s / (2 * self._servers.size))
         session_id = self.session_id
         if session_id:
             limit_s = min(limit_s, max(0.0, self._contact_s + self.timeout_s - loop.time()))
         connection = Connection(self._heard_event)
         try:
             async with asyncio.timeout(limit_s):
+                host, port = await self._servers.next()
                 await loop.create_connection(lambda: connection, host, port)
                 given, password, timeout_s = await connection.shake_hands(
                     session_id=session_id,

@@ -93,6 +93,7 @@ PROCESSES: dict[str, tuple[str, ...]] = {
     "namespace-climbs": ("proxies.write", "--namespace", "/dlog/../zookeeper"),
     "zookeeper-no-address": ("proxies.write", "--zookeeper", "::::"),
     "zookeeper-port-beyond": ("proxies.read", "--zookeeper", "localhost:99999"),
+    "zookeeper-empty-label": ("proxies.write", "--zookeeper", "127.0.0.1:2181,a..b:2181"),
     "host-nowhere": ("actors.bookie", "--host", "no.such.host.invalid", "--dir", "{tmp}/b"),
     "bookie-id-illegal": ("actors.bookie", "--bookie-id", "a/b", "--port", "0", "--dir", "{tmp}/b"),
     "bookie-dirs-equal": ("actors.bookie", "--journal-dir", "{tmp}/x", "--ledger-dirs", "{tmp}/x", "--port", "0"),

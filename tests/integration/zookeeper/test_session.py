@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from dlog.errors import ClosedError, ConfigError, InvalidRequestError
+from dlog.errors import ClosedError, InvalidRequestError
 from dlog.io.metadata import SessionState
-from dlog.io.zookeeper import ANY_VERSION, Check, Create, Created, Delete, Set, Stat, ZooKeeper, split_hosts
+from dlog.io.zookeeper import ANY_VERSION, Check, Create, Created, Delete, Set, Stat, ZooKeeper
 from dlog.io.zookeeper_protocol import (
     AuthFailedError,
     BadVersionError,
@@ -178,23 +178,3 @@ async def test_paths_that_are_none_are_refused(zookeeper_hosts: str) -> None:
         for path in ("a", "/a/", "//a", ""):
             with pytest.raises(InvalidRequestError):
                 await zk.get(path)
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts", "chroot"),
-    [
-        ("h:1", [("h", 1)], ""),
-        ("h", [("h", 2181)], ""),
-        ("a:1,b:2/x/y", [("a", 1), ("b", 2)], "/x/y"),
-        ("a:1;b/", [("a", 1), ("b", 2181)], ""),
-        ("[::1]:7,h:1", [("::1", 7), ("h", 1)], ""),
-    ],
-)
-def test_hosts_are_written_as_java_clients_write_them(text: str, hosts: list[tuple[str, int]], chroot: str) -> None:
-    assert split_hosts(text) == (hosts, chroot)
-
-
-@pytest.mark.parametrize("text", ["", "/x", "h:port", ":1"])
-def test_what_is_no_address_is_a_config_error(text: str) -> None:
-    with pytest.raises(ConfigError):
-        split_hosts(text)

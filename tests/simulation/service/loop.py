@@ -421,7 +421,11 @@ class SimulatedLoop(Refusing):
         self, protocol_factory: Callable[[], Any], host: Any = None, port: Any = None, **options: Any
     ) -> tuple[Any, Any]:
         _refuse(options, "ssl", "sock", "local_addr")
-        return cast(tuple[Any, Any], await self.network.connect(protocol_factory, host, port))
+        *others, last = self.network.names.get(host, (host,))
+        for address in others:
+            with contextlib.suppress(OSError):  # a name's addresses in their order, as asyncio tries them
+                return cast(tuple[Any, Any], await self.network.connect(protocol_factory, address, port))
+        return cast(tuple[Any, Any], await self.network.connect(protocol_factory, last, port))
 
     async def create_server(
         self,
@@ -437,7 +441,7 @@ class SimulatedLoop(Refusing):
         return self.network.listen(protocol_factory, host, port, sock, start_serving)
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
-        return [(2, 1, 6, "", (host, int(port)))]
+        return [(2, 1, 6, "", (address, int(port))) for address in self.network.names.get(host, (host,))]
 
     # ---- asyncio's side: state and errors ----------------------------------------------------------------------------
 

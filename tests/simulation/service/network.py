@@ -93,12 +93,13 @@ class Link:
 
 
 class Network:
-    """All hosts of a trial. A host's name is its address."""
+    """All hosts of a trial. A host's name is its address; names: other names, each for the hosts that it stands for."""
 
     def __init__(self, loop: SimulatedLoop, *, latency_ns: int = MS // 5) -> None:
         self.loop = loop
         self.latency_ns = latency_ns
         self.is_down: set[str] = set()  # hosts without power
+        self.names: dict[str, tuple[str, ...]] = {}
         self.links: dict[tuple[str, str], Link] = {}
         self.listeners: dict[tuple[str, int], Server] = {}
         self.transports: dict[Process, dict[SimulatedTransport, None]] = {}

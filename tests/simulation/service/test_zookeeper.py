@@ -297,6 +297,28 @@ def test_a_session_moves_between_members_and_none_shows_it_an_older_view(rig: Ri
     rig.tell(story)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_name_with_a_mute_address_is_served_by_its_other_one(seed: int) -> None:
+    """A Kubernetes headless service is such a name. Whichever address comes first, and with a session or without."""
+    rig = Rig(seed)
+    rig.add()
+    rig.network.names["zk"] = ("zk-0", "zk-1")
+    rig.network.is_down.add("zk-0")
+
+    async def story() -> None:
+        async with await ZooKeeper.connect(f"zk:{PORT}", session_timeout_s=4.0, rng=random.Random(seed)) as zk:
+            session, states, down_s = zk.session_id, states_of(zk), rig.loop.time()
+            rig.network.is_down.clear()
+            rig.network.is_down.add("zk-1")
+            rig.do(rig.servers[1].cut_all, member=1)
+            await until(lambda: states[-1:] == [CONNECTED])
+            assert zk.session_id == session
+            assert rig.loop.time() - down_s < 2.5, "two tries at most, of a quarter of the session's time each"
+
+    rig.tell(story, within_s=10.0)
+    assert not rig.loop.dispose()
+
+
 def test_the_same_seed_is_the_same_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     def trace(seed: int) -> int:
         rng = random.Random(seed)
