@@ -346,7 +346,7 @@ class ZooKeeper:
         for scheme, credential in self._credentials:
             request = protocol.AuthRequest(type=0, scheme=scheme, auth=credential)
             connection.tell(request, decode_nothing, drop_if_refused(connection), scheme, xid=XID_AUTH)
-        self._watches.rejoin(connection, self._last_zxid if same else None)
+        self._watches.rejoin(connection, is_new_session=not same)
         self._enter(SessionState.CONNECTED)
         self._attached.set()
 

@@ -2,8 +2,10 @@
 
 The law of this room: a subscription lasts until it is withdrawn, though the server's watches are one-shot. On an event
 the watch is set again first and the subscriber called after, so that a read made in the callback is followed by
-another call if anything changes later. On a new connection the server is told the last zxid we saw, and fires what we
-missed. Tree watches (persistent, recursive) are simply set again, and their subscribers told to assume anything.
+another call if anything changes later. On a new connection the server is told the zxid up to which every watch was
+heard, and fires what we missed; that zxid moves only on a connection on which all of them were set again. Tree watches
+(persistent, recursive) are simply set again, and their subscribers told to assume anything. A watch that the server
+refuses (no right to read) is asked for again, and once it is set its subscribers are called: they heard nothing before.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from dlog.io.zookeeper_protocol import (
 )
 
 CHUNK_BYTES_MAX = 128 * 1024  # of one SetWatches; a server drops the connection at 1 MiB
+REFUSED_AGAIN_S = 5.0  # until watches that were refused are asked for again, all at once
 
 CREATED, DELETED, DATA_CHANGED, CHILDREN_CHANGED = 1, 2, 3, 4
 
@@ -47,6 +50,7 @@ class _Watched:
     children: dict[object, WatchCallback] = field(default_factory=dict)
     node_set: str = ""  # _DATA where the znode was there, _EXIST where it was not
     children_set: str = ""
+    is_deaf: bool = False  # a watch was refused: changes pass unheard
 
     @property
     def is_whole(self) -> bool:
@@ -84,6 +88,9 @@ class Watches:
         self._connection: Connection | None = None
         self._paths: dict[str, _Watched] = {}
         self._trees: dict[str, _Tree] = {}
+        self._heard_zxid = 0  # every watch of this session was heard up to there
+        self._unanswered = 0  # requests of `rejoin` on this connection, whose watches are not set yet
+        self._again: asyncio.TimerHandle | None = None
 
     # ---- subscribing -----------------------------------------------------------------------------------------------
 
@@ -146,34 +153,42 @@ class Watches:
 
     def detached(self) -> None:
         """The connection is gone; its tree watches with it."""
-        self._connection = None
+        connection, self._connection = self._connection, None
+        if self._again is not None:
+            self._again.cancel()
+            self._again = None
+        if connection is not None and not self._unanswered:
+            self._heard_zxid = max(self._heard_zxid, connection.last_zxid)
         for tree in self._trees.values():
             tree.is_set = False
 
     def session_lost(self) -> None:
         """Wake everybody: whatever they knew may have ended with the session."""
+        self._heard_zxid = 0
         for watched in self._paths.values():
             _tell(watched.data)
             _tell(watched.children)
         for tree in self._trees.values():
             _tell_unseen(tree)
 
-    def rejoin(self, connection: Connection, last_zxid: int | None) -> None:
-        """Set everything on a new connection. last_zxid: up to where this session has heard all, so that the server
-        fires what came after; None for a new session, in which everybody is told."""
+    def rejoin(self, connection: Connection, *, is_new_session: bool) -> None:
+        """Set everything on a new connection; the server fires what came after what this session has heard. In a new
+        session everybody is told instead."""
         self._connection = connection
-        for chunk in self._chunks():
+        chunks = self._chunks()
+        self._unanswered = len(chunks)
+        for chunk in chunks:
             request = protocol.SetWatchesRequest(
-                relative_zxid=_ZXID_MAX if last_zxid is None else last_zxid,
+                relative_zxid=_ZXID_MAX if is_new_session else self._heard_zxid,
                 data_watches=[path for kind, path in chunk if kind == _DATA],
                 exist_watches=[path for kind, path in chunk if kind == _EXIST],
                 child_watches=[path for kind, path in chunk if kind == _CHILD],
             )
-            connection.tell(request, decode_nothing, drop_if_refused(connection), xid=XID_SET_WATCHES)
+            connection.tell(request, decode_nothing, self._chunk_set(connection), xid=XID_SET_WATCHES)
         for path, watched in self._paths.items():
             whole = watched.is_whole
             self._set(path, watched)
-            if last_zxid is None or not whole:
+            if is_new_session or not whole:
                 _tell(watched.data)
                 _tell(watched.children)
         for path, tree in self._trees.items():
@@ -201,7 +216,9 @@ class Watches:
 
             def done(_: Any, error: Exception | None) -> None:
                 watched.children_set = "" if error else _CHILD
-                if isinstance(error, NoNodeError) and not watched.node_set:
+                if not isinstance(error, NoNodeError):
+                    self._answered(watched, connection, error)
+                elif not watched.node_set:
                     self._set_node(path, watched, connection)  # its creation is what comes first
 
             connection.tell(protocol.GetChildrenRequest(path=path, watch=True), decode_nothing, done, path)
@@ -211,6 +228,7 @@ class Watches:
 
         def done(_: Any, error: Exception | None) -> None:
             watched.node_set = _EXIST if isinstance(error, NoNodeError) else "" if error else _DATA
+            self._answered(watched, connection, None if watched.node_set else error)
             if watched.node_set == _DATA and watched.children and not watched.children_set:
                 self._set(path, watched)  # it was created in between
                 _tell(watched.children)
@@ -225,8 +243,47 @@ class Watches:
 
         def done(_: Any, error: Exception | None) -> None:
             tree.is_set = error is None and not connection.is_closed
+            if error is not None:
+                self._refused(connection)
 
         connection.tell(AddWatchRequest(path=path, mode=_PERSISTENT_RECURSIVE), decode_nothing, done, path)
+
+    def _answered(self, watched: _Watched, connection: Connection, error: Exception | None) -> None:
+        """One of a path's watches was set, or was not. Who hears again after a time of hearing nothing is told."""
+        if error is not None:
+            watched.is_deaf = self._refused(connection)
+        elif watched.is_deaf and watched.is_whole:
+            watched.is_deaf = False
+            _tell(watched.data)
+            _tell(watched.children)
+
+    def _refused(self, connection: Connection) -> bool:
+        """A watch was not set: whether the server refused it. Then it is asked for again after a while. Where the
+        connection has ended instead, the next one sets it."""
+        if connection.is_closed:
+            return False
+        if self._again is None:
+            self._again = asyncio.get_running_loop().call_later(REFUSED_AGAIN_S, self._ask_again)
+        return True
+
+    def _ask_again(self) -> None:
+        self._again = None
+        for path, watched in self._paths.items():
+            self._set(path, watched)
+        for path, tree in self._trees.items():
+            if not tree.is_set:
+                self._set_tree(path, tree)
+                _tell_unseen(tree)
+
+    def _chunk_set(self, connection: Connection) -> Callable[[Any, Exception | None], None]:
+        drop = drop_if_refused(connection)
+
+        def done(value: Any, error: Exception | None) -> None:
+            if error is None and connection is self._connection:
+                self._unanswered -= 1
+            drop(value, error)
+
+        return done
 
     def _chunks(self) -> list[list[tuple[str, str]]]:
         """(kind, path) of all that was set, in portions the server takes."""

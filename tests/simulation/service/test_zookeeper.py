@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from dlog.errors import MetadataUnavailableError
-from dlog.io import clock
+from dlog.io import clock, zookeeper_watches
 from dlog.io.metadata import SessionState
 from dlog.io.zookeeper import ANY_VERSION, ConnectionLossError, ZooKeeper
-from dlog.io.zookeeper_protocol import NodeExistsError
+from dlog.io.zookeeper_protocol import NodeExistsError, ZnodeError
+from tests.integration.zookeeper import raw as requests
+from tests.integration.zookeeper.raw import RawSession, SessionIds
+from tests.simulation.service import zookeeper_wire as wire
 from tests.simulation.service.loop import MS, S, SimulatedLoop
 from tests.simulation.service.network import Network
 from tests.simulation.service.zookeeper import ZooKeeperServer
@@ -80,6 +83,10 @@ def rig() -> Iterator[Rig]:
     rig = Rig()
     yield rig
     assert not rig.loop.dispose()
+
+
+def _acl_of(path: str, acl: wire.Acl) -> bytes:
+    return wire.text(path) + wire.acl(acl) + wire.number(-1)
 
 
 def states_of(zk: ZooKeeper) -> list[SessionState]:
@@ -317,6 +324,66 @@ def test_a_name_with_a_mute_address_is_served_by_its_other_one(seed: int) -> Non
 
     rig.tell(story, within_s=10.0)
     assert not rig.loop.dispose()
+
+
+@pytest.mark.parametrize("cut_at", range(1, 13))
+def test_no_watch_is_lost_wherever_the_setting_again_of_many_is_cut(
+    rig: Rig, cut_at: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What changed while we were away is told, though the connection that should have told it ended in the midst."""
+    monkeypatch.setattr(zookeeper_watches, "CHUNK_BYTES_MAX", 1)  # a packet for each
+    rig.add()
+    paths = [f"/{number}" for number in range(6)]
+    heard: set[str] = set()
+
+    async def story() -> None:
+        async with await rig.connect(0, timeout_s=10.0) as zk, await rig.connect(1) as other:
+            for path in paths:
+                await other.create(path)
+            await zk.sync("/")
+            for path in paths:
+                zk.watch_data(path, lambda path=path: heard.add(path))  # type: ignore[misc]  # no type of a default
+            await zk.exists("/")
+            rig.do(rig.servers[0].down)
+            await until(lambda: zk.state is SUSPENDED)
+            for path in paths:
+                await other.set(path, b"", 0)
+            link = rig.network.link("zk-0", "client")
+            link.hold[link.sent + cut_at] = 5 * S  # what was said before arrives, the rest is on its way
+            rig.up()
+            await until(lambda: zk.state is CONNECTED)
+            await asyncio.sleep(0.5)
+            rig.do(rig.servers[0].cut_all)
+            await until(lambda: heard == set(paths))
+            assert zk.generation == 1
+
+    rig.tell(story)
+
+
+def test_a_watch_that_was_refused_is_set_once_it_may_be(rig: Rig) -> None:
+    """An access control list kept us from the children; when it is opened the connection stays what it is."""
+    heard: list[str] = []
+    secret = (wire.Ace(31 - wire.READ, "world", "anyone"),)
+
+    async def story() -> None:
+        raw = RawSession(SessionIds())
+        await raw.attach(f"zk-0:{PORT}")
+        assert (await raw.ask("create", requests.create("/secret", b"", 0)))[0] == 0
+        assert (await raw.ask("set_acl", _acl_of("/secret", secret)))[0] == 0
+        async with await rig.connect() as zk, await rig.connect() as other:
+            zk.watch_children("/secret", lambda: heard.append("child"))
+            with pytest.raises(ZnodeError, match="NoAuth"):
+                await zk.children("/secret")
+            await other.create("/secret/before")
+            connection = zk._connection
+            assert (await raw.ask("set_acl", _acl_of("/secret", wire.OPEN_ACL)))[0] == 0
+            await until(lambda: heard == ["child"])  # what came meanwhile passed unheard
+            await other.create("/secret/after")
+            await until(lambda: heard == ["child", "child"])
+            assert zk._connection is connection
+        raw.abort()
+
+    rig.tell(story, within_s=30.0)
 
 
 def test_the_same_seed_is_the_same_trace(monkeypatch: pytest.MonkeyPatch) -> None:
