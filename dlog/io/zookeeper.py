@@ -264,21 +264,24 @@ class ZooKeeper:
 
     async def close(self) -> None:
         """End the session (its ephemerals go at once if a server can be told) and fail what waits. Takes about a
-        second at most; idempotent."""
+        second at most; idempotent. Cancelling stops the wait for the server only: the session ends all the same."""
         self._closing = True
         connection = self._connection
-        if connection is not None and not connection.is_closed:
-            try:
+        try:
+            if connection is not None and not connection.is_closed:
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):
                     await connection.ask(protocol.CloseRequest(), decode_nothing)
-            except (TimeoutError, ConnectionLossError):
-                pass
-            connection.drop("closed")
+        except (TimeoutError, ConnectionLossError):
+            pass
+        finally:
+            if connection is not None:
+                connection.drop("closed")
+            if self._life is not None:
+                self._life.cancel()
+            self._lose("closed")
+            self._attached.set()  # let waiting calls see that it is over
         if self._life is not None:
-            self._life.cancel()
             await asyncio.wait((self._life,))
-        self._lose("closed")
-        self._attached.set()  # let waiting calls see that it is over
 
     # ---- the session's life ----------------------------------------------------------------------------------------
 

@@ -177,15 +177,17 @@ class ZooKeeperMetadata:
             raise CookieError(f"the cookie was changed by somebody else: bookie={bookie}") from error
 
     async def close(self) -> None:
-        """Registrations and the session end. Idempotent."""
+        """Registrations and the session end, also where the wait for it is cancelled. Idempotent."""
         life, self._life = self._life, None
-        if life is not None:
-            life.cancel()
-            await asyncio.wait((life,))
-        self._registrations.close()
-        self._members.close()
-        self._streams.close()
-        await self.zookeeper.close()
+        try:
+            if life is not None:
+                life.cancel()
+                await asyncio.wait((life,))
+        finally:
+            self._registrations.close()
+            self._members.close()
+            self._streams.close()
+            await self.zookeeper.close()
 
     # ---- underneath ------------------------------------------------------------------------------------------------
 

@@ -406,6 +406,8 @@ class Connection(asyncio.Protocol):
 
         Raises ConnectionLossError. No timeout of its own.
         """
+        if self.closed.done():  # before we came to speak: uvloop tells of the end before it tells of the connection
+            raise ConnectionLossError(f"connection lost before the handshake: reason={self.closed.result()}")
         self.last_zxid = last_zxid
         sent_s = self._loop.time()
         self._handshake = self._loop.create_future()

@@ -17,6 +17,7 @@ from dlog.errors import MetadataUnavailableError
 from dlog.io import clock, zookeeper_watches
 from dlog.io.metadata import SessionState
 from dlog.io.zookeeper import ANY_VERSION, ConnectionLossError, ZooKeeper
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.io.zookeeper_protocol import NodeExistsError, ZnodeError
 from tests.integration.zookeeper import raw as requests
 from tests.integration.zookeeper.raw import RawSession, SessionIds
@@ -324,6 +325,34 @@ def test_a_name_with_a_mute_address_is_served_by_its_other_one(seed: int) -> Non
 
     rig.tell(story, within_s=10.0)
     assert not rig.loop.dispose()
+
+
+@pytest.mark.parametrize("kind", ["session", "metadata"])
+def test_a_close_that_is_cancelled_ends_the_session_all_the_same(rig: Rig, kind: str) -> None:
+    async def story() -> None:
+        host = f"zk-0:{PORT}"
+        opened: ZooKeeper | ZooKeeperMetadata
+        if kind == "session":
+            opened = zk = await rig.connect(timeout_s=2.0)
+        else:
+            opened = await ZooKeeperMetadata.connect(host, "/dlog", session_timeout_s=2.0)
+            zk = opened.zookeeper
+        session = zk.session_id
+        await zk.create("/mine", ephemeral=True)
+        rig.do(rig.servers[0].stall, 1.0)  # it does not answer
+        await asyncio.sleep(0.1)
+        closing = rig.loop.create_task(opened.close())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait((closing,))
+        assert closing.cancelled()
+        assert zk.state is LOST
+        async with await rig.connect() as other:
+            await until(lambda: session not in rig.servers[0].sessions)
+            assert await other.exists("/mine") is None
+
+    rig.tell(story, within_s=20.0)
 
 
 @pytest.mark.parametrize("cut_at", range(1, 13))
