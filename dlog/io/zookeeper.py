@@ -30,6 +30,8 @@ from dlog.io.metadata import SessionState, Unsubscribe
 from dlog.io.zookeeper_hosts import Servers, split_hosts
 from dlog.io.zookeeper_protocol import (
     ANY_VERSION,
+    REPLY_BYTES_MAX,
+    REQUEST_BYTES_MAX,
     XID_AUTH,
     Check,
     Connection,
@@ -73,7 +75,10 @@ __all__ = [
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
-GET_AT_ONCE = 200  # znodes, so that a reply stays far below what is taken as one (zookeeper_protocol.py)
+#: A server bounds what it is sent, so every znode too (jute.maxbuffer), but not what it answers. An answer should not
+#: cost a server more memory than this; and so many znodes fit what we take as one, if each is as large as it may be.
+ANSWER_BYTES = 8 * 1024 * 1024
+GET_AT_ONCE_MAX = REPLY_BYTES_MAX // (REQUEST_BYTES_MAX + 1024)
 
 
 class ZooKeeper:
@@ -170,10 +175,15 @@ class ZooKeeper:
         return data
 
     async def get_many(self, paths: Sequence[str], *, fresh: bool = False) -> list[tuple[bytes, Stat] | None]:
-        """Read many znodes, in order; None for those that are not there. One question and deadline for each 200."""
+        """Read many znodes, in order; None for those that are not there. Asked in packets, each with a deadline: few
+        znodes in the first, and in the others as many as fit ANSWER_BYTES if they are like the largest so far."""
         found: list[tuple[bytes, Stat] | None] = []
-        for start in range(0, len(paths), GET_AT_ONCE):
-            found += await self._get_some(paths[start : start + GET_AT_ONCE], fresh=fresh and start == 0)
+        count, largest = ANSWER_BYTES // REQUEST_BYTES_MAX, 1
+        while len(found) < len(paths):
+            some = await self._get_some(paths[len(found) : len(found) + count], fresh=fresh and not found)
+            found += some
+            largest = max(largest, *(len(item[0]) for item in some if item is not None), 1)
+            count = min(max(1, ANSWER_BYTES // largest), GET_AT_ONCE_MAX)
         return found
 
     async def exists(self, path: str, *, fresh: bool = False) -> Stat | None:

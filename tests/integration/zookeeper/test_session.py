@@ -10,6 +10,7 @@ from dlog.errors import ClosedError, InvalidRequestError
 from dlog.io.metadata import SessionState
 from dlog.io.zookeeper import ANY_VERSION, Check, Create, Created, Delete, Set, Stat, ZooKeeper
 from dlog.io.zookeeper_protocol import (
+    REQUEST_BYTES_MAX,
     AuthFailedError,
     BadVersionError,
     MultiFailedError,
@@ -80,6 +81,21 @@ async def test_many_reads_come_back_in_order_with_none_for_what_is_absent(zookee
         await zk.delete("/n700", 0)
         found = await zk.get_many([f"/n{i}" for i in range(1200)])
         assert [f[0] if f else None for f in found] == [None if i == 700 else str(i).encode() for i in range(1200)]
+
+
+async def test_znodes_as_large_as_they_may_be_are_read_together(zookeeper_hosts: str) -> None:
+    """Together they exceed what is taken as one reply. What others ask on the same connection is answered."""
+    data = bytes(REQUEST_BYTES_MAX - 1000)
+    async with await ZooKeeper.connect(zookeeper_hosts, session_timeout_s=30.0) as zk:
+        for number in range(35):
+            await zk.create(f"/{number}", data)
+        async with asyncio.TaskGroup() as tasks:
+            reading = tasks.create_task(zk.get_many([f"/{n}" for n in range(35)]), name="read")
+            others = [tasks.create_task(zk.exists("/0"), name="other") for _ in range(10)]
+        assert [found is not None and found[0] == data for found in reading.result()] == [True] * 35
+        assert all(other.result() is not None for other in others)
+        for number in range(35):
+            await zk.delete(f"/{number}", ANY_VERSION)  # the server of all tests has a small heap
 
 
 async def test_a_subscription_hears_every_kind_of_change_and_outlives_each_event(zookeeper_hosts: str) -> None:

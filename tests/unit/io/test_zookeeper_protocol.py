@@ -37,7 +37,7 @@ def accept_and_close(listener: socket.socket, times: int) -> None:
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_host_that_accepts_and_closes_is_given_up_at_once(name: str) -> None:
-    """Some of many ends are heard before `create_connection` returns; a handshake that waited for ever would not end."""
+    """Of many ends some are heard before `create_connection` returns: such a handshake waited for ever."""
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
