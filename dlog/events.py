@@ -127,6 +127,23 @@ class LeaseLost(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class MetadataLost(Event):
+    """This process is out of contact with ZooKeeper; what it owns or stores it goes on serving."""
+
+    name: ClassVar[str] = "metadata.lost"
+    level: ClassVar[str] = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataRegained(Event):
+    """This process is in contact with ZooKeeper again. session_ended: under a new session, so it registered anew."""
+
+    name: ClassVar[str] = "metadata.regained"
+    away_s: float
+    session_ended: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MetadataWentBack(Event):
     """A stream's metadata is older than what this process has seen of it; told once, and nothing is served from it."""
 

@@ -14,6 +14,7 @@ from dlog.events import Event
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.metadata import Metadata
+from dlog.io.metadata_contact import contact_told
 from dlog.io.objects import Objects
 from dlog.io.settings import configured, load
 from dlog.io.zookeeper_members import MemberOptions
@@ -74,6 +75,7 @@ async def opened(
     ):
         store = LedgerStore(ledgers)
         try:
-            yield Parts(metadata, {store.name: store, cold.name: cold})
+            with contact_told(metadata, tell):
+                yield Parts(metadata, {store.name: store, cold.name: cold})
         finally:
             await store.close()

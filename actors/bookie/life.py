@@ -21,6 +21,7 @@ from dlog.io.bookie_dirs import LockedDirs, check_cookies, lock_dirs, paths_of, 
 from dlog.io.bookie_store import Opened, open_storage
 from dlog.io.disk import Disk
 from dlog.io.metadata import BookieInfo, Metadata
+from dlog.io.metadata_contact import contact_told
 from dlog.io.threads import Threads
 from dlog.model.ids import BookieId, bookie_id
 
@@ -67,7 +68,8 @@ async def live(
                 tell(BookieStarted(bookie, ground.address, server.machine.ledgers))
                 on_ready(info)
 
-            await server.run(ground.listen, stopping, metadata=metadata, info=info, on_ready=ready)
+            with contact_told(metadata, tell):
+                await server.run(ground.listen, stopping, metadata=metadata, info=info, on_ready=ready)
     finally:
         dirs.close()
 

@@ -45,6 +45,7 @@ class Collector(Protocol):
 LOOP_STALLS = Number("loop_stalls", "How often the event loop was held up beyond 5 ms")
 LOOP_STALL_SECONDS = Number("loop_stall_seconds", "Time for which the event loop was held up beyond 5 ms")
 MINOR_FAULTS = Number("minor_faults", "Minor page faults of the process since its start", is_gauge=True)
+METADATA_CONNECTED = Number("metadata_connected", "1 while the process is in contact with ZooKeeper", is_gauge=True)
 ENTRIES_SENT = Number("ledger_entries_sent", "Entries given to ledger writers of this process")
 BYTES_SENT = Number("ledger_bytes_sent", "Payload bytes given to ledger writers of this process")
 ENTRIES_READ = Number("ledger_entries_read", "Entries read and verified by ledger readers of this process")
@@ -56,6 +57,7 @@ _NUMBERS = (
     LOOP_STALLS,
     LOOP_STALL_SECONDS,
     MINOR_FAULTS,
+    METADATA_CONNECTED,
     ENTRIES_SENT,
     BYTES_SENT,
     ENTRIES_READ,

@@ -41,6 +41,9 @@ def test_owners_serve_on_for_a_minute_without_zookeeper_and_everything_comes_bac
         outcome = world.run(plan(seed))
     assert not outcome.violation, outcome.text
     assert outcome.reached["fault.crash"] == 1
+    processes = sum(plan(seed).config[kind] for kind in ("bookies", "writers", "readers"))
+    assert outcome.reached["metadata.lost"] >= processes, "each says so, once a loss"
+    assert outcome.reached["metadata.regained"] == outcome.reached["metadata.lost"]
     assert not outcome.reached["take-over"], "nobody lost a stream"
     assert len(heard) == 2
     for stream, times in heard.items():

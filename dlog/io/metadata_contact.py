@@ -1,0 +1,51 @@
+"""Tell operators whether a process reaches ZooKeeper: two events and a gauge.
+
+Invariants: the two events alternate, MetadataLost first; the gauge is 0 between them and 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from dlog.events import Event, MetadataLost, MetadataRegained
+from dlog.io.metadata import Metadata, SessionState
+from dlog.io.metrics import METADATA_CONNECTED
+
+
+@contextmanager
+def contact_told(metadata: Metadata, tell: Callable[[Event], None]) -> Iterator[None]:
+    """Tell of each loss of contact with the metadata store, and of its return, while the context lasts."""
+    contact = _Contact(tell)
+    unsubscribe = metadata.on_state(contact.hear)
+    METADATA_CONNECTED.set(1)
+    contact.hear(metadata.state)
+    try:
+        yield
+    finally:
+        unsubscribe()
+
+
+class _Contact:
+    """Times from the loss of contact to its return."""
+
+    def __init__(self, tell: Callable[[Event], None]) -> None:
+        self._tell = tell
+        self._now_s = asyncio.get_running_loop().time
+        self._lost_s: float | None = None
+        self._session_ended = False
+
+    def hear(self, state: SessionState) -> None:
+        if state is SessionState.LOST:
+            self._session_ended = True
+        if state is not SessionState.CONNECTED:
+            if self._lost_s is None:
+                self._lost_s = self._now_s()
+                METADATA_CONNECTED.set(0)
+                self._tell(MetadataLost())
+        elif self._lost_s is not None:
+            away_s = round(self._now_s() - self._lost_s, 3)
+            session_ended, self._lost_s, self._session_ended = self._session_ended, None, False
+            METADATA_CONNECTED.set(1)
+            self._tell(MetadataRegained(away_s, session_ended))
