@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dlog.cli.discovery import NAMESPACE, zookeeper, zookeeper_options
+from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.telling import say, say_json, say_table
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ async def metadata_of(
     """Metadata of the cluster that is meant, with ZooKeeper's hosts and the namespace."""
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 
-    found, of_run = zookeeper(hosts, directory)
-    path = namespace or of_run or NAMESPACE
+    found, path = zookeeper(hosts, namespace, directory)
     async with await ZooKeeperMetadata.connect(found, path) as metadata:
         yield metadata, found, path
 
@@ -42,8 +41,7 @@ def init(hosts: str | None, namespace: str | None, directory: str | None, as_jso
     """Make the root of a cluster and bind the namespace to it. Harmless when that was done before."""
     from dlog.io.zookeeper_cluster import cluster_init
 
-    found, of_run = zookeeper(hosts, directory)
-    made = asyncio.run(cluster_init(found, namespace or of_run or NAMESPACE))
+    made = asyncio.run(cluster_init(*zookeeper(hosts, namespace, directory)))
     if as_json:
         say_json({"instance_id": made.instance_id, "namespace": made.namespace, "made": made.made, "bound": made.bound})
         return

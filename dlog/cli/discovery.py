@@ -1,8 +1,10 @@
 """Which cluster a command means: as told, or the `dlog up` that runs for this directory.
 
-The law of this file: a run file counts only while its `dlog up` lives, which the lock beside it proves. Looked for in
-order: --connect, DLOG_CONNECT, --dir, DLOG_DIR, then the working directory itself, its `.dlog` and its other
-subdirectories.
+Invariants:
+- A run file counts only while its `dlog up` lives, which the lock beside it proves.
+- What is said nearest wins: flags (--connect, --zookeeper, --dir), then the environment (DLOG_CONNECT, DLOG_ZOOKEEPER,
+  DLOG_DIR), then the `dlog up` of the working directory: its `.dlog`, itself, its other subdirectories.
+- Proxies and ZooKeeper come from one of these three. A source that names two clusters is an error.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from typing import Any
 import click
 
 from dlog.cli.telling import CommandError, json_option
+from dlog.client.address import parse_target
 
 RUN_FILE = "dlog.run.json"
 LOCK_FILE = "dlog.lock"
@@ -93,76 +97,195 @@ def is_locked(directory: Path) -> bool:
 
 
 def find_running(directory: str | None) -> Running | None:
-    """What runs for `directory`, or for the working directory if that is None."""
-    for place in _places(directory):
+    """What runs for `directory`; if that is None, for the working directory: in its `.dlog`, in itself, or in another
+    subdirectory. Raises CommandError if clusters run in several of those."""
+    if directory:
+        return read_run_file(Path(directory))
+    here = Path.cwd()
+    for place in (here / DEFAULT_DIR, here):
         running = read_run_file(place)
         if running is not None:
             return running
-    return None
+    found = [running for running in map(read_run_file, _subdirectories(here)) if running is not None]
+    if len(found) > 1:
+        names = ", ".join(Path(running.directory).name for running in found)
+        raise CommandError(f"several clusters run in subdirectories of {here}: {names}", "name one with --dir DIR")
+    return found[0] if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The one cluster that a command means. connect and zookeeper are empty where nobody named them and the command
+    does not need them."""
+
+    connect: str
+    zookeeper: str
+    namespace: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """What one source, the flags or the environment, says of the cluster."""
+
+    names: tuple[str, str, str]  # of connect, zookeeper and directory, as a person writes them
+    connect: str
+    zookeeper: str
+    directory: str
+    namespace: str
+
+    @property
+    def said(self) -> str:
+        """The names of what it says, for a message."""
+        values = (self.connect, self.zookeeper, self.directory)
+        return " and ".join(name for name, value in zip(self.names, values, strict=True) if value)
+
+
+def find_cluster(
+    *,
+    connect: str | None = None,
+    hosts: str | None = None,
+    namespace: str | None = None,
+    directory: str | None = None,
+    need_proxies: bool = False,
+    need_zookeeper: bool = False,
+) -> Cluster:
+    """The cluster that the flags (the arguments), else the environment, else the working directory name.
+
+    Proxies and ZooKeeper come from the same source, so that no command asks the proxies of one cluster and the
+    ZooKeeper of another. Raises CommandError: nothing names a cluster, the source lacks what the command needs, or it
+    names two clusters.
+    """
+    flags = _Source(
+        names=("--connect", "--zookeeper", "--dir"),
+        connect=connect or "",
+        zookeeper=hosts or "",
+        directory=directory or "",
+        namespace=namespace or "",
+    )
+    variables = _Source(
+        names=("DLOG_CONNECT", "DLOG_ZOOKEEPER", "DLOG_DIR"),
+        connect=os.environ.get("DLOG_CONNECT", ""),
+        zookeeper=os.environ.get("DLOG_ZOOKEEPER", ""),
+        directory=os.environ.get("DLOG_DIR", ""),
+        namespace=os.environ.get("DLOG_NAMESPACE", ""),
+    )
+    source = next((each for each in (flags, variables) if each.said), None)
+    if source is not None and source.connect:
+        parse_target(source.connect)  # raises InvalidRequestError that says how it is written
+    if source is None:
+        running = find_running(None)
+        if running is None:
+            raise _no_cluster(need_zookeeper and not need_proxies)
+    elif source.directory:
+        running = _running_of(source)
+    else:
+        known = flags.namespace or variables.namespace
+        return _named(source, known, need_proxies=need_proxies, need_zookeeper=need_zookeeper)
+    said = flags.namespace or (variables.namespace if source is not flags else "")
+    return Cluster(running.connect, running.zookeeper, said or running.namespace)
 
 
 def target(connect: str | None, directory: str | None) -> str:
-    """Where clients connect. Raises CommandError that says what to do when nothing is known."""
-    if connect:
-        return connect
-    running = find_running(directory)
-    if running is None:
-        where = (
-            f"for {directory}" if directory else f"for {Path.cwd()} (looked in it, its .dlog and its subdirectories)"
-        )
-        raise CommandError(f"no cluster: no `dlog up` runs {where}", _START)
-    return running.connect
+    """Where clients connect. Raises CommandError as find_cluster does."""
+    return find_cluster(connect=connect, directory=directory, need_proxies=True).connect
 
 
-def zookeeper(hosts: str | None, directory: str | None) -> tuple[str, str | None]:
-    """ZooKeeper's hosts, and the namespace if a run file says it. Raises CommandError."""
-    if hosts:
-        return hosts, None
-    running = find_running(directory)
+def zookeeper(hosts: str | None, namespace: str | None, directory: str | None) -> tuple[str, str]:
+    """ZooKeeper's hosts and the namespace. Raises CommandError as find_cluster does."""
+    found = find_cluster(hosts=hosts, namespace=namespace, directory=directory, need_zookeeper=True)
+    return found.zookeeper, found.namespace
+
+
+def _running_of(source: _Source) -> Running:
+    """The cluster of the directory that a source names. Raises CommandError if none runs, or if the source names
+    another one as well."""
+    running = find_running(source.directory)
     if running is None:
+        raise CommandError(f"no cluster: no `dlog up` runs for {source.directory} ({source.names[2]})", _START)
+    for name, there, is_same in (
+        (f"{source.names[0]}={source.connect}", running.connect, _serves(running, source.connect)),
+        (f"{source.names[1]}={source.zookeeper}", running.zookeeper, _same_hosts(running.zookeeper, source.zookeeper)),
+    ):
+        if not is_same:
+            raise CommandError(
+                f"{source.said} name two clusters: {name} {source.names[2]}={source.directory}, which is {there}",
+                "name one of them",
+            )
+    return running
+
+
+def _named(source: _Source, namespace: str, *, need_proxies: bool, need_zookeeper: bool) -> Cluster:
+    """The cluster of a source that names no directory. What it leaves out is taken from the `dlog up` of the working
+    directory only if that is the same cluster."""
+    connect, hosts = source.connect, source.zookeeper
+    if (need_proxies and not connect) or (need_zookeeper and not hosts):
+        running = find_running(None)
+        if running is not None and _serves(running, connect) and _same_hosts(running.zookeeper, hosts):
+            return Cluster(connect or running.connect, running.zookeeper, namespace or running.namespace)
+        missing = source.names[0] if not connect else source.names[1]
         raise CommandError(
-            "no cluster: no --zookeeper given, and no `dlog up` runs for this directory",
+            f"{source.said} is given and {missing} is not, and the command needs it: "
+            "the proxies and the ZooKeeper of a cluster are named together",
+            f"add {missing}, or name neither and use --dir DIR of a running `dlog up`",
+        )
+    return Cluster(connect, hosts, namespace or NAMESPACE)
+
+
+def _serves(running: Running, connect: str) -> bool:
+    """Whether all addresses of a target are proxies of this cluster; an empty target says nothing else."""
+    return not connect or set(parse_target(connect)) <= set(parse_target(running.connect))
+
+
+def _same_hosts(hosts: str, said: str) -> bool:
+    return not said or {*re.split(r"[,;\s]+", hosts)} == {*re.split(r"[,;\s]+", said.strip())}
+
+
+def _no_cluster(is_zookeeper: bool) -> CommandError:
+    where = f"for {Path.cwd()} (looked in it, its .dlog and its subdirectories)"
+    if is_zookeeper:
+        return CommandError(
+            f"no cluster: no --zookeeper given, and no `dlog up` runs {where}",
             "say where ZooKeeper is with --zookeeper host:port or DLOG_ZOOKEEPER, or start a cluster with `dlog up`",
         )
-    return running.zookeeper, running.namespace
+    return CommandError(f"no cluster: no `dlog up` runs {where}", _START)
 
 
-def _places(directory: str | None) -> Iterator[Path]:
-    if directory:
-        yield Path(directory)
-        return
-    here = Path.cwd()
-    yield here / DEFAULT_DIR
-    yield here
+def _subdirectories(here: Path) -> list[Path]:
     with contextlib.suppress(OSError), os.scandir(here) as found:
-        for entry in sorted(found, key=lambda e: e.name):
-            if entry.is_dir() and (Path(entry.path) / RUN_FILE).exists():
-                yield Path(entry.path)
+        return sorted(Path(entry.path) for entry in found if entry.is_dir())
+    return []
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Options of a command that talks to proxies: `connect` and `directory`, and --json."""
-    command = json_option(command)
-    command = _dir_option(command)
+    return _connect_option(_dir_option(json_option(command)))
+
+
+def zookeeper_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of a command that talks to ZooKeeper and bookies: `hosts`, `namespace` and `directory`, and --json."""
+    return _zookeeper_option(_dir_option(json_option(command)))
+
+
+def all_cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of a command that talks to all of them: those of both."""
+    return _connect_option(zookeeper_options(command))
+
+
+def _connect_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--connect",
-        envvar="DLOG_CONNECT",
         metavar="dlog://HOST:PORT[,...]",
         help="Proxies of the cluster (or DLOG_CONNECT). Default: the `dlog up` of this directory.",
     )(command)
 
 
-def zookeeper_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command that talks to ZooKeeper and bookies: `hosts`, `namespace` and `directory`, and --json."""
-    command = json_option(command)
-    command = _dir_option(command)
+def _zookeeper_option(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
-        "--namespace", envvar="DLOG_NAMESPACE", metavar="PATH", help=f"Znode of the streams. Default {NAMESPACE}."
+        "--namespace", metavar="PATH", help=f"Znode of the streams (or DLOG_NAMESPACE). Default {NAMESPACE}."
     )(command)
     return click.option(
         "--zookeeper",
         "hosts",
-        envvar="DLOG_ZOOKEEPER",
         metavar="HOST:PORT[,...]",
         help="ZooKeeper of the cluster (or DLOG_ZOOKEEPER). Default: the `dlog up` of this directory.",
     )(command)
@@ -172,7 +295,6 @@ def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--dir",
         "directory",
-        envvar="DLOG_DIR",
         metavar="DIR",
         help="Directory of the running `dlog up` to use (or DLOG_DIR).",
     )(command)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dlog.cli.discovery import cluster_options, target, zookeeper
+from dlog.cli.discovery import Cluster, all_cluster_options, find_cluster
 from dlog.cli.ledgers import ledgers_of
 from dlog.cli.telling import CommandError, say, say_json
 from dlog.client.client import connect as connect_to
@@ -22,9 +22,7 @@ from dlog.wire.entry import decode_entry, record_set_count
 @click.command()
 @click.argument("stream")
 @click.argument("dlsn")
-@click.option("--zookeeper", "hosts", envvar="DLOG_ZOOKEEPER", metavar="HOST:PORT[,...]", help="Of the cluster.")
-@click.option("--namespace", envvar="DLOG_NAMESPACE", metavar="PATH", help="Znode of the streams.")
-@cluster_options
+@all_cluster_options
 def explain(
     stream: str,
     dlsn: str,
@@ -37,7 +35,15 @@ def explain(
     """Tell where the record of STREAM at DLSN lies: segment, ledger, entry, bookies, and what stands around it."""
     stream_name(stream)
     place = places.parse(dlsn)
-    told = asyncio.run(_explain(stream, place, hosts, namespace, target(connect, directory), directory))
+    cluster = find_cluster(
+        connect=connect,
+        hosts=hosts,
+        namespace=namespace,
+        directory=directory,
+        need_proxies=True,
+        need_zookeeper=True,
+    )
+    told = asyncio.run(_explain(stream, place, cluster))
     if as_json:
         say_json(told)
         return
@@ -46,10 +52,8 @@ def explain(
         say(f"{key.replace('_', ' '):<12} {text}")
 
 
-async def _explain(
-    stream: str, place: DLSN, hosts: str | None, namespace: str | None, to: str, directory: str | None
-) -> dict[str, Any]:
-    async with connect_to(to) as client:
+async def _explain(stream: str, place: DLSN, cluster: Cluster) -> dict[str, Any]:
+    async with connect_to(cluster.connect) as client:
         await client.reach()
         stat = await client.stat(stream)
     segment = next((s for s in stat.get("segments", ()) if s["number"] == place.segment), None)
@@ -68,8 +72,7 @@ async def _explain(
     }
     if segment["store"] != "ledger":
         return told
-    zookeeper(hosts, directory)  # says what to do if it is not known, before anything is opened
-    async with ledgers_of(hosts, namespace, directory) as ledgers:
+    async with ledgers_of(cluster.zookeeper, cluster.namespace, None) as ledgers:
         ledger = LedgerId(int(segment["place"]))
         metadata = await ledgers.metadata_of(ledger)
         told["ledger"] = f"{ledger} ({metadata.state.name.lower().replace('_', ' ')})"

@@ -14,7 +14,7 @@ import click
 
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, note, output, say, say_json, say_table
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, note, say, say_bytes, say_json, say_table
 from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
@@ -218,8 +218,7 @@ def _say_entry(entry: int, payload: bytes, form: str, as_json: bool) -> None:
 
         say_json({"entry": entry, "bytes": len(payload), "payload_base64": base64.b64encode(payload).decode()})
     elif form == "raw":
-        with output():
-            sys.stdout.buffer.write(payload)
+        say_bytes(payload)
     else:
         head = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in payload[:64])
         say(f"{entry}\t{len(payload)} bytes\t{head}{'...' if len(payload) > 64 else ''}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from dlog.cli.output_stream import waiting_output
 from dlog.cli.telling import (
     EXIT_FAILED,
     EXIT_MISUSED,
@@ -89,6 +90,11 @@ def heard(command: Callable[[], int], *, as_json: bool = False) -> int:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
         return tell_error(CommandError("there is no standard output here", "redirect it, to a file or /dev/null"))
+    with waiting_output():
+        return _heard(command, as_json)
+
+
+def _heard(command: Callable[[], int], as_json: bool) -> int:
     streams = sys.stdout, sys.stderr
     try:
         code = command()
@@ -107,6 +113,9 @@ def heard(command: Callable[[], int], *, as_json: bool = False) -> int:
         if error.errno != errno.ENOSPC:
             raise
         lost = OutputLostError(error)  # click's own words
+    except KeyboardInterrupt:  # while the rest waited for its reader
+        drop(sys.stdout)
+        return EXIT_FAILED
     drop(sys.stdout)
     return EXIT_OK if lost.closed else tell_error(lost, as_json=as_json)
 

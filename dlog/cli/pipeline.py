@@ -18,7 +18,6 @@ from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.telling import EXIT_MISUSED as MISUSED_ELSEWHERE
 from dlog.cli.telling import CommandError, exit_code, output, say, tell_error
 from dlog.errors import DLogError
-from dlog.spark.options import NAMESPACE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -119,8 +118,8 @@ def run(
         "spark.log.level": "ERROR",
         **_settings(conf),
     }
-    where, found = zookeeper(hosts, directory)
-    place = Place(zookeeper=where, namespace=namespace or found or NAMESPACE, streams=streams, pattern=pattern)
+    where, znode = zookeeper(hosts, namespace, directory)
+    place = Place(zookeeper=where, namespace=znode, streams=streams, pattern=pattern)
     opened = session(f"dlog pipeline {name}", **settings)
     screen = _Bar() if sys.stderr.isatty() and not as_json else _Nothing()
     try:

@@ -13,10 +13,12 @@ import socket
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+from dlog.cli.discovery import NAMESPACE
 from dlog.cli.telling import CommandError
 from dlog.options import option
 
 PLAN_FILE = "cluster.json"
+HOST = "127.0.0.1"
 _PORTS = range(20000, 32000)  # below what the kernel gives to connections of its own choice
 
 
@@ -28,9 +30,9 @@ class UpOptions:
     write_proxies: int = 0  # 0: as many as there were, 2 at the first start
     read_proxies: int = 0
     port: int = 0  # of the first write proxy, the other parts follow; 0: free ones
-    host: str = "127.0.0.1"
-    zookeeper: str = ""  # an outside one; empty: one is started here
-    namespace: str = "/dlog"
+    host: str = ""  # address to listen on; empty: as it was, 127.0.0.1 at the first start
+    zookeeper: str = ""  # an outside one; empty: as it was, at the first start one is started here
+    namespace: str = ""  # empty: as it was, /dlog at the first start
     zookeeper_heap_mib: int = option(128)
 
     def __post_init__(self) -> None:
@@ -71,7 +73,7 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     Raises CommandError for what cannot be changed, or a directory that is not one of ours.
     """
     old = read_plan(directory)
-    plan = old or Plan(host=options.host, namespace=options.namespace, zookeeper=options.zookeeper)
+    plan = old or Plan(host=options.host or HOST, namespace=options.namespace or NAMESPACE, zookeeper=options.zookeeper)
     if old is not None:
         _check_change(old, options)
     counts = {
@@ -80,7 +82,7 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
         "bookies": options.bookies or len(plan.bookies) or 3,
     }
     taken = {port for _, port in plan.addresses()}
-    wanted = _Ports(options, taken, rng)
+    wanted = _Ports(plan.host, options.port, taken, rng)
     if options.port and options.port != (plan.write or [0])[0]:
         plan = replace(plan, write=[], read=[])
     plan = replace(plan, write=wanted.grow(plan.write, counts["write"]))
@@ -154,14 +156,26 @@ def _check_change(old: Plan, options: UpOptions) -> None:
             f"this directory belongs to another ZooKeeper: here={old.zookeeper_hosts} asked={options.zookeeper}",
             "leave --zookeeper out, or use another --dir",
         )
+    if options.host and options.host != old.host:
+        raise CommandError(
+            f"this directory's cluster listens on another address, which is part of its bookies' names in every "
+            f"ledger: here={old.host} asked={options.host}",
+            "leave --host out, or use another --dir",
+        )
+    if options.namespace and options.namespace != old.namespace:
+        raise CommandError(
+            f"this directory's cluster has its streams under another znode: "
+            f"here={old.namespace} asked={options.namespace}",
+            "leave --namespace out, or use another --dir",
+        )
 
 
 class _Ports:
     """Hands out ports that are free now."""
 
-    def __init__(self, options: UpOptions, taken: set[int], rng: random.Random) -> None:
-        self._host = options.host
-        self._next = options.port
+    def __init__(self, host: str, first: int, taken: set[int], rng: random.Random) -> None:
+        self._host = host
+        self._next = first
         self._taken = taken
         self._rng = rng
 

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import os
 import signal
 import struct
 import sys
@@ -16,7 +15,7 @@ from datetime import datetime
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.telling import EXIT_OK, CommandError, output
+from dlog.cli.telling import EXIT_OK, CommandError, say_bytes
 from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
 from dlog.client.record import RecordBatch
@@ -91,7 +90,6 @@ async def _read(
     to: str, stream: str, start: Position, follow: bool, limit: int | None, shape: Callable[[RecordBatch], bytes]
 ) -> int:
     loop = asyncio.get_running_loop()
-    out = sys.stdout.fileno()
     task = asyncio.current_task()
     assert task is not None
     interrupted = False
@@ -107,18 +105,11 @@ async def _read(
         async with connect(to) as client:
             await client.reach()
             async for batch in client.read_batches(stream, start, follow=follow, limit=limit):
-                _write(out, shape(batch))
+                say_bytes(shape(batch))
     except asyncio.CancelledError:
         if not interrupted:
             raise
     return EXIT_OK
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    with output():
-        while view:
-            view = view[os.write(descriptor, view) :]
 
 
 def parse_time(text: str, now_s: float) -> Position:

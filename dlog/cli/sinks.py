@@ -10,7 +10,6 @@ from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, say, say_json, say_table
 from dlog.io.clock import unix_ms
 from dlog.model.sink import sink_name
-from dlog.spark.options import NAMESPACE
 from dlog.spark.reach import Work, reach
 from dlog.spark.retiring import Staging, retire, sinks, staging
 from dlog.stores.cold.options import ColdOptions
@@ -27,7 +26,7 @@ def sink() -> None:
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
     """List the sinks that have staged something, or are about to."""
-    where, place = _place(hosts, namespace, directory)
+    where, place = zookeeper(hosts, namespace, directory)
     found = _ask(where, place, lambda cluster: sinks(cluster, place))
     if as_json:
         say_json([_row(one) for one in found])
@@ -53,7 +52,7 @@ def retire_(
     a stream could not be asked, run it again.
     """
     sink_name(name)
-    where, place = _place(hosts, namespace, directory)
+    where, place = zookeeper(hosts, namespace, directory)
     told = _ask(where, place, lambda cluster: staging(cluster, place, name))
     if not told.stages and not told.strange:
         raise CommandError(f"nothing is staged under this name: sink={name}", "`dlog sink ls` lists those that have")
@@ -73,11 +72,6 @@ def retire_(
         for stream, why in done.left.items():
             say(f"failed: stream={stream}: {why}")
     return EXIT_FAILED if done.left else EXIT_OK
-
-
-def _place(hosts: str | None, namespace: str | None, directory: str | None) -> tuple[str, str]:
-    where, found = zookeeper(hosts, directory)
-    return where, namespace or found or NAMESPACE
 
 
 def _ask(where: str, namespace: str, work: Work[T]) -> T:

@@ -135,6 +135,13 @@ def say(text: str) -> None:
         sys.stdout.write(text + "\n")
 
 
+def say_bytes(data: bytes) -> None:
+    """Bytes of the result, handed on at once. Raises OutputLostError."""
+    with output():
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+
+
 def note(text: str) -> None:
     """A line about the work; stderr, so that results stay clean. Lost, if stderr takes nothing."""
     try:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dlog.cli.discovery import find_cluster
 from dlog.cli.pipeline import job_options, run
 from dlog.cli.telling import size_text
 from dlog.options import parse_duration_s
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--parquet", default="", metavar="PLACE", help="Write Parquet files there too, one a segment.")
 @click.option("--parquet-compression", default="snappy", show_default=True, help="none, snappy, gzip, zstd or lz4.")
 @click.option("--orphan-age", default="24h", show_default=True, metavar="TIME", help="Leavings of killed runs go then.")
-@click.option("--connect", envvar="DLOG_CONNECT", default="", metavar="dlog://HOST:PORT", help="Proxies. Default: all.")
+@click.option("--connect", metavar="dlog://HOST:PORT", help="Proxies (or DLOG_CONNECT). Default: all.")
 def offload(
     to: str,
     older_than: str,
@@ -36,7 +37,7 @@ def offload(
     parquet: str,
     parquet_compression: str,
     orphan_age: str,
-    connect: str,
+    connect: str | None,
     **given: Any,
 ) -> int:
     """Copy completed segments to PLACE, where they are read from then on, under the same DLSNs.
@@ -48,6 +49,8 @@ def offload(
     from dlog.spark.jobs.offload import offload as job
     from dlog.spark.jobs.offload_work import OffloadOptions
 
+    place = {name: given.pop(name) for name in ("hosts", "namespace", "directory")}
+    cluster = find_cluster(connect=connect, **place, need_zookeeper=True)
     options = OffloadOptions(
         to=to,
         older_than_s=parse_duration_s(older_than),
@@ -56,13 +59,14 @@ def offload(
         parquet=parquet,
         parquet_compression=parquet_compression,
         orphan_age_s=parse_duration_s(orphan_age),
-        connect=connect,
+        connect=cluster.connect,
         dry_run=given["dry_run"],
     )
 
     def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
         return job(spark, place, options, progress=progress)
 
+    given |= {"hosts": cluster.zookeeper, "namespace": cluster.namespace, "directory": None}
     return run("offload", begin, lines=_lines, **given)
 
 

@@ -1,13 +1,18 @@
-"""Where the output goes and does not arrive: a pipe that nobody reads, a disk without room; every command, by a table.
+"""Where the output goes and does not arrive: a pipe that nobody reads, a disk without room, a non-blocking pipe with a
+slow reader; every command, by a table.
 
 A closed pipe ends a command quietly, exit 0: who read it has enough. Output that cannot be written is a failure: one
 line on stderr, what to do next, exit 1. What is said on stderr never changes how a command ends.
+A slow reader gets everything, also where the pipe is non-blocking.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +25,7 @@ import pytest
 
 from dlog import connect_sync
 from dlog.cli.main import dlog as commands
-from tests.integration.cli.up import Up, dlog
+from tests.integration.cli.up import Up, dlog, wait_until
 from tests.integration.spark.abandoned import Abandoned
 
 PATIENCE_S = 120.0
@@ -66,6 +71,12 @@ CASES: dict[str, Case] = {
     "--version": Case("--version"),
     "ledger ls --help": Case("ledger ls --help"),
 }
+
+#: commands that say the same twice
+STEADY = {
+    "explain", "ledger read", "ledger read --format raw", "ledger show", "ledger verify", "read", "read --format json",
+    "--help", "--version", "ledger ls --help",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +181,87 @@ def test_output_without_room_is_a_failure_in_a_line(
     first, step = said.splitlines()
     assert first == "dlog: cannot write the output: no space left on device"
     assert step == "  next: make room where it goes"
+
+
+@contextmanager
+def full_pipe() -> Iterator[tuple[int, int, int]]:
+    """A non-blocking pipe that takes nothing more: the end to read, the end to write, and how many bytes are in it."""
+    reads, writes = os.pipe()
+    fcntl.fcntl(writes, fcntl.F_SETPIPE_SZ, 4096)
+    os.set_blocking(writes, False)
+    filled = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            filled += os.write(writes, b"\0" * 4096)
+    try:
+        yield reads, writes, filled
+    finally:
+        os.close(reads)
+
+
+def waits_or_ended(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the command waits in poll(2) for room in its output (its loop waits in epoll), or has ended."""
+    if process.poll() is not None:
+        return True
+    return Path(f"/proc/{process.pid}/wchan").read_text().startswith("poll_schedule")
+
+
+def read_slowly(cluster: Up, arguments: Sequence[str], mark: bytes | None = None) -> tuple[int, bytes, str]:
+    """Run one command on a full pipe, which is read once the command waits; its exit code, output, stderr.
+
+    mark: what it says when it is to be ended by a signal.
+    """
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DLOG_") and k != "PYTHONUNBUFFERED"}
+    with full_pipe() as (reads, writes, filled):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "dlog", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=writes,
+            stderr=subprocess.PIPE,
+            env={**environment, "DLOG_DIR": str(cluster.directory)},
+        )
+        os.close(writes)
+        assert process.stdin is not None and process.stderr is not None
+        with process:
+            process.stdin.write(b"a\nb\n")
+            process.stdin.close()
+            wait_until(lambda: waits_or_ended(process), "the command neither waits for its reader nor ends")
+            out = b""
+            while more := os.read(reads, 4096):
+                out += more
+                if mark is not None and mark in out:
+                    process.send_signal(signal.SIGINT)
+                    mark = None
+            said = process.stderr.read().decode()
+        return process.returncode, out[filled:], said
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_slow_reader_of_a_non_blocking_pipe_gets_everything(
+    cluster: Up, places: dict[str, str], name: str, tmp_path: Path
+) -> None:
+    arguments = arguments_of(cluster, name, "slow", places, tmp_path)
+    mark = {"up": b"the cluster is up", "up --json": b'"connect"'}.get(name)
+    code, out, said = read_slowly(cluster, arguments, mark)
+    assert (code, said) == (0, "")
+    assert out
+    if "--json" in arguments:
+        json.loads(out)
+    if name in STEADY:
+        assert out == dlog(*arguments, directory=cluster.directory)[1]
+
+
+@pytest.mark.parametrize(
+    "arguments", ["read {big}", "read {big} --format framed", "read {big} --json", "ledger read {ledger}", "ls"]
+)
+def test_more_than_a_pipe_holds_arrives_whole(cluster: Up, places: dict[str, str], arguments: str) -> None:
+    code, _, err = dlog("append", "big", "--create", directory=cluster.directory, given=b"0123456789abcdef\n" * 20_000)
+    assert code == 0, err
+    ledger = json.loads(dlog("show", "big", "--json", directory=cluster.directory)[1])["segments"][0]["place"]
+    words = arguments.format(big="big", ledger=ledger).split()
+    code, out, said = read_slowly(cluster, words)
+    assert (code, said) == (0, "")
+    assert out == dlog(*words, directory=cluster.directory)[1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import fcntl
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_what_runs_here_is_found(place: str, tmp_path: Path, monkeypatch: pytest
         found = find_running(None)
         assert found is not None
         assert target(None, None) == "dlog://h:2,h:3"
-        assert zookeeper(None, None) == ("h:9", "/dlog")
+        assert zookeeper(None, None, None) == ("h:9", "/dlog")
         assert target("dlog://x:1", None) == "dlog://x:1"
 
 
@@ -52,4 +53,19 @@ def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         target(None, None)
     assert "dlog up" in caught.value.next_step
     with pytest.raises(CommandError, match="no --zookeeper"):
-        zookeeper(None, None)
+        zookeeper(None, None, None)
+
+
+def test_several_clusters_in_subdirectories_are_told_apart_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as stack:
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            running(tmp_path / name).write()
+            fcntl.flock(stack.enter_context((tmp_path / name / LOCK_FILE).open("wb")), fcntl.LOCK_EX)
+        with pytest.raises(CommandError, match="one, two") as caught:
+            find_running(None)
+        assert "--dir" in caught.value.next_step
+        assert find_running("two") == running(tmp_path / "two")

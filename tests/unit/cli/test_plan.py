@@ -76,3 +76,26 @@ def test_a_plan_that_cannot_be_read_is_told(text: str, tmp_path: Path) -> None:
     (tmp_path / "cluster.json").write_text(text)
     with pytest.raises(CommandError, match="cannot be read"):
         read_plan(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ({}, {"host": "0.0.0.0"}),
+        ({"host": "0.0.0.0"}, {"host": "127.0.0.1"}),
+        ({}, {"namespace": "/other"}),
+        ({"namespace": "/other"}, {"namespace": "/dlog"}),
+        ({}, {"zookeeper": "zk:2181"}),
+        ({"zookeeper": "zk:2181"}, {"zookeeper": "other:2181"}),
+        ({"bookies": 3}, {"bookies": 2}),
+    ],
+)
+def test_what_a_directory_has_is_kept_and_what_contradicts_it_is_refused(
+    first: dict[str, int | str], then: dict[str, int | str], tmp_path: Path
+) -> None:
+    plan = plan_of(tmp_path, **first)
+    write_plan(tmp_path, plan)
+    assert plan_of(tmp_path) == plan, "nothing said: as it was"
+    assert plan_of(tmp_path, **first) == plan, "the same said again"
+    with pytest.raises(CommandError, match="this directory"):
+        plan_of(tmp_path, **then)

@@ -1,0 +1,164 @@
+"""Which cluster a command talks to, for every command: flags before the environment before the working directory, all
+of it from one source, and an error where one source names two clusters."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from dlog.cli.discovery import LOCK_FILE, NAMESPACE, Running, RunningPart, find_cluster
+from dlog.cli.main import dlog, main
+from dlog.cli.telling import CommandError
+
+PROXIES, ZOOKEEPER, BOTH = "--connect", "--zookeeper", "both"
+ELSEWHERE = "127.0.0.1:1"
+
+#: command -> its arguments, and what it talks to
+COMMANDS: dict[str, tuple[str, str]] = {
+    "append": ("s /dev/null", PROXIES),
+    "bookie ls": ("", ZOOKEEPER),
+    "bookie status": ("", ZOOKEEPER),
+    "cluster init": ("", ZOOKEEPER),
+    "cluster status": ("", ZOOKEEPER),
+    "create": ("s", PROXIES),
+    "delete": ("s --yes", PROXIES),
+    "explain": ("s 1:0:0", BOTH),
+    "ledger ls": ("", ZOOKEEPER),
+    "ledger read": ("1", ZOOKEEPER),
+    "ledger recover": ("1 --yes", ZOOKEEPER),
+    "ledger show": ("1", ZOOKEEPER),
+    "ledger verify": ("1", ZOOKEEPER),
+    "ls": ("", PROXIES),
+    "owners": ("", PROXIES),
+    "pipeline audit": ("", ZOOKEEPER),
+    "pipeline backfill": ("--stream a --to s", ZOOKEEPER),
+    "pipeline offload": ("--to file:///nowhere", ZOOKEEPER),
+    "pipeline replay": ("--to nowhere", ZOOKEEPER),
+    "pipeline report": ("", ZOOKEEPER),
+    "pipeline table": ("--to nowhere --checkpoint nowhere-else", ZOOKEEPER),
+    "read": ("s", PROXIES),
+    "seal": ("s", PROXIES),
+    "show": ("s", PROXIES),
+    "sink ls": ("", ZOOKEEPER),
+    "sink retire": ("k", ZOOKEEPER),
+    "truncate": ("s 1:0:0", PROXIES),
+}
+
+
+def test_every_command_is_in_the_table() -> None:
+    def leaves(group: click.Group, before: str) -> Iterator[str]:
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            if isinstance(command, click.Group):
+                yield from leaves(command, f"{before}{name} ")
+            else:
+                yield f"{before}{name}"
+
+    assert isinstance(dlog, click.Group)
+    assert set(leaves(dlog, "")) - {"up"} == set(COMMANDS)
+
+
+@pytest.fixture(autouse=True)
+def nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("DLOG_CONNECT", "DLOG_DIR", "DLOG_ZOOKEEPER", "DLOG_NAMESPACE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    """What a living `dlog up` leaves in the working directory's `.dlog`."""
+    directory = tmp_path / "here" / ".dlog"
+    directory.mkdir()
+    parts = [RunningPart("write", "w", "h:2", 11), RunningPart("read", "r", "h:3", 12)]
+    told = Running(directory=str(directory), pid=1, zookeeper="h:9,i:9", namespace="/mine", parts=parts)
+    told.write()
+    with (directory / LOCK_FILE).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield told
+
+
+def misused(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must end as misused; what it says on stderr."""
+    code = main([*name.split(), *COMMANDS[name][0].split(), *arguments])
+    said = capsys.readouterr().err
+    assert code == (1 if name.startswith("pipeline") else 2), said
+    return said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_directory_named_by_a_flag_beats_the_environment(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DLOG_CONNECT", f"dlog://{ELSEWHERE}")
+    monkeypatch.setenv("DLOG_ZOOKEEPER", ELSEWHERE)
+    said = misused(["--dir", str(tmp_path)], name, capsys)
+    assert f"no `dlog up` runs for {tmp_path} (--dir)" in said
+    assert "next: " in said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_flags_that_name_two_clusters_are_refused(
+    name: str, running: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flag in ("--connect", "--zookeeper") if COMMANDS[name][1] == BOTH else (COMMANDS[name][1],):
+        said = misused(["--dir", running.directory, flag, ELSEWHERE], name, capsys)
+        assert "name two clusters" in said
+        assert flag in said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_environment_is_not_completed_from_another_cluster(
+    name: str, running: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for said, other, needed_by in (
+        ("DLOG_CONNECT", "DLOG_ZOOKEEPER", (ZOOKEEPER, BOTH)),
+        ("DLOG_ZOOKEEPER", "DLOG_CONNECT", (PROXIES, BOTH)),
+    ):
+        if COMMANDS[name][1] in needed_by:
+            monkeypatch.setenv(said, ELSEWHERE)
+            assert f"{said} is given and {other} is not" in misused([], name, capsys)
+            monkeypatch.delenv(said)
+
+
+def test_what_is_said_nearest_wins(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(**given: str) -> tuple[str, str, str]:
+        cluster = find_cluster(**given, need_proxies=True, need_zookeeper=True)
+        return cluster.connect, cluster.zookeeper, cluster.namespace
+
+    of_here = ("dlog://h:2,h:3", "h:9,i:9", "/mine")
+    assert found() == of_here
+    monkeypatch.setenv("DLOG_NAMESPACE", "/env")
+    assert found() == (*of_here[:2], "/env")
+    monkeypatch.setenv("DLOG_CONNECT", "dlog://e:1")
+    monkeypatch.setenv("DLOG_ZOOKEEPER", "e:2")
+    assert found() == ("dlog://e:1", "e:2", "/env")
+    assert found(directory=running.directory) == of_here, "a directory says its namespace, nearer than the environment"
+    assert found(directory=running.directory, namespace="/flag") == (*of_here[:2], "/flag")
+    assert found(connect="f:1", hosts="f:2") == ("f:1", "f:2", "/env")
+    with pytest.raises(CommandError, match="--connect is given and --zookeeper is not"):
+        found(connect="f:1")
+    with pytest.raises(CommandError, match="--zookeeper is given and --connect is not"):
+        found(hosts="f:1")
+    monkeypatch.delenv("DLOG_NAMESPACE")
+    assert found(connect="f:1", hosts="f:2") == ("f:1", "f:2", NAMESPACE)
+
+
+def test_the_same_cluster_said_twice_is_no_contradiction(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    both: dict[str, Any] = {"need_proxies": True, "need_zookeeper": True}
+    assert find_cluster(connect="h:3", directory=running.directory, **both).zookeeper == "h:9,i:9"
+    assert find_cluster(hosts="i:9,h:9", directory=running.directory, **both).connect == running.connect
+    monkeypatch.setenv("DLOG_CONNECT", running.connect)
+    assert find_cluster(**both).zookeeper == "h:9,i:9", "as `dlog up` prints it, in its directory"
+    monkeypatch.setenv("DLOG_DIR", running.directory)
+    assert find_cluster(**both).zookeeper == "h:9,i:9"
+    monkeypatch.setenv("DLOG_CONNECT", "e:1")
+    with pytest.raises(CommandError, match="DLOG_CONNECT and DLOG_DIR name two clusters"):
+        find_cluster(**both)
