@@ -10,7 +10,8 @@ The law of this machine:
   are durable in order, so everything accepted before the fence is readable when the fence is answered.
 - Between the check of key and fence and the Persist of an add nothing else can happen.
 - "No such entry" is said only by one who knows. Who cannot tell says I/O error.
-- The first bytes acknowledged for an entry are its bytes for ever.
+- The first payload acknowledged for an entry is its payload for ever: an add of the entry with another payload is
+  refused (UNAUTHORIZED, which ends Java's writers and recoveries at once), and never acknowledged.
 
 Source: BookKeeper 4.17 bookie semantics; docs/protocol.md says where ours is stricter.
 """
@@ -26,7 +27,14 @@ from typing import Any
 from fastcrc.crc32 import iscsi as crc32c
 
 from dlog.bookie.cache import ReadCache, Stored, WriteCache
-from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryDamaged, LedgerFencedHere
+from dlog.bookie.events import (
+    BookieReadOnly,
+    BookieWritable,
+    CheckpointFailed,
+    EntryConflict,
+    EntryDamaged,
+    LedgerFencedHere,
+)
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.journal import Kind, Record, ledger_record
 from dlog.bookie.ledgers import NEVER, Ledger, restored
@@ -48,6 +56,7 @@ from dlog.wire.bookie import (
     Unsupported,
 )
 from dlog.wire.bookie_v3 import AUTH_DISABLED
+from dlog.wire.digest import is_copy
 from dlog.wire.framing import Buffer
 
 PACKET_MIN = 24  # ledger, entry and LAC
@@ -188,11 +197,17 @@ class Bookie:
                 return Code.FENCED
             token = ledger.adding.get(entry)
             if token is not None:
-                self._park(token, peer, m)
-                return None
+                stored = self._waiting_for(token).stored
+                assert stored is not None, "only adds are in `adding`"
+                code = self._compare(m, stored.packet, out)
+                if code is Code.OK:
+                    self._park(token, peer, m)
+                    return None
+                return code
             if entry <= ledger.last and not known_absent:
-                if self._in_memory(m.ledger, entry) is not None:
-                    return Code.OK
+                held = self._in_memory(m.ledger, entry)
+                if held is not None:
+                    return self._compare(m, held, out)
                 if self.reads_waiting >= self._options.reads_waiting_max:
                     return Code.TOO_MANY_REQUESTS
                 self._fetch(ledger.ledger, entry, self._resume_add, (peer, m), out, alone=True)
@@ -236,15 +251,23 @@ class Bookie:
             or cache.entries_active >= 2 * options.write_cache_entries
         )
 
+    def _compare(self, m: AddEntry, held: Buffer, out: list[Any]) -> Code:
+        """The answer to an add of an entry that is held."""
+        offered = m.parts[0] if len(m.parts) == 1 else b"".join(m.parts)
+        if is_copy(held, offered, recovery=m.recovery):
+            return Code.OK
+        out.append(Tell(EntryConflict(m.ledger, m.entry)))
+        return Code.UNAUTHORIZED
+
     def _resume_add(self, waiter: tuple[Peer, AddEntry], outcome: Outcome, out: list[Any]) -> None:
-        """What is there is kept; what is not, or cannot be read, is taken anew: the bytes are the same by right."""
+        """What is there is kept; what is not, or cannot be read, is taken anew."""
         peer, m = waiter
         if outcome is None:
             self._add(peer, m, out)
         elif isinstance(outcome, Code):
             self._add(peer, m, out, known_absent=self._in_memory(m.ledger, m.entry) is None)
         else:
-            out.append(Send(peer, EntryAdded(m.ledger, m.entry, Code.OK)))
+            out.append(Send(peer, EntryAdded(m.ledger, m.entry, self._compare(m, outcome, out))))
 
     # ---- the journal's answers ---------------------------------------------------------------------------------------
 
@@ -290,12 +313,17 @@ class Bookie:
                 out.append(Send(peer, _refusal(request, Code.IO_ERROR)))
 
     def _park(self, token: int, peer: Peer, request: Any) -> None:
-        """Serve the request again once `token` is durable; tokens in the queue are consecutive."""
-        w = self._waiting[token - self._waiting[0].token]
-        assert w.token == token
+        """Serve the request again once `token` is durable."""
+        w = self._waiting_for(token)
         if w.parked is None:
             w.parked = []
         w.parked.append((peer, request))
+
+    def _waiting_for(self, token: int) -> _Waiting:
+        """Tokens in the queue are consecutive."""
+        w = self._waiting[token - self._waiting[0].token]
+        assert w.token == token
+        return w
 
     def _serve_parked(self, peer: Peer, request: Any, out: list[Any]) -> None:
         if isinstance(request, AddEntry):

@@ -34,6 +34,17 @@ class EntryDamaged(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class EntryConflict(Event):
+    """An add of an entry that is held with another payload was refused: two writers used one ledger id, as after
+    ZooKeeper was restored from a backup. See docs/restore.md."""
+
+    name: ClassVar[str] = "entry.conflict"
+    level: ClassVar[str] = "error"
+    ledger: int
+    entry: int
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerFencedHere(Event):
     """This bookie fenced a ledger."""
 

@@ -241,7 +241,8 @@ class LedgerAdder:
             self._effects.append(Tell(LedgerFenced(self.ledger, bookie)))
             self._die(LedgerFencedError(f"another client took the ledger over: ledger={self.ledger} bookie={bookie}"))
         elif code is Code.UNAUTHORIZED:
-            self._die(UnauthorizedError(f"the bookie refuses the ledger's key: ledger={self.ledger} bookie={bookie}"))
+            why = "the bookie refuses the ledger's key, or holds another entry under this id (docs/restore.md)"
+            self._die(UnauthorizedError(f"{why}: ledger={self.ledger} entry={message.entry} bookie={bookie}"))
         else:
             self._window.refuse(bookie, code.name.lower())
 

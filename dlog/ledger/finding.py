@@ -241,8 +241,8 @@ class TailFinder:
     def _note_added(self, bookie: BookieId, answer: EntryAdded) -> None:
         place, sought = self._place_of(bookie), self._sought.get(answer.entry)
         if answer.code is Code.UNAUTHORIZED and self._stage is _Stage.SEARCHING:
-            why = f"the bookie refuses the ledger's key: ledger={self.ledger} bookie={bookie}"
-            self._answer(UnauthorizedError(why))
+            why = "the bookie refuses the ledger's key, or holds another entry under this id (docs/restore.md)"
+            self._answer(UnauthorizedError(f"{why}: ledger={self.ledger} entry={answer.entry} bookie={bookie}"))
         elif place is not None and sought is not None and place in self._metadata.quorum.write_set(answer.entry):
             if answer.code is Code.OK:
                 sought.stored.add(place)

@@ -7,9 +7,11 @@ The law of this file, in order:
 3. every read of the search fences too: a bookie first met here could still give a writer its ack quorum;
 4. an entry exists if one replica has it. It does not exist once Qw - Qa + 1 replicas say so: then no ack quorum ever
    held it. Time-outs, damage and "cannot tell" count as neither, and an end is never concluded from a doubt;
-5. what exists is written again to its whole write set, to Qa members at least, in order and without gaps. Failed
-   members are replaced in a local copy of the metadata, from the entry after the last one written on; reads go by the
-   metadata as it was, for a replacement that has nothing proves nothing;
+5. what exists is written again to its whole write set, to Qa members at least, in order and without gaps, with the
+   length that it has. A member that holds another payload under the entry's id ends the recovery: two writers used one
+   ledger id, and which of the two is the entry nobody can tell. Failed members are replaced in a local copy of the
+   metadata, from the entry after the last one written on; reads go by the metadata as it was, for a replacement that
+   has nothing proves nothing;
 6. entries written again carry the LAC that the search began from: before the ledger is closed nobody knows more, and a
    second recovery that has seen less may close first;
 7. the end is written by compare-and-set. Whoever loses takes the winner's end.
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from dlog.errors import (
+    DamagedError,
     DLogError,
     EntryUnreadableError,
     LedgerNotFoundError,
@@ -101,12 +104,14 @@ class _Stage(enum.Enum):
 
 
 class _Search:
-    """What the write set of one entry said: the entry, or which places denied it, or could not tell."""
+    """What the write set of one entry said: the entry and whose copy it is, or which places denied it, or could not
+    tell."""
 
-    __slots__ = ("doubtful", "found", "negatives")
+    __slots__ = ("doubtful", "found", "holder", "negatives")
 
     def __init__(self) -> None:
         self.found: Entry | None = None
+        self.holder = ""
         self.negatives: set[int] = set()
         self.doubtful: set[int] = set()
 
@@ -271,6 +276,7 @@ class LedgerRecoverer:
         self._end: EntryId | None = None  # last entry of the ledger, once known
         self._readded = 0
         self._window: Window | None = None  # from the first entry found on
+        self._holders: dict[int, str] = {}  # by entry: whose copy is written again
 
     # ---- searching ---------------------------------------------------------------------------------------------------
 
@@ -284,18 +290,20 @@ class LedgerRecoverer:
         elif self._stage is _Stage.SEARCHING and answer.fence:
             search = self._searches.get(answer.entry)
             if search is not None and bookie in self._places:
-                self._note_found(search, self._places[bookie], answer)
+                self._note_found(search, bookie, answer)
         elif self._stage is _Stage.MEASURING and answer.entry == self._lac and not answer.fence:
             self._note_length(bookie, answer)
 
-    def _note_found(self, search: _Search, place: int, answer: EntryRead) -> None:
+    def _note_found(self, search: _Search, bookie: BookieId, answer: EntryRead) -> None:
+        place = self._places[bookie]
         if place not in self._metadata.quorum.write_set(answer.entry):
             return
         if answer.code is Code.OK:
-            try:
-                search.found = search.found or self._digest.verify(answer.packet, answer.entry)
-            except DigestMismatch:
-                search.doubtful.add(place)
+            if search.found is None:
+                try:
+                    search.found, search.holder = self._digest.verify(answer.packet, answer.entry), bookie
+                except DigestMismatch:
+                    search.doubtful.add(place)
         elif answer.code in _ABSENT:
             search.negatives.add(place)
             search.doubtful.discard(place)
@@ -307,6 +315,13 @@ class LedgerRecoverer:
             return
         if answer.code is Code.OK:
             self._window.acknowledge(bookie, answer.entry)
+        elif answer.code is Code.UNAUTHORIZED:
+            why = (
+                f"bookies hold different entries under one id, or one of them knows the ledger by another key; was "
+                f"ZooKeeper restored from a backup? See docs/restore.md: ledger={self.ledger} entry={answer.entry} "
+                f"refused_by={bookie} read_from={self._holders.get(answer.entry, 'unknown')}"
+            )
+            self._fail(DamagedError(why))
         else:
             self._window.refuse(bookie, answer.code.name.lower())
 
@@ -345,6 +360,7 @@ class LedgerRecoverer:
             upcoming = EntryId(self._pushed + 1)
             search = self._searches.get(upcoming)
             if search is not None and search.found is not None:
+                self._holders[upcoming] = search.holder
                 self._readd(upcoming, search.found)
                 del self._searches[upcoming]
             elif search is not None and search.is_absent(quorum):
@@ -380,12 +396,11 @@ class LedgerRecoverer:
 
     def _readd(self, entry_id: EntryId, entry: Entry) -> None:
         """Write an entry again, to its whole write set."""
-        size = len(entry.payload)
         if self._window is None:
-            before = entry.length - size
+            before = entry.length - len(entry.payload)
             quorum = self._metadata.quorum
             self._window = Window(quorum, self._ensemble, self._lac, before, lag_max=self._options.ahead_entries_max)
-        length = self._window.pushed_length + size
+        length = entry.length
         parts = self._digest.pack(entry_id, self._lac, length, (entry.payload,))
         message = AddEntry(self.ledger, entry_id, self._digest.master_key, parts, recovery=True, high_priority=True)
         self._effects += self._window.push(message, length)

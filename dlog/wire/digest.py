@@ -126,6 +126,30 @@ class Digest:
         return mac.digest()
 
 
+def is_copy(held: Buffer, offered: Buffer, *, recovery: bool) -> bool:
+    """Whether two packets are copies of one entry: ledger, entry id, length and payload are equal. Recovery and
+    re-replication pack an entry again with another LAC, so that LAC and digest may differ.
+
+    A bookie is not told the type of the digest. Where the packets verify by CRC32C or CRC32, that tells where the
+    payload begins. An HMAC cannot be told from a payload without a digest: there a plain add must be equal in all its
+    bytes but the LAC, and of what `recovery` packed the 20 bytes where an HMAC lies are not compared.
+    """
+    one, other = bytes(held), bytes(offered)  # a view is compared byte by byte, and bytes are not
+    if one == other:
+        return True
+    head = ENTRY_HEAD.size
+    if len(one) != len(other) or len(one) < head or one[:16] != other[:16] or one[24:head] != other[24:head]:
+        return False
+    if one[head:] == other[head:]:
+        return True
+    for size, digest in ((4, _sum_crc32c), (8, _sum_crc32)):
+        body = head + size
+        if digest(one[:head], (one[body:],)) == one[head:body]:
+            return digest(other[:head], (other[body:],)) == other[head:body] and one[body:] == other[body:]
+    body = head + 20
+    return recovery and len(one) >= body and one[body:] == other[body:]
+
+
 def _sum_crc32(head: Buffer, parts: Sequence[Buffer]) -> bytes:
     crc = zlib.crc32(head)
     for part in parts:

@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryDamaged
+from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryConflict, EntryDamaged
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.messages import CheckpointDue, Fetch, Fetched, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId
+from dlog.model.ledger import DigestType
 from dlog.wire.bookie import AddEntry, Auth, AuthDone, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.digest import Digest
 from dlog.wire.framing import Buffer
 from tests.crashpoints.station import KEY, Station, add, batch, fence, fresh, packet, read
 from tests.simulation.disk import SimulatedDisk, all_lost
@@ -88,21 +90,17 @@ class TestAdds:
         assert again.stored(5, -1) == packet(5, entry, b"body %d" % entry)
 
     def test_a_duplicate_in_flight_waits_for_the_first(self, station: Station) -> None:
-        station.ask(add(1, 0, b"first"), add(1, 0, b"other"))
+        station.ask(add(1, 0, b"first"), add(1, 0, b"first"))
         assert len(station.waiting) == 1 and station.take_answers() == []
         station.commit()
         assert codes(station) == [Code.OK, Code.OK]
-        assert station.stored(1, 0) == packet(1, 0, b"first")
 
     @pytest.mark.parametrize("flushed", [False, True])
-    def test_adding_again_keeps_the_first_bytes(self, station: Station, flushed: bool) -> None:
+    def test_an_entry_may_be_added_again_at_any_time(self, station: Station, flushed: bool) -> None:
         stored(station, 1, 0)
         if flushed:
             station.checkpoint()
-        station.ask(add(1, 0, b"other"))
-        station.commit()
-        assert codes(station) == [Code.OK]
-        assert station.stored(1, 0) == packet(1, 0, b"body 0")
+        stored(station, 1, 0)
 
     def test_ids_out_of_order_and_with_gaps(self, station: Station) -> None:
         stored(station, 1, 7)
@@ -127,6 +125,74 @@ class TestAdds:
     def test_one_add_larger_than_the_bound_is_taken_when_nothing_waits(self) -> None:
         station = fresh(BookieOptions(journal_file_bytes=64 * 1024, journal_waiting_bytes_max=10))
         stored(station, 1, 0)
+
+
+PLACES = ("in flight", "in memory", "on disk")
+
+
+class TestAddsOfHeldEntries:
+    """What a bookie holds it holds for ever: who offers another payload under the same ids is refused."""
+
+    @pytest.mark.parametrize("recovery", [False, True])
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("size", [1, 30, 3000])
+    def test_another_payload_is_refused(self, place: str, recovery: bool, size: int) -> None:
+        for kind in DigestType:
+            station = hold(place, kind, b"a" * size)
+            station.ask(offer(kind, b"a" * (size - 1) + b"b", recovery=recovery))
+            station.commit()
+            assert codes(station)[0] is Code.UNAUTHORIZED, kind
+            assert station.events[-1] == EntryConflict(1, 0)
+            assert station.stored(1, 0) == offer(kind, b"a" * size).parts[0]
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_what_was_added_under_a_wrong_length_or_in_another_size_is_refused(self, place: str) -> None:
+        for body, length in ((b"payload", 8), (b"payloa", 7), (b"payload+", 7)):
+            station = hold(place, DigestType.CRC32C, b"payload", length=7)
+            station.ask(offer(DigestType.CRC32C, body, length=length, recovery=True))
+            station.commit()
+            assert codes(station)[0] is Code.UNAUTHORIZED, (body, length)
+
+    @pytest.mark.parametrize("place", PLACES)
+    @pytest.mark.parametrize("kind", list(DigestType))
+    def test_a_copy_with_the_lac_of_a_recovery_is_the_same_entry(self, place: str, kind: DigestType) -> None:
+        """Recovery and re-replication pack entries again, with the LAC that they know."""
+        station = hold(place, kind, b"payload of some length, longer than a digest")
+        held = station.stored(1, 0) if place != "in flight" else None
+        copy = offer(kind, b"payload of some length, longer than a digest", lac=5, recovery=True)
+        assert held is None or held != copy.parts[0]
+        station.ask(copy)
+        station.commit()
+        assert set(codes(station)) == {Code.OK}
+        assert EntryConflict(1, 0) not in station.events
+
+    def test_a_copy_that_does_not_verify_is_another_entry(self) -> None:
+        station = hold("in memory", DigestType.CRC32C, b"payload")
+        copy = bytearray(offer(DigestType.CRC32C, b"payload", lac=5).parts[0])
+        copy[33] ^= 1
+        station.ask(AddEntry(LedgerId(1), EntryId(0), KEY, (bytes(copy),), recovery=True))
+        station.commit()
+        assert codes(station) == [Code.UNAUTHORIZED]
+
+
+def offer(
+    kind: DigestType, body: bytes, *, lac: int = -1, length: int | None = None, recovery: bool = False
+) -> AddEntry:
+    """An add of entry 0 of ledger 1, packed as a client packs it."""
+    packed = Digest(1, kind, b"secret").pack(0, lac, len(body) if length is None else length, (body,))
+    return AddEntry(LedgerId(1), EntryId(0), KEY, (b"".join(packed),), recovery=recovery)
+
+
+def hold(place: str, kind: DigestType, body: bytes, length: int | None = None) -> Station:
+    """A bookie that holds entry 0 of ledger 1 there."""
+    station = fresh(replace(OPTIONS, read_cache_bytes=0))
+    station.ask(offer(kind, body, length=length))
+    if place != "in flight":
+        station.commit()
+    if place == "on disk":
+        station.checkpoint()
+    station.take_answers()
+    return station
 
 
 class TestWhatIsKeptOfAReceive:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dlog.ledger.placement import RandomPlacement
 from dlog.ledger.recovery import LedgerRecoverer, Recover, RecoveryOptions
+from dlog.machine import Answer
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
@@ -44,6 +45,34 @@ def test_metadata_is_marked_before_any_bookie_is_asked() -> None:
         "read -1 of a fencing",
         "read -1 of b fencing",
         "read -1 of c fencing",
+    ]
+
+
+def test_a_bookie_that_holds_another_entry_under_the_id_ends_the_recovery() -> None:
+    """Two writers used one ledger id: no copy may be preferred, and nothing is written to metadata."""
+    story = recovery()
+    story.has_not(-1, "a")
+    story.has("b", -1, packet(0, b"one"))
+    story.has("b", 0, packet(0, b"one"))
+    story.stored(0, "b")
+    (answer,) = story.refused(0, "c", Code.UNAUTHORIZED)
+    assert answer.startswith("answer 1 DamagedError")
+    (error,) = (e.result for e in story.effects if isinstance(e, Answer))
+    assert "docs/restore.md" in str(error) and "ledger=7 entry=0 refused_by=c read_from=b" in str(error)
+    assert story.stored(0, "a") == [], "it is over"
+
+
+def test_entries_keep_the_length_that_they_have() -> None:
+    """Java's LedgerHandleAdv counts lengths in the order of the calls, not of the entry ids."""
+    story = recovery()
+    story.has_not(-1, "a")
+    story.has("b", -1, packet(1, b"four", length=4))
+    assert only(story.has("b", 0, packet(0, b"sixsix", length=10)), "store") == [
+        f"store 0 on {bookie} lac=-1 length=10 recovery" for bookie in "abc"
+    ]
+    story.stored(0, "a", "b")
+    assert only(story.has("b", 1, packet(1, b"four", length=4)), "store") == [
+        f"store 1 on {bookie} lac=-1 length=4 recovery" for bookie in "bca"
     ]
 
 
