@@ -86,7 +86,7 @@ class StreamSettings:
     quorum: Quorum = field(default_factory=Quorum)
     segment_bytes: int = 256 * 1024 * 1024
     segment_age_s: float = 7200.0
-    retention_s: float = 72 * 3600.0
+    retention_s: float = 0.0  # since a segment was completed; 0: it is kept for ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
