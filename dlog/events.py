@@ -196,6 +196,18 @@ class SegmentDeleted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionHeld(Event):
+    """Nothing expires from the stream now: the clocks that say how old its segments are cannot all be right. Told
+    when one of them would have had a segment deleted."""
+
+    name: ClassVar[str] = "retention.held"
+    level: ClassVar[str] = "warning"
+    stream: str
+    proxy_unix_ms: int
+    metadata_unix_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class LacMoved(Event):
     """Published to tails, never logged. entries: the last of those that it confirms, up to `lac`, each as the parts
     that were appended; none where a recovery found the LAC."""

@@ -37,7 +37,7 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
 @click.option("--ensemble", type=click.IntRange(1), help="Bookies that a segment is striped over.")
 @click.option("--write-quorum", type=click.IntRange(1), help="Copies of each entry.")
 @click.option("--ack-quorum", type=click.IntRange(1), help="Copies on stable storage before an append is acknowledged.")
-@click.option("--retention", metavar="TIME", help="How long completed segments are kept, as in 72h.")
+@click.option("--retention", metavar="TIME", help="How long a segment is kept, as in 72h. Default 0: for ever.")
 @click.option("--segment-bytes", metavar="SIZE", help="Size at which a segment ends, as in 256MiB.")
 @click.option("--segment-age", metavar="TIME", help="Age at which a segment ends, as in 2h.")
 @cluster_options
@@ -94,7 +94,7 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
         say(f"store      {settings['store']}, ensemble/write/ack quorum {quorum}")
         say(
             f"segments   end at {size_text(settings['segment_bytes'])} or {_duration(settings['segment_age_s'])}, "
-            f"kept for {_duration(settings['retention_s'])}"
+            f"{retention_text(settings['retention_s'])}"
         )
     if owner.get("epoch"):
         released = " (released)" if owner.get("released") else ""
@@ -183,6 +183,11 @@ def owners(connect: str | None, directory: str | None, as_json: bool) -> None:
         )
     elif sys.stdout.isatty():
         say("no stream is owned now; the first append finds an owner")
+
+
+def retention_text(retention_s: float) -> str:
+    """How long a completed segment is kept."""
+    return f"kept for {_duration(retention_s)}" if retention_s else "kept for ever"
 
 
 def _duration(seconds: float) -> str:

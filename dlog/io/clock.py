@@ -31,6 +31,27 @@ class SystemClock:
         return time.time_ns() // 1_000_000
 
 
+class SteadyClock:
+    """A wall clock that never runs ahead of real time: it began at what `clock` said when this was made, and goes on
+    by the monotonic seconds since.
+
+    A wall clock that jumps ahead later is not followed; one that is set back is, until it is right again. One that was
+    behind at the beginning stays behind: for what may come late, but never early.
+    """
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or SYSTEM_CLOCK
+        self._begun_s = self._clock.monotonic_s()
+        self._begun_ms = self._clock.unix_ms()
+
+    def monotonic_s(self) -> float:
+        return self._clock.monotonic_s()
+
+    def unix_ms(self) -> int:
+        elapsed_s = self._clock.monotonic_s() - self._begun_s
+        return min(self._clock.unix_ms(), self._begun_ms + int(elapsed_s * 1000))
+
+
 SYSTEM_CLOCK = SystemClock()
 
 

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from dlog.errors import CookieError
+from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
@@ -23,9 +24,10 @@ class MemoryMetadata:
 
     state = SessionState.CONNECTED
 
-    def __init__(self, instance: str = "memory") -> None:
+    def __init__(self, instance: str = "memory", *, clock: Clock = SYSTEM_CLOCK) -> None:
         self.drop_replies = 0  # so many of the next writes take place and are not answered
         self._instance = instance
+        self._clock = clock
         self._values: dict[Key, Versioned] = {}
         self._versions = 0
         self._ledgers = 0
@@ -52,7 +54,7 @@ class MemoryMetadata:
         self._versions += 1
         if isinstance(value, StreamMetadata):
             life = now.value.life if now is not None else str(self._versions)
-            value = replace(value, life=life)
+            value = replace(value, life=life).stamped(self._clock.unix_ms())
         written = self._values[key] = Versioned(value, self._versions)
         self._tell(key)
         if self.drop_replies:

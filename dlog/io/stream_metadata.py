@@ -142,6 +142,12 @@ def version_after(
     )
 
 
+def time_of(results: list[Any]) -> int:
+    """When a multi took place by the clock of the server that led: one moment for all of it."""
+    stats = (result.stat if isinstance(result, Created) else result for result in results)
+    return max((stat.mtime_ms for stat in stats if isinstance(stat, Stat)), default=0)
+
+
 def version_of_creation(value: StreamMetadata, life: str) -> StreamVersion:
     """The version of a stream just made: every znode is in its first."""
     names = {segment_name(segment): 0 for segment in value.segments}

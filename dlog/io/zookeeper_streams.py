@@ -265,7 +265,7 @@ class StreamTree:
                 mirror.nodes.pop(name, None)
             else:
                 known = parse_segment_name(name) is not None
-                mirror.nodes[name] = (decode_segment(name, item[0]) if known else None, item[1].version)
+                mirror.nodes[name] = (_segment(name, *item) if known else None, item[1].version)
         mirror.moves += len(before ^ (mirror.nodes.keys() & set(names)))
         if first[0] is None:
             return Missing()
@@ -300,12 +300,12 @@ class StreamTree:
             if claims:
                 self._hold(stream, value.owner)
             try:
-                await self._zk.multi(ops)
+                results = await self._zk.multi(ops)
             except MultiFailedError as failed:
                 if isinstance(failed.error, (NodeExistsError, NoNodeError)):
                     continue  # somebody made (or removed) part of it; look again
                 raise
-            value = replace(value, life=life)
+            value = replace(value, life=life).stamped(stream_metadata.time_of(results))
             return Versioned(value, stream_metadata.version_of_creation(value, life))
         return Conflict()
 
@@ -334,6 +334,7 @@ class StreamTree:
                 return await self._refused(stream, failed)
             if value.owner.released:
                 self._held.pop(stream, None)
+            value = value.stamped(stream_metadata.time_of(results))
             changed = stream_metadata.version_after(root, version, value, ops, results[: len(ops)])
             self._marks.saw(stream, changed)
             return Versioned(value, changed)
@@ -418,6 +419,12 @@ class StreamTree:
         return found
 
 
+def _segment(name: str, data: bytes, stat: Stat) -> Segment:
+    """The znode of a completed segment is made when it is completed."""
+    segment = decode_segment(name, data)
+    return replace(segment, metadata_unix_ms=stat.ctime_ms) if segment.completed else segment
+
+
 def _stat(item: tuple[bytes, Stat] | None) -> Stat | None:
     return item[1] if item is not None else None
 
@@ -453,6 +460,7 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         settings=decode_settings(settings[0]) if settings else StreamSettings(),
         sinks=decode_sinks(sinks[0]) if sinks else (),
         life=decode_life(owner[0]) if owner else "",
+        changed_unix_ms=owner[1].mtime_ms if owner else 0,
     )
     version = StreamVersion(
         value=value,

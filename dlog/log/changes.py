@@ -154,22 +154,26 @@ class TruncateTo:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Completed segments whose end is older than `before_unix_ms` may go, oldest first, never the last of the list."""
+    """Completed segments may go for which the stream's retention is over at `now_unix_ms`, oldest first, never the last
+    of the list. A retention that was changed meanwhile counts as it is now.
 
-    before_unix_ms: int
+    A segment's age begins at the later of two moments: when its writer says that it was completed, and when metadata
+    got to know of that by metadata's own clock. One of which nothing is known has no age.
+    """
+
+    now_unix_ms: int
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
-        kept: list[Segment] = []
-        expiring = True
-        for segment in value.segments:
-            expiring = (
-                expiring
-                and segment.completed
-                and segment.completed_unix_ms < self.before_unix_ms
-                and segment is not value.segments[-1]
-            )
-            gone = expiring and segment.truncation is not Truncation.TRUNCATED
-            kept.append(replace(segment, truncation=Truncation.TRUNCATED) if gone else segment)
+        retention_ms = value.settings.retention_s * 1000
+        if retention_ms <= 0:
+            return value
+        kept = list(value.segments)
+        for at, segment in enumerate(value.segments[:-1]):
+            completed_ms = max(segment.completed_unix_ms, segment.metadata_unix_ms)
+            is_known = segment.completed and segment.metadata_unix_ms > 0
+            if not is_known or self.now_unix_ms - completed_ms <= retention_ms:
+                break
+            kept[at] = replace(segment, truncation=Truncation.TRUNCATED)
         return replace(value, segments=tuple(kept))
 
 

@@ -28,6 +28,7 @@ class OwnerOptions:
     retry_after_s: float = option(0.1, sim=(0.001, 0.2))  # after a store's failure, doubled each time up to the next
     retry_after_max_s: float = option(5.0, sim=(0.2, 1.0))
     answer_timeout_s: float = option(5.0, sim=(0.05, 2.0))  # of a metadata question
+    clocks_apart_max_s: float = option(60.0, sim=(0.2, 100.0))  # own and metadata's; further apart nothing expires
     deletes_max: int = option(4, sim=(1, 4))  # segments deleted at once
 
     def __post_init__(self) -> None:

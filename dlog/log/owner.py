@@ -50,6 +50,7 @@ from dlog.log.changes import (
     TakeSegmentsIn,
     TruncateTo,
 )
+from dlog.log.expiring import RETENTION_TIMER, Expiring
 from dlog.log.messages import (
     AppendEntry,
     AppendOnce,
@@ -112,7 +113,17 @@ class StreamOwner:
     see can never vanish (capabilities.visible_is_final): on those no control record is written to carry the LAC.
     """
 
-    __slots__ = ("_releasers", "_rolling", "_sealers", "_takers", "_taking", "_taking_in", "_tenure", "_truncating")
+    __slots__ = (
+        "_expiring",
+        "_releasers",
+        "_rolling",
+        "_sealers",
+        "_takers",
+        "_taking",
+        "_taking_in",
+        "_tenure",
+        "_truncating",
+    )
 
     def __init__(
         self,
@@ -126,6 +137,7 @@ class StreamOwner:
         self._taking = Taking(tenure, self)
         self._rolling = Rolling(tenure)
         self._truncating = Truncating(tenure)
+        self._expiring = Expiring(tenure)
         self._taking_in = TakingIn(tenure, self._taking, self)
         self._takers: tuple[Ticket, ...] = ()  # an empty list has 72 B, and there are thousands of streams
         self._sealers: tuple[Ticket, ...] = ()
@@ -257,6 +269,8 @@ class StreamOwner:
                 self._taking.look_again()
             case ("age",):
                 self._rolling.aged()
+            case ("retention",):
+                self._expiring.judge(fact.now_s)
 
     def _hear_store(self, message: Any) -> None:
         t = self._tenure
@@ -338,6 +352,7 @@ class StreamOwner:
                 self._trouble()  # somebody else writes: recover what it began
             case CompleteSegment(number, _, end):
                 t.out.append(Tell(SegmentCompleted(t.stream, number, end.last_entry, end.records)))
+                self._expiring.look()
             case DropEmptySegment(number, place, name):
                 if t.value.has_dropped(number, place):  # a Java writer may have completed it, empty as it is
                     self._truncating.doom_allocated(name, number)
@@ -368,6 +383,7 @@ class StreamOwner:
     def serving(self, segment: Segment) -> None:
         """A segment is appended to from now on."""
         self._rolling.restart()
+        self._expiring.look()
         self._answer_takers(segment.number)
 
     def _answer_takers(self, number: SegmentNumber) -> None:
@@ -559,7 +575,7 @@ class StreamOwner:
         self._cancel_timers()
 
     def _cancel_timers(self) -> None:
-        keys = (AGE_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
+        keys = (AGE_TIMER, RETENTION_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
         self._tenure.out.extend(CancelTimer(key) for key in keys)
 
     def _stat(self) -> StreamStat:

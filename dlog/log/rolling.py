@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from dlog.log.changes import Expire, SegmentEnd, StartSegment
+from dlog.log.changes import SegmentEnd, StartSegment
 from dlog.log.packing import OpenSegment
 from dlog.log.tenure import Tenure
 from dlog.machine import SetTimer
@@ -86,9 +86,6 @@ class Rolling:
         """The old segment is sealed: only now is the next one appended to."""
         t, segment = self._tenure, self._starting
         assert segment is not None and self.state is Roll.CLOSING
-        retention_s = t.value.settings.retention_s
-        if retention_s > 0:
-            t.register.want(Expire(t.unix_ms - int(retention_s * 1000)))
         self.restart()
         t.open(segment, end.last_txid)
 

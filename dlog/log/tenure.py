@@ -77,7 +77,7 @@ class Tenure:
         self._final_stores = final_stores
         self._seal_asked = False
         self._opened: Segment | None = None  # the last that was
-        self._clock = (0, 0.0)  # wall milliseconds, and the monotonic seconds at which they were seen
+        self._clock: tuple[int, float] | None = None  # wall ms and monotonic s at the claim
 
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
@@ -93,12 +93,16 @@ class Tenure:
     # ---- time, a label ----------------------------------------------------------------------------------------------
 
     def saw_clock(self, unix_ms: int, now_s: float) -> None:
-        self._clock = (unix_ms, now_s)
+        self._clock = self._clock or (unix_ms, now_s)
         self.writing.packer.saw_time(unix_ms)
 
     def saw_monotonic(self, now_s: float) -> None:
-        wall_ms, seen_s = self._clock
-        self.writing.packer.saw_time(wall_ms + max(0, int((now_s - seen_s) * 1000)))
+        self.writing.packer.saw_time(self.clock_unix_ms(now_s))
+
+    def clock_unix_ms(self, now_s: float) -> int:
+        """What this proxy's clock said at the claim, and the monotonic seconds since; never a record's timestamp."""
+        unix_ms, seen_s = self._clock or (0, now_s)
+        return unix_ms + max(0, int((now_s - seen_s) * 1000))
 
     @property
     def unix_ms(self) -> int:

@@ -35,7 +35,8 @@ class Segment:
     """One log segment. `place` is the store's name for it: the ledger id in decimal on the ledger store.
 
     Completed: `last_*`, `record_count` and `completed_unix_ms` are set. In progress: last_entry is NO_ENTRY and
-    completed_unix_ms 0.
+    completed_unix_ms 0. completed_unix_ms is what the writer says, at least the newest label of its records;
+    metadata_unix_ms is when the completed segment was put into metadata by metadata's own clock, 0 if not known.
     """
 
     number: SegmentNumber
@@ -48,6 +49,7 @@ class Segment:
     last_slot: int = -1
     record_count: int = 0
     completed_unix_ms: int = 0
+    metadata_unix_ms: int = field(default=0, compare=False)  # given by metadata, not written
     truncation: Truncation = Truncation.ACTIVE
     min_entry: EntryId = EntryId(0)
     min_slot: int = 0
@@ -84,7 +86,7 @@ class StreamSettings:
     quorum: Quorum = field(default_factory=Quorum)
     segment_bytes: int = 256 * 1024 * 1024
     segment_age_s: float = 7200.0
-    retention_s: float = 72 * 3600.0
+    retention_s: float = 0.0  # since a segment was completed; 0: it is kept for ever
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,15 @@ class StreamMetadata:
     settings: StreamSettings = field(default_factory=StreamSettings)
     sinks: tuple[SinkRecord, ...] = ()  # by name, one each
     life: str = field(default="", compare=False)  # given by the store at creation: another for each stream of the name
+    changed_unix_ms: int = field(default=0, compare=False)  # metadata's own clock at the last change; not written
+
+    def stamped(self, unix_ms: int) -> StreamMetadata:
+        """As metadata has written it just now, when its own clock said `unix_ms`: segments whose completion was part of
+        that change are stamped with it."""
+        segments = tuple(
+            replace(s, metadata_unix_ms=unix_ms) if s.completed and not s.metadata_unix_ms else s for s in self.segments
+        )
+        return replace(self, segments=segments, changed_unix_ms=unix_ms)
 
     def segment(self, number: int) -> Segment | None:
         return next((s for s in self.segments if s.number == number), None)

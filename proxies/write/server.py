@@ -18,6 +18,7 @@ from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError
 from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
+from dlog.io.clock import SteadyClock
 from dlog.io.far_timers import FarTimers
 from dlog.io.metadata import Metadata, ProxyInfo, SessionState
 from dlog.lease.lease import Claimant
@@ -81,6 +82,7 @@ class WriteProxy:
         self._tell = tell
         self._rng = rng or serving.seeded()
         self._owner_options = options.owner  # one for all streams
+        self._clock = SteadyClock()
         self._far = FarTimers()
         self._on_lac = self.tails.moved  # one for all, as each stream would have its own
         self._on_told = self._hear
@@ -227,6 +229,7 @@ class WriteProxy:
             tell=self._on_told,
             on_end=on_end,
             far=self._far,
+            clock=self._clock,
         )
 
     def _hear(self, owner: StreamOwner, event: Event) -> None:

@@ -55,6 +55,12 @@ INVARIANTS = {
         "is to check is that a reader opened again at its position goes on exactly there, whatever died meanwhile.",
     ),
     "S13": Invariant("a sink's batch is there once, whole, in its order", STREAM, "SinkChecks.check, swept, listed"),
+    "E1": Invariant(
+        "no segment is expired before its retention has passed since its last record was stored",
+        STREAM,
+        "RetentionChecks.changed",
+        "Of the proxies' clocks and metadata's one kind is right; the others may say what they like.",
+    ),
     "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
     "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
     "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),

@@ -42,11 +42,13 @@ class MetadataModel:
         self.values: dict[Hashable, Versioned] = {}
         self.history: list[tuple[Hashable, Any, int]] = []
         self._version = 0
+        self.stamp: Callable[[Any], Any] = lambda value: value  # what metadata's own clock adds to what is written
         self.on_change: Callable[[Hashable, Any, Any], None] | None = None  # (key, old value, new value)
 
     def create(self, key: Hashable, value: Any) -> Versioned:
         """Write without asking: for the set-up of a world."""
         old = self.values.get(key)
+        value = self.stamp(value)
         self._version += 1
         seen = self.values[key] = Versioned(value, self._version)
         self.history.append((key, value, self._version))

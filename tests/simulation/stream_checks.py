@@ -313,7 +313,8 @@ class StreamChecks:
                     self.fail(invariant, f"a reader saw {dlsn} after {order[last]}, between lie {index - last - 1}")
                 elif last is None and reader.start is not None:
                     due = bisect.bisect_left(order, max(reader.start, first))
-                    if index != due and order[due] < dlsn and reader.seen[0][0] == dlsn:
+                    is_later = index != due and due < len(order) and order[due] < dlsn
+                    if is_later and reader.seen[0][0] == dlsn:
                         self.fail("S4", f"a reader that started at {reader.start} saw {dlsn} first, not {order[due]}")
                 last = index
 

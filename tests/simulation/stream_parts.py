@@ -55,6 +55,7 @@ from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
 from proxies.write.tails import Tails
 from tests.simulation.stream_checks import Delivered, Written, first_readable
+from tests.simulation.stream_retention import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
@@ -71,6 +72,8 @@ class Proxy:
         self.tails = Tails()  # of that machine
         self.is_ready = False  # it has served
         self.skew_ms = world.sim.rng.randint(-50, 50)
+        if world.config.get("clocks") == "metadata":
+            self.skew_ms = 0  # it is they who are right
 
     @property
     def owner(self) -> StreamOwner | None:
@@ -88,7 +91,7 @@ class Proxy:
 
     def unix_ms(self) -> int:
         sim = self.world.sim
-        return max(0, int((sim.now_s + sim.nodes[self.name].skew_s) * 1000) + self.skew_ms + 4_000_000)
+        return max(0, int((sim.now_s + sim.nodes[self.name].skew_s) * 1000) + self.skew_ms + EPOCH_MS)
 
     def receive(self, request: Any, suspected: bool, reply: Callable[[Any, int], None]) -> None:
         """A client's request has arrived."""

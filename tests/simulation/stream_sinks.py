@@ -62,6 +62,7 @@ from dlog.model.sink import RegisteredStage, SinkBatch, StreamLook, Sweep, Verdi
 from dlog.stores.contract import STAGE
 from dlog.wire.entry import build_record_set, decode_entry
 from dlog.wire.proxy_codec import PARTS_MAX
+from tests.simulation.stream_retention import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
@@ -113,7 +114,7 @@ class Stager:
 
     def _append(self, entry: int, payload: bytes) -> Effect:
         staged = StagedSet(self._txid, 1, build_record_set([payload]))
-        return Send(STORE, AppendEntry(SegmentNumber(0), EntryId(entry), self._packer.entry([staged], 4_000_000)))
+        return Send(STORE, AppendEntry(SegmentNumber(0), EntryId(entry), self._packer.entry([staged], EPOCH_MS)))
 
 
 class Sweeper:

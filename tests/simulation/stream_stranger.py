@@ -47,6 +47,7 @@ from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.wire.entry import Record, encode_entry
 from tests.simulation.stream_checks import Written
+from tests.simulation.stream_retention import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
@@ -168,7 +169,8 @@ class Stranger:
     @property
     def _unix_ms(self) -> int:
         """What its clock says, as retention goes by it."""
-        return 4_000_000 + int(self.world.sim.now_s * 1000)
+        sim = self.world.sim
+        return max(0, EPOCH_MS + int((sim.now_s + sim.nodes["j"].skew_s) * 1000))
 
     # ---- writing, and being fenced ----------------------------------------------------------------------------------
 

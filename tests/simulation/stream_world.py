@@ -6,6 +6,7 @@ Styles of plan:
 - "final": as swarm, on a store where what is visible is final;
 - "forget": a producer table too small for the producers there are;
 - "stranger": somebody else takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
+- "clocks": segments expire, and clocks jump by days both ways: the proxies' or metadata's (stream_retention.py);
 - "sink": programs write batches as sinks too, repeat them, and sweep what was staged in vain (stream_sinks.py);
 - "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
 
@@ -34,11 +35,12 @@ from dlog.wire.proxy import Start
 from tests.simulation.kernel import Simulation, Violation
 from tests.simulation.mutants import planting
 from tests.simulation.network import Node
-from tests.simulation.plan import EVERY_KIND, Plan, draw_faults
+from tests.simulation.plan import EVERY_KIND, FaultKind, Plan, draw_faults
 from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_follower import Follower
 from tests.simulation.stream_parts import Client, Proxy, Reader
+from tests.simulation.stream_retention import EPOCH_MS, RetentionChecks, draw_jumps
 from tests.simulation.stream_sinks import SINK_NODE, SinkChecks, SinkProgram, SinkWritten
 from tests.simulation.stream_stranger import STRANGER, Stranger
 from tests.simulation.worlds import Outcome, Room
@@ -47,7 +49,7 @@ STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
 STORE_NODE, READ_NODE, STRANGE_NODE = "store", "r", "j"
 MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
-STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink")
+STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink", "clocks")
 MUST_REACH = (
     "ack",
     "duplicate",
@@ -88,6 +90,8 @@ MUST_REACH = (
     "stage_listed",
     "sink_nothing",
     "sent_along",
+    "expired",
+    "clock_jumped",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -128,6 +132,13 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "timeout_s": rng.choice((0.05, 0.5)),
         "sync_s": rng.choice((0.0002, 0.001, 0.01)),
     }
+    kinds = EVERY_KIND
+    if style == "clocks":
+        config |= draw_jumps(rng, duration)
+        config |= {"segment_bytes": rng.choice((100, 300)), "retention_s": rng.choice((0.05, 0.2, 0.5))}
+        config |= {"truncates": [], "batches": 30}
+        if config["clocks"] == "metadata":
+            kinds = tuple(kind for kind in EVERY_KIND if kind is not FaultKind.CLOCK)
     faults = (
         ()
         if calm
@@ -136,7 +147,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
             servers=("p1", "p2", "p3"),
             clients=(STORE_NODE, "p1", "p2", "c1", READ_NODE),
             duration_s=duration,
-            kinds=EVERY_KIND,
+            kinds=kinds,
             count_max=16,
             marks=MARKS,
             messages=("AppendEntry", "EntryAppended", "RecoverSegment", "SegmentSealed", "SegmentCreated"),
@@ -145,6 +156,8 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     config["too_small"] = 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.4))
     if style == "stranger":
         config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 4))))
+    if style == "clocks":
+        config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":
         config["sinks"] = [[rng.uniform(0, duration), rng.choice((2, 5, 10))] for _ in range(rng.choice((1, 2, 3)))]
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.2 else []
@@ -172,6 +185,7 @@ class StreamWorld:
         self.highest_point = of(1, 0, 0)  # any truncation asked for
         self.checks = StreamChecks(tuple(parts.get("mute", ())))
         self.sink_checks = SinkChecks(self)
+        self.retention = RetentionChecks(self)
         options = random.Random(f"{plan.seed}/options")
         drawn = draw(OwnerOptions, options)
         self.owner_options = replace(drawn, producers_max=config["producers_max"], pending_bytes_max=10**6)
@@ -192,6 +206,7 @@ class StreamWorld:
             retention_s=config["retention_s"],
         )
         sim.metadata.on_change = self._changed
+        sim.metadata.stamp = lambda value: value.stamped(self.retention.metadata_unix_ms)
         sim.node(STORE_NODE, start=self._start_store)
         sim.metadata.create(KEY, StreamMetadata(name=STREAM, settings=settings))
         self.proxies: dict[str, Proxy] = {}
@@ -240,12 +255,14 @@ class StreamWorld:
 
     def _appended(self, stored: StoredSegment) -> None:
         self.checks.appended(stored, self.value, self.store)
+        self.retention.stored(stored.place)
 
     def _changed(self, key: Any, old: Any, new: Any) -> None:
         self.older_value = old or new
         if old is not None:
             self.older_segments.update({s.number: s for s in old.segments})
             self._note_dropped(old, new)
+            self.retention.changed(old, new)
         self.checks.changed(old, new, self.store)
         self.sink_checks.listed(new)
 
@@ -296,6 +313,7 @@ class StreamWorld:
             sim.call_in(at_s, program.begin)
         for at_s in self.config["touch"]:
             sim.call_in(at_s, self._touch)
+        self.retention.begin()
         for _ in range(self.config["readers"]):
             sim.call_in(rng.uniform(0, duration), self._open_reader, rng.random() < 0.8)
 
@@ -305,7 +323,7 @@ class StreamWorld:
         choices: list[tuple[Start, Any]] = [
             (Start.START, None),
             (Start.TAIL, None),
-            (Start.TIME, int(self.sim.now_s * 500) + 4_000_000),
+            (Start.TIME, int(self.sim.now_s * 500) + EPOCH_MS),
         ]
         start, value = rng.choice(choices)
         if acked and rng.random() < 0.5:

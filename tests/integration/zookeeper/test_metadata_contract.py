@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from dlog.errors import CookieError
+from dlog.io.clock import unix_ms
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import BookieInfo, Metadata, ProxyInfo, SessionState
 from dlog.io.zookeeper_cluster import cluster_init
@@ -158,6 +159,28 @@ async def test_a_stream_lives_from_creation_to_deletion(pair: Pair) -> None:
     assert await one.compare_and_set(KEY, value, version) == Missing()
     assert await one.streams() == []
     await change(one, FRESH, None)
+
+
+async def test_metadata_says_by_its_own_clock_when_it_changed_and_since_when_a_segment_is_complete(pair: Pair) -> None:
+    """Whatever the segment says of itself; a change of its place or its truncation is no completion."""
+    one, two = pair
+    begun_ms = unix_ms()
+    created = await change(one, replace(FRESH, owner=OWNER), None)
+    running = await change(one, created.value.with_segment(started(1, "17")), created.version)
+    assert running.value.segments[0].metadata_unix_ms == 0
+    ended = await change(one, running.value.with_segment(completed(started(1, "17"), 40, 900)), running.version)
+    taken_in = await change(one, ended.value.with_segment(completed(started(2, "18"), 3, 950)), ended.version)
+    for outcome in (created, running, ended, taken_in):
+        assert begun_ms - 1000 <= outcome.value.changed_unix_ms <= unix_ms() + 1000
+    stamps = [ended.value.changed_unix_ms, taken_in.value.changed_unix_ms]
+    assert [s.metadata_unix_ms for s in taken_in.value.segments] == stamps
+    moved = replace(taken_in.value.segments[0], store="cold", place="elsewhere", truncation=Truncation.PARTIAL)
+    last = await change(one, taken_in.value.with_segment(moved), taken_in.version)
+    for metadata in pair:
+        value = (await seen(metadata, KEY)).value
+        assert [s.metadata_unix_ms for s in value.segments] == stamps
+        assert value.changed_unix_ms == last.value.changed_unix_ms
+    await two.delete(KEY)
 
 
 async def test_a_stream_made_again_takes_no_change_of_the_one_before(pair: Pair) -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 from actors.upstream import Heard
 from dlog.lease.lease import Lease
-from dlog.log.changes import RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
+from dlog.log.changes import Expire, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
 from dlog.log.dedupe import ProducerTable
+from dlog.log.expiring import Expiring
 from dlog.log.owner import StreamOwner
 from dlog.log.reading import StreamReader
 from dlog.log.recovery import Recovery
@@ -552,4 +553,64 @@ SINKS = (
     ),
 )
 
-MUTANTS = (*LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS)
+_AGE = "Expire(min(own_ms, metadata_ms))"
+_ALWAYS = ("judge", "if abs(own_ms - metadata_ms) <= t.options.clocks_apart_max_s * 1000:", "if True:")
+_COMPLETED = "max(segment.completed_unix_ms, segment.metadata_unix_ms)"
+
+
+def _by_clock(now: str, completed: str) -> dict[str, Any]:
+    """A segment's age is told by these two."""
+    return {
+        "planted": (
+            (Expiring, edited(Expiring, _ALWAYS, ("judge", _AGE, f"Expire({now})"))),
+            (Expire, edited(Expire, ("apply", _COMPLETED, completed))),
+        ),
+    }
+
+
+RETENTION = (
+    Mutant(
+        name="a segment's age is told by the timestamps of records",
+        invariants=("E1",),
+        style="clocks",
+        parts=_by_clock("t.unix_ms", "segment.completed_unix_ms"),
+    ),
+    Mutant(
+        name="a segment's age is told by the clocks of proxies alone",
+        invariants=("E1",),
+        style="clocks",
+        parts=_by_clock("own_ms", "segment.completed_unix_ms"),
+    ),
+    Mutant(
+        name="a segment's age is told by metadata's clock alone",
+        invariants=("E1",),
+        style="clocks",
+        parts=_by_clock("metadata_ms", "segment.metadata_unix_ms"),
+    ),
+    Mutant(
+        name="what the owner's clock says now is believed",
+        invariants=("E1",),
+        style="clocks",
+        parts=_by_clock("own_ms", _COMPLETED),
+    ),
+    Mutant(
+        name="what metadata's clock says now is believed",
+        invariants=("E1",),
+        style="clocks",
+        parts=_by_clock("metadata_ms", _COMPLETED),
+    ),
+    Mutant(
+        name="what metadata's clock said when a segment was completed is believed",
+        invariants=("E1",),
+        style="clocks",
+        parts=_by_clock("min(own_ms, metadata_ms)", "segment.metadata_unix_ms"),
+    ),
+    Mutant(
+        name="what a writer says of when its segment was completed is believed",
+        invariants=("E1",),
+        style="clocks",
+        parts=_by_clock("min(own_ms, metadata_ms)", "segment.completed_unix_ms"),
+    ),
+)
+
+MUTANTS = (*LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS, *RETENTION)

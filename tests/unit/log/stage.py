@@ -98,6 +98,8 @@ class Stage:
         self.holding: tuple[type, ...] = ()
         self.held: deque[Callable[[], None]] = deque()
         self.actors: list[Actor] = []
+        self.now_s = 0.0  # monotonic seconds of everybody
+        self.unix_ms = 1000  # by metadata's clock
 
     def owner(self, name: str, options: OwnerOptions | None = None, **kw: Any) -> Actor:
         """A proxy's owner, not yet claiming."""
@@ -150,7 +152,7 @@ class Stage:
         if isinstance(question, CompareAndSet):
             if question.version != self.version:
                 return MetadataSeen(question.token, Conflict())
-            self.value, self.version = question.value, self.version + 1
+            self.value, self.version = question.value.stamped(self.unix_ms), self.version + 1
         return MetadataSeen(question.token, Versioned(self.value, self.version))
 
     def store(self, actor: Actor, question: Any) -> Any:
@@ -224,16 +226,16 @@ class Actor:
     def ask(self, request: Any) -> Any:
         """Ask; returns the answer, or None if there is none yet (it comes to `answers`)."""
         self._tickets += 1
-        self.post(Asked(self._tickets, request, 0.0))
+        self.post(Asked(self._tickets, request, self.stage.now_s))
         return self.answers.get(self._tickets)
 
-    def take(self, if_epoch: int | None = None) -> Any:
-        return self.ask(TakeStream(None if if_epoch is None else Epoch(if_epoch), 1000))
+    def take(self, if_epoch: int | None = None, now_unix_ms: int = 1000) -> Any:
+        return self.ask(TakeStream(None if if_epoch is None else Epoch(if_epoch), now_unix_ms))
 
     def fire(self, *key: Any) -> None:
         """The timer comes due."""
         del self.timers[key]
-        self.post(TimerFired(key, 0.0))
+        self.post(TimerFired(key, self.stage.now_s))
 
     @property
     def lost(self) -> list[DLogError]:

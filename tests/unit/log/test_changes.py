@@ -43,6 +43,7 @@ def segment(number: int, *, completed: bool = True) -> Segment:
         last_slot=2,
         record_count=7,
         completed_unix_ms=number * 1000,
+        metadata_unix_ms=number * 1000 - 1,
         start_sequence_id=(number - 1) * 7,
     )
 
@@ -58,6 +59,10 @@ def stream(completed: int, in_progress: int = 1) -> StreamMetadata:
     )
 
 
+def kept_for(retention_s: float, value: StreamMetadata) -> StreamMetadata:
+    return replace(value, settings=replace(value.settings, retention_s=retention_s))
+
+
 END = SegmentEnd(EntryId(3), 1, Txid(77), 5)
 CHANGES: list[Change] = [
     StartSegment(segment(4, completed=False), "4a"),
@@ -67,14 +72,14 @@ CHANGES: list[Change] = [
     Allocate("4a"),
     Deallocate("4a"),
     TruncateTo(of(2, 1, 1)),
-    Expire(1500),
+    Expire(6500),
     ForgetSegment(SegmentNumber(1), "1a"),
     MarkReleased(),
 ]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda c: type(c).__name__)
-@pytest.mark.parametrize("before", [stream(2), replace(stream(2), allocated="4a"), stream(3, 0)])
+@pytest.mark.parametrize("before", [stream(2), replace(stream(2), allocated="4a"), kept_for(5.0, stream(3, 0))])
 def test_twice_is_once(change: Change, before: StreamMetadata) -> None:
     once = change.apply(before)
     assert change.apply(once) == once
@@ -135,9 +140,21 @@ def test_a_segment_is_forgotten_only_once_it_is_truncated() -> None:
 
 
 def test_expiry_takes_the_oldest_only_and_never_the_last() -> None:
-    states = [s.truncation for s in Expire(2500).apply(stream(4, 0)).segments]
+    before = kept_for(5.0, stream(4, 0))
+    states = [s.truncation for s in Expire(7500).apply(before).segments]
     assert states == [Truncation.TRUNCATED, Truncation.TRUNCATED, Truncation.ACTIVE, Truncation.ACTIVE]
-    assert Expire(10**9).apply(stream(4, 0)).segments[-1].truncation is Truncation.ACTIVE
+    assert Expire(10**9).apply(before).segments[-1].truncation is Truncation.ACTIVE
+    assert Expire(10**9).apply(stream(4, 0)) == stream(4, 0), "kept for ever"
+
+
+def test_a_segment_is_as_old_as_the_later_of_what_its_writer_and_metadata_say() -> None:
+    before = kept_for(5.0, stream(2))
+    first, *others = before.segments
+    for writer_ms, metadata_ms in ((1000, 9000), (9000, 1000)):
+        told = replace(first, completed_unix_ms=writer_ms, metadata_unix_ms=metadata_ms)
+        told_before = replace(before, segments=(told, *others))
+        assert Expire(14_000).apply(told_before) == told_before
+        assert Expire(14_001).apply(told_before).segments[0].truncation is Truncation.TRUNCATED
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 3)), max_size=5))

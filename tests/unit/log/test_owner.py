@@ -16,7 +16,7 @@ from dlog.errors import (
     StreamUnavailableError,
     TxidOutOfOrderError,
 )
-from dlog.events import LacMoved, SegmentCompleted, SegmentDeleted, StreamReady
+from dlog.events import LacMoved, SegmentCompleted, StreamReady
 from dlog.log.contents import read_contents
 from dlog.log.messages import (
     AppendEntry,
@@ -191,16 +191,6 @@ def test_an_old_segment_rolls_by_age_but_an_empty_one_does_not() -> None:
     assert numbers(stage.value) == [(1, False)]
     owner.fire("age")
     assert numbers(stage.value) == [(1, True), (2, False)]
-
-
-def test_expired_segments_are_truncated_deleted_and_forgotten_oldest_first() -> None:
-    stage = Stage(segment_bytes=300, retention_s=10.0)
-    owner = stage.taken("p1")
-    for sequence in range(6):
-        owner.ask(batch(sequence, size=300, now=5000 + 6000 * sequence))
-    assert stage.value.segments[0].number > 1
-    assert "1a" in stage.deleted
-    assert [e for e in owner.events if isinstance(e, SegmentDeleted)]
 
 
 def test_hand_over_finishes_what_was_taken_and_marks_the_claim() -> None:

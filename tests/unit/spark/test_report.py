@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dlog.errors import ConfigError
 from dlog.io.metadata import Members, ProxyInfo
 from dlog.model.ids import Epoch, ProxyId, StreamName
-from dlog.model.segment import Owner, StreamMetadata
+from dlog.model.segment import Owner, StreamMetadata, StreamSettings
 from dlog.spark.jobs import report_page, report_plots
 from dlog.spark.jobs.report import (
     POINTS_MAX,
@@ -60,7 +60,8 @@ def seen(
                 completed_unix_ms=0 if is_last else NOW_MS - (len(sizes) - 1 - (number - first)) * DAY_MS,
             )
         )
-    value = StreamMetadata(name=StreamName(name), owner=owner or Owner())
+    settings = StreamSettings(retention_s=72 * 3600)
+    value = StreamMetadata(name=StreamName(name), owner=owner or Owner(), settings=settings)
     return Seen(value, StreamView(name, tuple(segments)))
 
 
@@ -74,7 +75,7 @@ def test_a_stream_in_numbers() -> None:
     assert (row["entries"], row["records"], row["bytes"]) == (30, 45, 450)
     assert row["growth"] == [[NOW_MS - 2 * DAY_MS, 100], [NOW_MS - DAY_MS, 400], [NOW_MS, 450]]
     assert row["growth_bytes_a_day"] == 175
-    assert row["owner"] is None and row["retention_s"] == 72 * 3600
+    assert row["owner"] is None and row["retention_s"] == 72 * 3600  # as the stream was created
 
 
 def test_of_a_stream_whose_first_segment_has_not_ended_no_growth_is_known() -> None:

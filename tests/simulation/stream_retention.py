@@ -1,0 +1,95 @@
+"""Retention in the world of one stream: clocks that jump by days, and the check that nothing expires early.
+
+Either the proxies' clocks jump (one of them, or all of them at once, and that of a stranger), or metadata's: never both
+in one history, for where nobody's clock is right nobody can know an age.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from dlog.model.segment import Segment, StreamMetadata, Truncation
+
+if TYPE_CHECKING:
+    from tests.simulation.stream_world import StreamWorld
+
+DAY_S = 86_400.0
+EPOCH_MS = 1_000 * 86_400_000  # what a right clock says when a history begins
+_ROUNDING_S = 0.002  # clocks count milliseconds
+
+
+def draw_jumps(rng: random.Random, duration_s: float) -> dict[str, Any]:
+    """Of a plan's config: whose clocks jump, and when, for how long, whose of them ("": all), by how many days."""
+    whose = rng.choice(("proxies", "metadata"))
+    nodes = ("p1", "p2", "p3", "j", "") if whose == "proxies" else ("",)
+    jumps = [
+        [
+            rng.uniform(0, duration_s),
+            rng.choice((0.05, 0.3, duration_s)),
+            rng.choice(nodes),
+            rng.choice((-4.0, -0.01, 0.01, 4.0)),
+        ]
+        for _ in range(rng.choice((1, 2, 4)))
+    ]
+    return {"clocks": whose, "jumps": sorted(jumps)}
+
+
+class RetentionChecks:
+    """E1, over everything that metadata lets go."""
+
+    def __init__(self, world: StreamWorld) -> None:
+        self._world = world
+        self._metadata_days = 0.0
+        self._stored_s: dict[str, float] = {}  # by place: when a record of it was stored last
+
+    # ---- clocks -----------------------------------------------------------------------------------------------------
+
+    @property
+    def metadata_unix_ms(self) -> int:
+        """What metadata's clock says."""
+        days = 0.0 if self._world.sim.healed else self._metadata_days
+        return EPOCH_MS + int((self._world.sim.now_s + days * DAY_S) * 1000)
+
+    def begin(self) -> None:
+        for at_s, for_s, who, days in self._world.config.get("jumps", ()):
+            self._world.sim.call_in(at_s, self._jump, who, days)
+            self._world.sim.call_in(at_s + for_s, self._jump, who, 0.0)
+
+    def _jump(self, who: str, days: float) -> None:
+        world = self._world
+        if world.sim.healed:
+            return
+        world.sim.reach("clock_jumped")
+        if world.config["clocks"] == "metadata":
+            self._metadata_days = days
+            return
+        for name, node in world.sim.nodes.items():
+            if name == who or not who:
+                node.skew_s = days * DAY_S
+
+    # ---- what is known ----------------------------------------------------------------------------------------------
+
+    def stored(self, place: str) -> None:
+        """An entry is stored there now; it may be acknowledged long after, by an owner that was frozen meanwhile."""
+        self._stored_s[place] = self._world.sim.now_s
+
+    def changed(self, old: StreamMetadata, new: StreamMetadata) -> None:
+        """Metadata was written: E1."""
+        before = {s.number: s for s in old.segments}
+        for segment in new.segments:
+            was = before.get(segment.number)
+            if was is None and segment.completed:
+                self.stored(segment.place)  # taken in
+            if was is not None and segment.truncation > was.truncation and not self._was_asked_for(segment):
+                self._check(segment, new.settings.retention_s)
+
+    def _was_asked_for(self, segment: Segment) -> bool:
+        return segment.truncation is not Truncation.TRUNCATED or segment.last_dlsn < self._world.highest_point
+
+    def _check(self, segment: Segment, retention_s: float) -> None:
+        self._world.sim.reach("expired")
+        age_s = self._world.sim.now_s - self._stored_s.get(segment.place, 0.0)
+        if age_s < retention_s - _ROUNDING_S or not retention_s:
+            text = f"segment {segment.number} expired {age_s:.3f} s after its last record was stored"
+            self._world.checks.fail("E1", f"{text}, it was to be kept for {retention_s} s: {segment}")
