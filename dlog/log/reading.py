@@ -3,7 +3,8 @@
 The law of this room: a reader sees a contiguous run of what is confirmed, and if it cannot it hears why. No entry above
 a segment's LAC is ever asked for, and the LAC comes from the source: of a completed segment that is its end as its
 store decided it, which the list may state wrongly (a Java writer that was fenced completes its segment at the last
-entry that it knew to be acknowledged). What ends a reader is a typed event: the stream's end, truncation, damage,
+entry that it knew to be acknowledged). A segment that was moved to another store is read on there, from the same
+position. What ends a reader is a typed event: the stream's end, truncation, damage,
 deletion; never silence. Damage is said only of a segment that the list, read after the store said so, still has at that
 place.
 
@@ -223,7 +224,7 @@ class StreamReader:
             return
         known = self._segment
         if known is None or known.place != segment.place:
-            if known is not None and not self._is_untouched:
+            if known is not None and not self._is_untouched and not segment.is_move_of(known):
                 self._end_damaged(DamagedError(f"segment {segment.number} lies elsewhere than what was read of it"))
                 return
             self._lac, self._lac_is_final, self._is_void = int(_LAC_UNKNOWN), False, False

@@ -66,6 +66,12 @@ class Segment:
     def last_dlsn(self) -> DLSN:
         return of(self.number, self.last_entry, self.last_slot)
 
+    def is_move_of(self, known: Segment) -> bool:
+        """Whether this is the segment `known`, moved to another place since: only completed segments are moved, with
+        the same entries under the same ids (`Relocate` in dlog/log/changes.py)."""
+        is_same = (self.number, self.first_txid) == (known.number, known.first_txid)
+        return self.completed and is_same and known.completed_unix_ms in (0, self.completed_unix_ms)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:

@@ -117,7 +117,8 @@ class StreamView:
 class Range:
     """Entries first..last of a segment; of the first one from `first_slot` on, of the last one up to before `end_slot`
     (0: all of it). bytes, records: about. counted: records of the segment up to `last`, if that is its end and they are
-    counted; else -1."""
+    counted; else -1. life: of the stream; with it the segment is found again if it was moved to another store, without
+    it ("") only `place` is read."""
 
     stream: str
     segment: int
@@ -132,6 +133,7 @@ class Range:
     is_enveloped: bool = True
     start_sequence_id: int = -1
     counted: int = -1
+    life: str = ""
 
     @property
     def entries(self) -> int:
@@ -145,15 +147,15 @@ def span(view: StreamView, start: Place, end: Place) -> list[Range]:
         low = max(segment.begin, start)
         high = min(segment.end, end)
         if low.segment == high.segment == segment.number and low < high:
-            found.append(_range(view.name, segment, low, high))
+            found.append(_range(view, segment, low, high))
     return found
 
 
-def _range(stream: str, segment: SegmentView, low: Place, high: Place) -> Range:
+def _range(view: StreamView, segment: SegmentView, low: Place, high: Place) -> Range:
     last = high.entry if high.slot else high.entry - 1
     share = (last + 1 - low.entry) / segment.entries
     return Range(
-        stream=stream,
+        stream=view.name,
         segment=segment.number,
         place=segment.place,
         store=segment.store,
@@ -166,6 +168,7 @@ def _range(stream: str, segment: SegmentView, low: Place, high: Place) -> Range:
         is_enveloped=segment.is_enveloped,
         start_sequence_id=segment.start_sequence_id,
         counted=segment.counted if high == segment.end else -1,
+        life=view.life,
     )
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
 
-from dlog.errors import DamagedError, DLogError
+from dlog.errors import DamagedError, DLogError, MetadataUnavailableError, Remedy
+from dlog.machine import OutcomeUnknown, Versioned
 from dlog.model.ids import EntryId, SegmentNumber, StreamName
+from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.spark.columns import Batches, Run, runs_of
 from dlog.spark.leavings import LeftOut, attempt_name, leave
 from dlog.spark.options import SourceOptions
@@ -140,10 +142,11 @@ async def extents(
 
 
 class _Shelf:
-    """The segment of a range. A reader that failed is left for a new one."""
+    """The segment of a range. A reader that failed is left for a new one; a segment that was moved to another store
+    since the plan was made is read on there."""
 
     def __init__(self, cluster: Cluster, of: Range) -> None:
-        self._store = cluster.stores[of.store]
+        self._cluster = cluster
         self._of = of
         self._reader: SegmentReader | None = None
 
@@ -154,10 +157,36 @@ class _Shelf:
         await self._leave()
 
     async def read(self, first: int, last: int) -> Sequence[Buffer]:
+        try:
+            return await self._read(first, last)
+        except DLogError as error:
+            if error.remedy not in (Remedy.STOP, Remedy.REPORT) or not await self._has_moved():
+                raise
+        return await self._read(first, last)
+
+    async def _has_moved(self) -> bool:
+        """Whether metadata, read now, names another place of this segment, which is where it is read from now on.
+
+        Raises MetadataUnavailableError.
+        """
+        of = self._of
+        if not of.life:
+            return False
+        outcome = await self._cluster.metadata.read(StreamKey(StreamName(of.stream)))
+        if isinstance(outcome, OutcomeUnknown):
+            raise MetadataUnavailableError(f"metadata cannot be read now: stream={of.stream}")
+        value = outcome.value if isinstance(outcome, Versioned) else None
+        now = value.segment(of.segment) if isinstance(value, StreamMetadata) and value.life == of.life else None
+        if now is None or not now.completed or (now.store, now.place) == (of.store, of.place):
+            return False
+        self._of = replace(of, store=now.store, place=now.place)
+        return True
+
+    async def _read(self, first: int, last: int) -> Sequence[Buffer]:
         if self._reader is None:
             of = self._of
             ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
-            self._reader = await self._store.open_reader(ref)
+            self._reader = await self._cluster.stores[of.store].open_reader(ref)
             self._reader.learn_lac(EntryId(of.last))
         try:
             return await self._reader.read_views(EntryId(first), EntryId(last), EXTENT_BYTES)

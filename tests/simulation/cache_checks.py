@@ -79,7 +79,7 @@ class CacheChecks:
             if first is not None and of(place.number, entry, 0) < first:
                 self.fail("R4", f"{reader.name} was sent {place_name}:{entry}, truncated before it came")
             if any(record.is_user for record in decode_entry(payload)):
-                reader.seen.append((place_name, entry))
+                reader.seen.append((place.written_at, entry))
 
     def took_in(self) -> None:
         """Number what was confirmed since the last look."""
@@ -107,7 +107,7 @@ class CacheChecks:
         could tell of it or not: the store finds its tail by itself.
         """
         self.contiguous(reader)
-        places = {s.place for s in known.segments} if known is not None else set()
+        places = {self.stream.places[s.place].written_at for s in known.segments} if known is not None else set()
         for when, number, entry, name in reversed(self.stream.confirmed):
             if of(number, entry, 0) < position:
                 break
@@ -117,7 +117,7 @@ class CacheChecks:
 
     def _is_kept(self, place: str) -> bool:
         value = self.stream.value
-        return value is not None and any(s.place == place for s in value.segments)
+        return value is not None and any(self.stream.places[s.place].written_at == place for s in value.segments)
 
     def end_of_stream(self, reader: Watched, position: DLSN) -> None:
         """R2: the stream's end is told of a sealed stream only, behind its last record."""

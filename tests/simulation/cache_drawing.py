@@ -6,6 +6,7 @@ Styles of plan:
 - "trim": truncation and deletion all the time, a cache that is almost too small;
 - "tail": readers that only want to know what is there now, while owners are cut off, or while the proxy is frozen
   through a take-over and has lost its session when it wakes;
+- "moved": segments go to cold storage and are taken back while they are read, and their former copies are deleted;
 - "frozen": readers that come while contact with metadata is lost, and a proxy that is frozen before it is back, or soon
   after.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
 
-STYLES = ("swarm", "roll", "trim", "tail", "frozen")
+STYLES = ("swarm", "roll", "trim", "tail", "frozen", "moved")
 KINDS = (
     FaultKind.CRASH,  # of the read proxy
     FaultKind.PAUSE,
@@ -42,6 +43,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "trim": {"append": 40, "take_over": 1, "roll": 12, "truncate": 10, "delete": 1, "open": 6, "hold": 2},
         "tail": {"append": 40, "take_over": 3, "roll": 3, "truncate": 0.5, "delete": 0, "open": 12, "hold": 1},
         "frozen": {"append": 40, "take_over": 2, "roll": 6, "truncate": 6, "delete": 1, "open": 20, "hold": 0},
+        "moved": {"append": 40, "take_over": 2, "roll": 10, "truncate": 1, "open": 6, "hold": 3, "relocate": 12},
     }
     weights = styles[style]
     names = sorted(weights)

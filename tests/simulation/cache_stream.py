@@ -26,7 +26,8 @@ S = 1_000_000_000
 
 @dataclass(slots=True)
 class Place:
-    """Where a segment lies. carried: what a reader of the store alone may know to be confirmed."""
+    """Where a segment lies. carried: what a reader of the store alone may know to be confirmed. origin: the place where
+    its entries were written, if they were copied from there."""
 
     name: str
     number: int
@@ -37,6 +38,11 @@ class Place:
     carried: int = -1
     end: int | None = None
     is_gone: bool = False
+    origin: str = ""
+
+    @property
+    def written_at(self) -> str:
+        return self.origin or self.name
 
     @property
     def lac_of_store(self) -> int:
@@ -340,6 +346,34 @@ class StreamModel:
             value = value.with_segment(replace(victim, truncation=Truncation.PARTIAL, min_entry=EntryId(entry)))
         self.write(value)
         self.reach("truncated")
+
+    def relocate(self) -> None:
+        """A completed segment is copied to cold storage, or taken back while its first copy is there; the copy that the
+        list does not name any more is deleted a little later."""
+        value = self.value
+        done = [s for s in value.segments if s.completed and s.truncation is not Truncation.TRUNCATED] if value else []
+        if value is None or not done:
+            return
+        segment = self.rng.choice(done)
+        place = self.places[segment.place]
+        if segment.store == "ledger":
+            self._made += 1
+            to = replace(place, name=f"cold-{segment.number}.{self._made}", origin=place.written_at)
+            self.places[to.name] = to
+            self.reach("went_cold")
+        else:
+            to = self.places[place.written_at]
+            if to.is_gone:
+                return
+            self.reach("taken_back")
+        store = "cold" if segment.store == "ledger" else "ledger"
+        self.write(value.with_segment(replace(segment, store=store, place=to.name)))
+        self.after(self.rng.choice((0.02, 0.3, 2.0)), self._forget_unnamed, place)
+
+    def _forget_unnamed(self, place: Place) -> None:
+        """Delete a copy, unless it is the one that the list names again."""
+        if self.value is None or all(s.place != place.name for s in self.value.segments):
+            self._forget(place.name)
 
     def _drop(self, segment: Segment) -> None:
         """The segment leaves the list, then the store."""

@@ -20,6 +20,7 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from actors.entry_cache import EntryCache
+from actors.segment_readers import segment_key
 from actors.stream_tailer import StreamTailer
 from actors.tailer_options import TailerOptions
 from dlog.io.driver import Driver
@@ -67,6 +68,8 @@ MUST_REACH = (
     "source_failed",
     "reader_held",
     "sent_along",
+    "went_cold",
+    "taken_back",
 )
 PROGRESS = {
     "entries read": ("sent",),
@@ -121,7 +124,7 @@ class ReaderHost:
         if peer == SOURCE:
             if isinstance(message, GetEntries):
                 self._places[message.segment.number] = message.segment.place
-                if world.cache.holds(f"ledger:{message.segment.place}", message.first):
+                if world.cache.holds(segment_key(message.segment), message.first):
                     world.reach("cache_hit")
             self.view.ask(message)
             return
@@ -275,7 +278,7 @@ class CacheWorld:
         tailer = StreamTailer(
             STREAM,
             metadata=self.metadata,  # type: ignore[arg-type]  # as far as a source asks one
-            stores={"ledger": self.store},  # type: ignore[dict-item]  # the same
+            stores={"ledger": self.store, "cold": self.store},  # type: ignore[dict-item]  # the same
             cache=self.cache,
             fetches=asyncio.Semaphore(2),
             upstream=OwnersPort(self, process),
@@ -440,6 +443,8 @@ class CacheWorld:
                 self.stream.roll()
             case "truncate":
                 self.stream.truncate()
+            case "relocate":
+                self.stream.relocate()
             case "delete":
                 self.stream.delete()
             case "open":

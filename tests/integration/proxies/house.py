@@ -82,6 +82,7 @@ class House:
         self.state = MemoryStoreState()
         self.tasks = tasks
         self.running: list[Running] = []
+        self.other_stores: dict[str, Any] = {}  # by name, of proxies that are started from now on
 
     async def write_proxy(self, **options: Any) -> Running:
         events = Events()
@@ -101,7 +102,7 @@ class House:
         return await running.started()
 
     def _stores(self) -> dict[str, Any]:
-        return {"memory": MemoryStore(self.state)}
+        return {"memory": MemoryStore(self.state), **self.other_stores}
 
 
 @asynccontextmanager

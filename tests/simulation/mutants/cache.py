@@ -13,6 +13,7 @@ from actors.patience import Patience, Stale
 from actors.stream_tailer import StreamTailer
 from actors.turns import Turns
 from actors.upstream import Heard
+from dlog.log.reading import StreamReader
 from tests.simulation.cache_ports import MetadataPort, StorePort
 from tests.simulation.mutants import edited
 from tests.simulation.worlds import Mutant
@@ -223,4 +224,13 @@ FORGETTING = (
     ),
 )
 
-MUTANTS = (*COHERENCE, *STALENESS, *NEGATIVES, *FORGETTING)
+MOVING = (
+    Mutant(
+        name="a segment that was moved while it was read is damaged",
+        invariants=("R3",),
+        style="moved",
+        parts=planted(StreamReader, ("_follow_segment", " and not segment.is_move_of(known)", "")),
+    ),
+)
+
+MUTANTS = (*COHERENCE, *STALENESS, *NEGATIVES, *FORGETTING, *MOVING)

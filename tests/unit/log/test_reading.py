@@ -15,8 +15,8 @@ from dlog.errors import (
     MetadataWentBackError,
     StreamNotFoundError,
 )
-from dlog.log.changes import CompleteSegment, SegmentEnd, TruncateTo
-from dlog.log.messages import AppendEntry, SealStream
+from dlog.log.changes import CompleteSegment, Relocate, SegmentEnd, TruncateTo
+from dlog.log.messages import AppendEntry, ReleaseStream, SealStream
 from dlog.log.read_messages import (
     READER,
     SOURCE,
@@ -369,6 +369,57 @@ def test_a_segment_that_is_recovered_while_it_is_read_is_read_to_its_end() -> No
     desk.refresh()
     assert desk.seen == [*places, written]
     assert desk.machine.position.segment == written.segment + 1
+
+
+def moved(stage: Stage, number: int, place: str, store: str = "cold") -> None:
+    """Segment `number` lies at `place` from now on, and where it lay nothing is left."""
+    segment = stage.value.segment(number)
+    assert segment is not None
+    stage.value = Relocate(segment.number, segment.store, segment.place, store, place).apply(stage.value)
+    stage.places[place] = stage.places.pop(segment.place)
+    stage.version += 1
+
+
+@pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])
+def test_a_reader_goes_on_where_its_segment_was_moved_to_and_taken_back(start: Start) -> None:
+    stage, _, places = three_segments()
+    value = {Start.START: None, Start.DLSN: tuple(places[1]), Start.TXID: 10}[start]
+    desk = Desk(stage, start, value, credit=1)
+    first = 1 if start is Start.DLSN else 0
+    given = len(desk.seen)
+    assert desk.seen[-1] < places[3], "it is within the first segment"
+    before = stage.value.segments[0].place
+    for place, store in (("object", "cold"), (before, "ledger")):
+        moved(stage, 1, place, store)
+        desk.refresh()
+        desk.post(Received(READER, Credit(7, len(desk.entries[-1].body))))
+        assert len(desk.seen) > given
+        given = len(desk.seen)
+    desk.post(Received(READER, Credit(7, 10**6)))
+    assert desk.seen == places[first:]
+    assert ReaderEventKind.DAMAGED not in desk.kinds
+
+
+def test_a_reader_goes_on_in_a_segment_that_was_completed_and_moved_in_one_look() -> None:
+    stage, owner, places = three_segments()
+    desk = Desk(stage, Start.START)
+    assert desk.seen == places, "it waits in the last segment"
+    owner.ask(ReleaseStream())
+    stage.taken("p2")
+    moved(stage, 3, "object")
+    desk.refresh()
+    assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    assert desk.machine.position.segment == 4
+
+
+def test_another_segment_of_the_number_is_damage() -> None:
+    stage, _, _ = three_segments()
+    desk = Desk(stage, Start.START, credit=1)
+    moved(stage, 1, "object")
+    (segment,) = (s for s in stage.value.segments if s.number == 1)
+    stage.value = stage.value.with_segment(replace(segment, completed_unix_ms=segment.completed_unix_ms + 1))
+    desk.refresh()
+    assert desk.kinds[-1] is ReaderEventKind.DAMAGED
 
 
 def test_damage_is_said_with_its_place() -> None:
