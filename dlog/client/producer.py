@@ -332,6 +332,8 @@ class Producer:
             self._put_back(batch)
             self._router.forget(self.stream, connection.address)
             self._moving_to = error.location
+            if error.location is None:
+                self._suspect = connection.address  # it may be cut off from metadata: let another one say who owns it
             self._detach()
             return
         else:
