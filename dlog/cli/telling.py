@@ -93,7 +93,10 @@ def next_step(error: DLogError) -> str | None:
     if isinstance(error, CommandError):
         return error.next_step
     if error.outcome_unknown and isinstance(error, UnavailableError):
-        return "whether the last records were written is unknown: read the end of the stream before sending them again"
+        return (
+            "whether the last records were written is unknown, and they may still appear: sent again they may be there "
+            "twice; docs/reliability.md, 'Outcome unknown'"
+        )
     for cls in type(error).__mro__:
         if cls in _NEXT:
             return _NEXT[cls]

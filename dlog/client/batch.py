@@ -52,10 +52,12 @@ class Batch:
 
     __slots__ = (
         "body",
+        "carried",
         "count",
         "crc",
         "deadline_s",
         "done",
+        "generation",
         "may_be_written",
         "payloads",
         "sequence",
@@ -72,7 +74,9 @@ class Batch:
         self.count = 0  # of records, once closed
         self.body: bytes = b""  # the record set, once closed
         self.crc = 0
-        self.sequence = -1  # given at the first sending
+        self.sequence = -1  # given at the first sending under each generation of the producer's id
+        self.generation = -1  # of the id that `sequence` belongs to
+        self.carried = False  # sent under an older generation, and refused there
         self.may_be_written = False  # a sending has not been answered
         self.done = False
         self.tellers: list[Teller] = []

@@ -139,7 +139,8 @@ class Client:
         payload: at most RECORD_BYTES_MAX bytes. txid: not below the stream's last one; None lets the owner take the
         time in ms. Appends of concurrent tasks travel together; records awaited one by one in a single task do not.
         Raises RecordTooLargeError, TxidOutOfOrderError, StreamNotFoundError, EndOfStreamError (not written);
-        RequestTimeoutError, ProducerUnknownError, ClosedError, which say by `outcome_unknown` if it may be.
+        RequestTimeoutError, ProducerUnknownError, ClosedError, which say by `outcome_unknown` if it may be. Then append
+        another record with this client: when that is acknowledged, this one lies before it or never will be written.
         Cancelling forgets the waiter only: a record that was taken is still written.
         """
         producer = self._producers.get(stream)

@@ -97,6 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._turns = asyncio.Semaphore(1)  # of questions; as many as the server takes once it said how many
         self._written: dict[int, tuple[WriterPort[Any], Any, int]] = {}  # request -> writer, batch, count
+        self._left: set[int] = set()  # requests among them whose writers detached
         self._writers: list[WriterPort[Any]] = []
         self._readers: dict[int, ReaderPort] = {}
         self._out: list[bytes | bytearray | memoryview] = []
@@ -179,9 +180,11 @@ class Connection(asyncio.BufferedProtocol):
         self._writers.append(writer)
 
     def detach(self, writer: WriterPort[Any]) -> None:
-        """Tell it nothing more, but for answers to what it wrote here."""
+        """Tell it nothing more, but that what it wrote here is durable. It sends the rest again, maybe here:
+        a refusal of the earlier sending says nothing of the later one."""
         if writer in self._writers:
             self._writers.remove(writer)
+        self._left.update(request for request, (other, _, _) in self._written.items() if other is writer)
 
     def write(
         self,
@@ -196,13 +199,14 @@ class Connection(asyncio.BufferedProtocol):
         crc: int,
         retry: bool,
         since: tuple[int, int] | None,
+        replaces: int | None,
         body: bytes,
     ) -> None:
         """Send one batch; `writer` hears of it. Requests of one turn have consecutive numbers."""
         request = self._next_request()
         self._written[request] = (writer, batch, count)
         place = None if since is None else (*since, 0)
-        self._send(proxy.Write(request, stream, producer, sequence, count, txid, crc, retry, place, body))
+        self._send(proxy.Write(request, stream, producer, sequence, count, txid, crc, retry, place, replaces, body))
 
     def read(self, reader: ReaderPort, question: Callable[[int], proxy.Read]) -> int:
         """Open a reader; returns its number, for `credit` and `cancel`."""
@@ -312,6 +316,7 @@ class Connection(asyncio.BufferedProtocol):
             if found is None:
                 raise ProtocolError(f"an answer to a batch that was not sent: request={request}")
             writer, batch, count = found
+            self._left.discard(request)
             writer.on_written(batch, of(segment, entry, slot), message.txid, message.duplicate)
             slot += count
 
@@ -322,7 +327,9 @@ class Connection(asyncio.BufferedProtocol):
             return
         written = self._written.pop(message.request, None)
         if written is not None:
-            written[0].on_refused(self, written[1], error)
+            if message.request not in self._left:
+                written[0].on_refused(self, written[1], error)
+            self._left.discard(message.request)
             return
         reader = self._readers.pop(message.request, None)
         if reader is not None:

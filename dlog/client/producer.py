@@ -8,7 +8,10 @@ The law of this file:
   at the batch's size or at the room that is left.
 - A batch carries (producer, sequence) from its first sending on and keeps them for as long as it may have been written.
   Whatever was sent and not answered is sent again in order, marked as a retry; the log tells a repetition from news.
-- Only a batch that certainly was not written may get a new producer id.
+- Only a batch that certainly was not written goes on under a new producer id, which is the next generation of the
+  old one. Its first batch says from which sequence on nothing of the older generations is in the log; the log takes it
+  only if that is so, and takes nothing of them from then on. So what failed as outcome unknown is in the log when the
+  next batch is acknowledged, or never.
 - Each batch says since where in the log its producer id may have written: a place that was known before the id was
   first used. By it an owner that has forgotten many producers tells one that it never had from one that it forgot.
 - A batch whose deadline passes fails: as never sent, or, if it was sent, as outcome unknown. What was sent behind it
@@ -42,7 +45,7 @@ from dlog.errors import (
 from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.proxy import GetOwner
 
-PRODUCER_ID_BYTES = 16
+NAME_BYTES = 12  # of a producer id; 4 of its generation follow
 JOIN_SHARE = 1 / 30  # of an append's time: what was put in within it may travel as one, and fails together
 
 
@@ -69,14 +72,16 @@ class Producer:
         stream: str,
         router: Router,
         options: ClientOptions,
-        new_id: Callable[[], bytes] = lambda: os.urandom(PRODUCER_ID_BYTES),
+        new_name: Callable[[], bytes] = lambda: os.urandom(NAME_BYTES),
     ) -> None:
         self.stream = stream
         self._router = router
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._new_id = new_id
-        self._id = new_id()
+        self._name = new_name()
+        self._generation = 0
+        self._replaces: int | None = None  # where this generation begins, see above
+        self._highest = 0  # all sequences sent under older generations are below
         self._since: tuple[int, int] | None = None  # of this id, see above
         self._reached: tuple[int, int] | None = None  # the last place in the log that we heard of
         self.singles = Singles(self, self._loop)
@@ -322,7 +327,10 @@ class Producer:
             self._put_back(batch)
             self._settling = True
             if 0 <= error.expected < batch.sequence:
-                batch.may_be_written = False  # the log says so: it ends before this batch
+                # The log says so: it ends before this batch. The owner read metadata after the question, and this is
+                # the answer to the last sending (Connection.detach). A copy of an earlier one that lands later is
+                # seen when the next generation begins.
+                batch.may_be_written = False
                 if not self._is_pending_before(batch):
                     self._new_producer_due = True  # what belongs in the gap was refused for good and will not come
         elif error.remedy is Remedy.RETRY:
@@ -332,6 +340,8 @@ class Producer:
             self._put_back(batch)
             self._router.forget(self.stream, connection.address)
             self._moving_to = error.location
+            if error.location is None:
+                self._suspect = connection.address  # it may be cut off from metadata: let another one say who owns it
             self._detach()
             return
         else:
@@ -402,8 +412,11 @@ class Producer:
         return any(0 <= b.sequence < batch.sequence and not b.done for q in (self._ready, self._flight) for b in q)
 
     def _on_forgotten(self, batch: Batch, error: ProducerUnknownError) -> None:
-        """The log does not know this producer: a batch that may have been written can be neither sent nor given up."""
+        """The log does not know this producer, or holds what its newest generation was to replace: a batch that may
+        have been written can be neither sent nor given up."""
         self._reached = error.since or self._reached
+        for known in (batch, *self._ready):
+            known.may_be_written = known.may_be_written or known.carried  # nobody can prove any more that it was not
         if batch.may_be_written:
             error.outcome_unknown = True
             self._fail(batch, error)
@@ -413,8 +426,13 @@ class Producer:
         self._new_producer_due = True
 
     def _renew(self) -> None:
-        """Go on under a new producer id. Nothing that may have been written goes with us: it fails, outcome unknown."""
+        """Go on under the next generation. Nothing that may have been written goes with us: it fails, outcome unknown.
+        It begins at the lowest sequence of what goes with us, and above all that was ever sent if that is nothing."""
+        first = self._highest = max(self._highest, self._sequence)
         for batch in self._ready:
+            if batch.sequence >= 0 and not batch.done and not batch.may_be_written:
+                first = min(first, batch.sequence)
+                batch.carried = True
             if batch.may_be_written and not batch.done:
                 self._fail(
                     batch,
@@ -423,12 +441,11 @@ class Producer:
                         outcome_unknown=True,
                     ),
                 )
-            batch.sequence = -1
         self._ready = deque(b for b in self._ready if not b.done)
         self._new_producer_due = False
-        self._id = self._new_id()
+        self._generation += 1
         self._since = self._reached
-        self._sequence = 0
+        self._sequence = self._replaces = first
 
     # ---- inside: sending ------------------------------------------------------------------------------------------
 
@@ -469,21 +486,22 @@ class Producer:
 
     def _send(self, connection: Connection, batch: Batch) -> None:
         batch.close()
-        if batch.sequence < 0:
-            batch.sequence = self._sequence
+        if batch.generation != self._generation:
+            batch.generation, batch.sequence = self._generation, self._sequence
             self._sequence += batch.count
         self._flight.append(batch)
         connection.write(
             self,
             batch,
             stream=self.stream,
-            producer=self._id,
+            producer=self._name + self._generation.to_bytes(4, "big"),
             sequence=batch.sequence,
             count=batch.count,
             txid=batch.txid,
             crc=batch.crc,
             retry=batch.may_be_written,
             since=self._since,
+            replaces=self._replaces,
             body=batch.body,
         )
 

@@ -48,7 +48,8 @@ class WriteBatch:
     """One producer's batch, a record set that stays closed. See dlog.wire.proxy.Write for the fields.
 
     now_unix_ms: the wall clock at admission; a label of the records, never a base of correctness. since: segment and
-    entry below which nothing of this producer lies, or None if it does not know any.
+    entry below which nothing of this producer lies, or None if it does not know any. replaces: the sequence that this
+    id begins with; see dlog/log/dedupe.py.
     """
 
     body: Buffer
@@ -60,6 +61,7 @@ class WriteBatch:
     retry: bool
     now_unix_ms: int
     since: tuple[int, int] | None = None
+    replaces: int | None = None
 
 
 @value

@@ -50,6 +50,7 @@ from dlog.log.changes import (
     TakeSegmentsIn,
     TruncateTo,
 )
+from dlog.log.confirming import Confirming
 from dlog.log.expiring import RETENTION_TIMER, Expiring
 from dlog.log.messages import (
     AppendEntry,
@@ -114,6 +115,7 @@ class StreamOwner:
     """
 
     __slots__ = (
+        "_confirming",
         "_expiring",
         "_releasers",
         "_rolling",
@@ -139,6 +141,7 @@ class StreamOwner:
         self._truncating = Truncating(tenure)
         self._expiring = Expiring(tenure)
         self._taking_in = TakingIn(tenure, self._taking, self)
+        self._confirming = Confirming(tenure, self)
         self._takers: tuple[Ticket, ...] = ()  # an empty list has 72 B, and there are thousands of streams
         self._sealers: tuple[Ticket, ...] = ()
         self._releasers: tuple[Ticket, ...] = ()
@@ -176,6 +179,7 @@ class StreamOwner:
         """Nothing is asked any more: leave no circle of objects behind."""
         self._taking.let_go()
         self._taking_in.let_go()
+        self._confirming.let_go()
 
     # ---- the door ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +188,7 @@ class StreamOwner:
         self._tenure.out = out
         if type(fact) is Asked and type(fact.request) is WriteBatch:
             self.write(fact.ticket, fact.request)
-            if not out or self._tenure.phase is not Phase.SERVING:
+            if (not out or self._tenure.phase is not Phase.SERVING) and not self._confirming.is_waiting:
                 return out  # it waits: nothing follows from it yet
         else:
             self._note(fact)
@@ -306,6 +310,7 @@ class StreamOwner:
             self._hold()
         while lease.error is None:
             self._progress()
+            self._confirming.progress()
             if t.phase is not Phase.RECOVERING:  # deleting can wait
                 t.out += t.disposal.effects()
             t.out += t.register.effects()
@@ -390,15 +395,15 @@ class StreamOwner:
         self._tenure.out.extend(Answer(ticket, StreamTaken(self.epoch, number)) for ticket in self._takers)
         self._takers = ()
 
-    def write(self, ticket: Ticket, request: WriteBatch) -> None:
-        """Take a batch, hold it back, or say why not."""
+    def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
+        """Take a batch, hold it back, or say why not. is_confirmed: see dlog/log/confirming.py."""
         t, taking = self._tenure, self._taking
         refusal = self.refusal()
         if taking.table_known and not t.is_holding and not self.has_ended:
-            if not t.writing.admit(ticket, request, refusal, t.out):
-                self._check_claim()
+            if not t.writing.admit(ticket, request, refusal, t.out, is_confirmed=is_confirmed):
+                self._confirming.hold(ticket, request)
         elif refusal is not None:
-            t.out.append(Answer(ticket, refusal))
+            t.out.append(Answer(ticket, _not_taken(refusal)))
         elif taking.early and taking.early_bytes + len(request.body) > t.options.pending_bytes_max:
             t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for the recovery of this stream")))
         else:
@@ -546,7 +551,7 @@ class StreamOwner:
         t.out.extend(Answer(ticket, None) for ticket in self._releasers)
         self._releasers = ()
         gone = StreamUnavailableError("the stream was handed over, ask again who owns it")
-        self._fail_everybody(gone, gone)
+        self._fail_everybody(gone, gone, gone)
 
     def _lose(self) -> None:
         """Another claim is newer, or nothing can be done: whoever waits is told, and nothing more is ever said."""
@@ -557,15 +562,17 @@ class StreamOwner:
         if t.is_held:
             t.out.append(Tell(LeaseLost(t.stream, self.epoch, error.message)))
             if isinstance(error, OwnedElsewhereError):
-                text = f"not written, {error.message}"
-                certain = LeaseLostError(text, location=error.location, outcome_unknown=False)
-        self._fail_everybody(certain, LeaseLostError(error.message, location=error.location))
+                certain = _lost(error)
+        self._fail_everybody(certain, LeaseLostError(error.message, location=error.location), _not_taken(certain))
 
-    def _fail_everybody(self, error: DLogError, unknown: DLogError) -> None:
-        """error: said to those of whom nothing is in the log. unknown: to those whose entry is on its way."""
+    def _fail_everybody(self, error: DLogError, unknown: DLogError, not_taken: DLogError) -> None:
+        """error: said to those of whom nothing is in the log. unknown: to those whose entry is on its way. not_taken:
+        to batches that are in no entry."""
         t, early = self._tenure, self._taking.early
-        t.writing.fail_all(error, unknown, t.out)
-        waiting = [*self._takers, *self._sealers, *self._releasers, *(ticket for ticket, _ in early)]
+        t.writing.fail_all(not_taken, unknown, t.out)
+        self._confirming.fail(not_taken)
+        t.out.extend(Answer(ticket, not_taken) for ticket, _ in early)
+        waiting = [*self._takers, *self._sealers, *self._releasers]
         t.out.extend(Answer(ticket, error) for ticket in waiting)
         self._truncating.fail(error)
         self._taking_in.fail(error, unknown)
@@ -593,3 +600,14 @@ class StreamOwner:
             t.writing.written_bytes,
             len(t.table),
         )
+
+
+def _lost(error: DLogError) -> LeaseLostError:
+    """This sending was not taken; of earlier ones nothing is said."""
+    return LeaseLostError(f"not written, {error.message}", location=error.location, outcome_unknown=False)
+
+
+def _not_taken(error: DLogError) -> DLogError:
+    """What a batch hears of the end of a claim. Why it ended was found before the batch came, and is no word on what is
+    in the log now: who asks again is told by metadata read since."""
+    return _lost(error) if error.remedy in (Remedy.FIX, Remedy.REPORT) else error

@@ -33,9 +33,10 @@ from dlog.model.segment import StreamMetadata
 
 @dataclass(slots=True)
 class _Question:
-    """In flight: a read, or a write that carries `changes`."""
+    """In flight: a read, numbered, or a write that carries `changes`."""
 
     changes: tuple[Change, ...]
+    read: int = 0
 
 
 class Register:
@@ -43,6 +44,9 @@ class Register:
 
     `want` queues a change, `effects` asks what may be asked now, `handle` hears answers, `take_done` hands out what has
     taken place since the last call. When the lease is lost nothing is asked any more.
+
+    confirmed_read, failed_read: number of the newest read that found the claim ours, and of the newest without an
+    answer. See `request_read`.
     """
 
     __slots__ = (
@@ -51,10 +55,14 @@ class Register:
         "_number",
         "_options",
         "_question",
+        "_reads",
+        "_requested_read",
         "_stale",
         "_version",
         "_waiting",
         "_wanted",
+        "confirmed_read",
+        "failed_read",
         "value",
     )
 
@@ -70,12 +78,22 @@ class Register:
         self._number = 0
         self._stale = False  # something happened since the last read that only a read can tell
         self._waiting = False  # for the retry timer
+        self._reads = 0  # begun so far
+        self._requested_read = 0  # one of this number or a later one is to be begun
+        self.confirmed_read = 0
+        self.failed_read = 0
 
     def want(self, change: Change) -> None:
         """Queue a change; what waits together travels together, in order."""
         self._wanted += (change,)
         if isinstance(change, Refresh):
             self._stale = True
+
+    def request_read(self) -> int:
+        """Have the stream read once more; returns the number of that read, which begins after this call. Changes go
+        first, so that requests cannot hold them up."""
+        self._requested_read = self._reads + 1
+        return self._requested_read
 
     def wants(self, kind: type[Change]) -> bool:
         """Whether a change of this kind waits or is in flight."""
@@ -87,11 +105,15 @@ class Register:
 
     def effects(self) -> list[Effect]:
         """Ask the next question, if there is one to ask and none in flight."""
-        if self._question is not None or self._waiting or not self._wanted or not self._is_held():
+        if self._question is not None or self._waiting or not self._is_held():
             return []
-        if self._stale:
+        if self._wanted and not self._stale:
+            effects = self._write()
+            if effects:
+                return effects
+        if self._wanted or self._requested_read > self._reads:
             return self._read()
-        return self._write()
+        return []
 
     def handle(self, fact: MetadataSeen | TimerFired) -> list[Effect]:
         """Hear an answer, or that it is overdue; facts of older questions change nothing."""
@@ -99,6 +121,8 @@ class Register:
             if fact.key != self._token():
                 return []
             self._waiting = False
+            if self._question is not None:
+                self.failed_read = self._question.read or self.failed_read
             self._question = None
             self._stale = True
             return self.effects()
@@ -115,6 +139,7 @@ class Register:
                 if not self._lease.observe(value):
                     return
                 self.value, self._version = value, version
+                self.confirmed_read = question.read or self.confirmed_read
                 if question.changes:
                     self._finish(question.changes)
                 else:
@@ -124,6 +149,7 @@ class Register:
             case OutcomeUnknown(defect=MetadataWentBackError() as defect):
                 self._lease.lose(defect)
             case Conflict() | OutcomeUnknown():
+                self.failed_read = question.read or self.failed_read
                 self._stale = True
 
     def _after_unknown(self, outcome: Outcome) -> list[Effect]:
@@ -134,7 +160,8 @@ class Register:
         return [SetTimer(self._token(), self._options.retry_after_s)]
 
     def _read(self) -> list[Effect]:
-        self._question = _Question(())
+        self._reads += 1
+        self._question = _Question((), self._reads)
         self._number += 1
         return [ReadMetadata(self._token(), self._lease.key), SetTimer(self._token(), self._options.answer_timeout_s)]
 

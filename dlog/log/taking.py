@@ -31,8 +31,8 @@ class Writer(Protocol):
     def refusal(self) -> DLogError | None:
         """What to say to new writes now."""
 
-    def write(self, ticket: Ticket, request: WriteBatch) -> None:
-        """Take a batch."""
+    def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
+        """Take a batch, or refuse it."""
 
 
 class _Nobody:
@@ -42,7 +42,7 @@ class _Nobody:
     def refusal(self) -> DLogError | None:
         return None
 
-    def write(self, ticket: Ticket, request: WriteBatch) -> None:
+    def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
         """Nobody writes."""
 
 
@@ -196,10 +196,9 @@ class Taking:
 
     def admit_early(self) -> None:
         """Admit what was asked before the table was known, in its order."""
-        t = self._tenure
         early, self.early, self.early_bytes = self.early, [], 0
         for ticket, request in early:
-            t.writing.admit(ticket, request, self._writer.refusal(), t.out)
+            self._writer.write(ticket, request)
 
     def _txid_floor(self, recovery: Recovery) -> int:
         """No txid below this one may be given out: a completed segment's, or one found in the log."""

@@ -16,6 +16,7 @@ from dlog.errors import (
     OverCapacityError,
     ProducerUnknownError,
     RecordTooLargeError,
+    Remedy,
     SequenceGapError,
     TxidOutOfOrderError,
 )
@@ -93,17 +94,19 @@ class Writing:
 
     # ---- admission --------------------------------------------------------------------------------------------------
 
-    def admit(self, ticket: Ticket, request: WriteBatch, refusal: DLogError | None, out: list[Effect]) -> bool:
+    def admit(
+        self, ticket: Ticket, request: WriteBatch, refusal: DLogError | None, out: list[Effect], *, is_confirmed: bool
+    ) -> bool:
         """Take a batch, or answer it at once. refusal: what to say to one that is new (a repeated one is answered).
 
-        False if the batch does not fit to what we know of its producer: we may be behind, and not know it.
+        False, and nothing is done: the answer would tell what is not in the log, and that is said only if
+        `is_confirmed` (see dlog/log/confirming.py).
         """
         verdict = self.table.judge(request)
         if type(verdict) is Producer:
             error = refusal or self._objection(request)
             if error is not None:
-                out.append(Answer(ticket, error))
-                return True
+                return self._refuse(ticket, request, error, out, is_confirmed=is_confirmed)
             given, before = request.txid, self.txid
             self.txid = txid = given if given is not None else max(before, min(request.now_unix_ms, TXID_MAX))
             batch = Batch(ticket, request, verdict, txid, before)
@@ -117,13 +120,23 @@ class Writing:
                 self.cut(out)
         elif type(verdict) is Batch:
             verdict.tickets.append(ticket)
+        elif type(verdict) is BatchWritten:
+            out.append(Answer(ticket, verdict))
         else:
-            assert isinstance(verdict, DLogError | BatchWritten)
+            assert isinstance(verdict, DLogError)
             not_written = isinstance(verdict, SequenceGapError)  # so it is as good as new
             if isinstance(verdict, ProducerUnknownError):
                 verdict.since = self.undecided
-            out.append(Answer(ticket, refusal if refusal is not None and not_written else verdict))
-            return isinstance(verdict, BatchWritten)
+            error = refusal if refusal is not None and not_written else verdict
+            return self._refuse(ticket, request, error, out, is_confirmed=is_confirmed)
+        return True
+
+    def _refuse(
+        self, ticket: Ticket, request: WriteBatch, error: DLogError, out: list[Effect], *, is_confirmed: bool
+    ) -> bool:
+        if not is_confirmed and tells_of_the_log(error, request):
+            return False
+        out.append(Answer(ticket, error))
         return True
 
     def _objection(self, request: WriteBatch) -> DLogError | None:
@@ -280,3 +293,15 @@ class Writing:
         self._waiting.clear()
         self._waiting_bytes = self.pending_bytes = 0
         self.lose_segment()
+
+
+def tells_of_the_log(error: DLogError, request: WriteBatch) -> bool:
+    """Whether this refusal says that something is not in the log.
+
+    530 and 535 are read off the producer table. Of a batch that was sent before, a refusal for good (fix, stop, report)
+    says that it was not written, for only a batch that is new is refused so. All others say only that this sending was
+    not taken; the client goes on not knowing of the earlier ones.
+    """
+    if isinstance(error, SequenceGapError | ProducerUnknownError):
+        return True
+    return request.retry and error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT)

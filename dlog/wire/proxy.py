@@ -95,18 +95,21 @@ class Write:
 
     sequence: of this batch's first record within its producer; the next batch's is sequence + count. crc: CRC32C of
     body. txid: None lets the owner assign it. retry: sent before, its outcome is unknown to the client. since: a place
-    in the log, known to the client before it began to use this producer id; None if it knows none.
+    in the log, known to the client before it began to use this producer id; None if it knows none. replaces: the
+    sequence that this id begins with. From there on it replaces the ids of lower generation with the same first 12
+    bytes: of those nothing is written any more once its first batch is. None: 0, and there are none.
     """
 
     request: int
     stream: str
-    producer: bytes  # 16 bytes, chosen at random by the client
+    producer: bytes  # 12 bytes, chosen at random by the client, and a generation, u32
     sequence: int
     count: int
     txid: int | None
     crc: int
     retry: bool
     since: tuple[int, int, int] | None = None
+    replaces: int | None = None
     body: Buffer = b""
 
 

@@ -172,6 +172,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("crc", U32),
             ("retry", BOOL),
             ("since", _or_nil(DLSN)),
+            ("replaces", _or_nil(U63)),
         ),
     ),
     Op.READ: (

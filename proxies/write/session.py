@@ -148,7 +148,7 @@ class WriteSession(Dispatch):
         txid = None if m.txid is None else Txid(m.txid)
         since = None if m.since is None else m.since[:2]
         body = kept(m.body)
-        batch = WriteBatch(body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms(), since)
+        batch = WriteBatch(body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms(), since, m.replaces)
         sink = partial(self._written, m.request, m.stream, cost)
         doubted = None
         if forwarding is not None:

@@ -116,7 +116,7 @@ class RawProducer:
             crc32c(body),
             retry,
             self.since,
-            body,
+            body=body,
         )
         self.sequence += len(records)
         return message

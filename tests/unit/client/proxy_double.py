@@ -44,6 +44,7 @@ class Log:
     entries: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     nexts: dict[bytes, int] = field(default_factory=dict)
+    newest: dict[bytes, bytes] = field(default_factory=dict)  # name of a producer -> its newest id
     places: dict[tuple[bytes, int], tuple[int, int, int]] = field(default_factory=dict)
     sealed: bool = False
     complete: bool = True
@@ -51,7 +52,14 @@ class Log:
     def write(self, message: proxy.Write) -> proxy.Written | proxy.Failed:
         producer, sequence = message.producer, message.sequence
         expected = self.nexts.get(producer)
-        if expected is None:
+        newest = self.newest.get(producer[:12], producer)
+        if producer < newest:
+            return proxy.Failed(message.request, 535, "an older generation", outcome_unknown=message.retry)
+        if producer > newest:
+            expected = message.replaces or 0
+            if expected < self.nexts[newest]:
+                return proxy.Failed(message.request, 535, "what it replaces is in the log", outcome_unknown=True)
+        elif expected is None:
             if message.retry and (sequence > 0 or not self.complete):
                 return proxy.Failed(message.request, 535, "producer not known")
             expected = sequence
@@ -67,6 +75,7 @@ class Log:
         self.entries.append(entry_of([(producer, bytes(message.body), sequence)]))
         self.payloads += records
         self.nexts[producer] = sequence + message.count
+        self.newest[producer[:12]] = producer
         self.places[producer, sequence] = place
         return proxy.Written(message.request, message.request, place, 1)
 

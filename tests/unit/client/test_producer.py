@@ -565,13 +565,10 @@ async def test_append_many_stops_at_the_first_failure() -> None:
         await client.close(orderly=False)  # the others go on being tried
 
 
-def test_a_producer_id_is_16_bytes_of_chance() -> None:
-    from dlog.client.producer import PRODUCER_ID_BYTES
-
-    assert PRODUCER_ID_BYTES == 16
+def test_a_producers_name_is_12_bytes_of_chance() -> None:
     assert Producer.__init__.__defaults__ is not None
     draw = Producer.__init__.__defaults__[-1]
-    assert len(draw()) == 16
+    assert len(draw()) == 12
     assert draw() != draw()
 
 

@@ -6,6 +6,7 @@ Each rule has a mutant of the producer that breaks it, and the same seeds must t
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from dlog.client import client as client_module
 from dlog.client.batch import Batch
 from dlog.client.connection import Connection
 from dlog.client.pipeline import Pipeline
-from dlog.client.producer import Producer
+from dlog.client.producer import NAME_BYTES, Producer
 from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN_INVALID
 from dlog.wire import proxy
@@ -116,11 +117,11 @@ class NewIdAtEachConnection(Producer):
     """Sends again what may be written as if it were new."""
 
     def _attach(self, connection: Connection) -> None:
-        self._id = self._new_id()
+        self._name = os.urandom(NAME_BYTES)
         self._sequence = 0
         for batch in self._ready:
             batch.may_be_written = False
-            batch.sequence = -1
+            batch.sequence = batch.generation = -1
         super()._attach(connection)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -164,7 +167,7 @@ def test_what_the_log_tells_is_what_was_known(writes: list[tuple[bytes, int, boo
         if not isinstance(producer, Producer):
             continue  # forgotten: begins anew as another
         sequence = producer.next
-        accepted(first, batch(sequence, count, producer=name), entry=entry)
+        accepted(first, batch(sequence, count, producer=name, since=(1, entry)), entry=entry)
         expected[name] = sequence + count
         notes.append((NotedBatch(name, sequence, count, 0, 0), entry))
     second = table(producers_max, 3)
@@ -176,3 +179,113 @@ def test_what_the_log_tells_is_what_was_known(writes: list[tuple[bytes, int, boo
     for noted, _ in notes:
         repeated = batch(noted.sequence, noted.records, producer=noted.producer, retry=True)
         assert repr(second.judge(repeated)) == repr(first.judge(repeated))
+
+
+# ---- generations of a producer --------------------------------------------------------------------------------------
+
+
+def alice(generation: int) -> bytes:
+    return ALICE[:12] + generation.to_bytes(4, "big")
+
+
+def next_(sequence: int, generation: int, replaces: int, **options: Any) -> WriteBatch:
+    return replace(batch(sequence, producer=alice(generation), **options), replaces=replaces)
+
+
+def test_when_the_next_generation_has_begun_the_older_ones_write_nothing_more() -> None:
+    known = table()
+    accepted(known, batch(0, 3, producer=alice(0)), entry=0)
+    accepted(known, next_(5, 1, 5), entry=1)
+    for late in (batch(3, producer=alice(0)), batch(3, producer=alice(0), retry=True), batch(0, producer=alice(0))):
+        refused = known.judge(late)
+        assert isinstance(refused, ProducerUnknownError)
+        assert refused.outcome_unknown is late.retry
+    assert isinstance(known.judge(next_(6, 1, 5)), Producer)
+    assert isinstance(known.judge(next_(5, 1, 5, retry=True)), BatchWritten)
+
+
+def test_a_generation_begins_with_the_batch_that_it_names() -> None:
+    known = table()
+    for producers in ([], [batch(0, producer=alice(0))]):
+        for request in producers:
+            accepted(known, request, entry=0)
+        gap = known.judge(next_(6, 1, 5))
+        assert isinstance(gap, SequenceGapError)
+        assert gap.expected == 5
+        assert isinstance(known.judge(next_(5, 1, 5)), Producer)
+
+
+def test_a_generation_does_not_begin_if_what_it_replaces_is_in_the_log_or_on_its_way() -> None:
+    known = table()
+    accepted(known, batch(0, 3, producer=alice(0)), entry=0)
+    accepted(known, batch(3, producer=alice(0)))
+    refused = known.judge(next_(3, 1, 3))
+    assert isinstance(refused, ProducerUnknownError)
+    assert refused.outcome_unknown
+    assert isinstance(known.judge(next_(4, 1, 4)), Producer)
+
+
+def test_a_generation_that_was_not_taken_replaces_nothing() -> None:
+    known = table()
+    accepted(known, batch(0, 3, producer=alice(0)), entry=0)
+    begun = accepted(known, next_(5, 1, 5))
+    known.withdraw(begun)
+    assert isinstance(known.judge(batch(3, producer=alice(0))), Producer)
+    assert isinstance(known.judge(next_(5, 1, 5)), Producer)
+
+
+def test_one_whose_entry_did_not_survive_is_not_in_the_snapshot_and_the_one_before_is() -> None:
+    known = table()
+    accepted(known, batch(0, 3, producer=alice(0)), entry=0)
+    begun = accepted(known, next_(5, 1, 5))
+    known.cut(begun, 1, 1, 0)
+    assert [(p.producer, p.next) for p in known.snapshot().producers] == [(alice(1), 6)]
+    known.uncut(begun)
+    assert [(p.producer, p.next) for p in known.snapshot().producers] == [(alice(0), 3)]
+    assert isinstance(known.judge(batch(3, producer=alice(0))), ProducerUnknownError), "it is cut again"
+    known.cut(begun, 2, 0, 0)
+    known.confirm(begun)
+    assert [(p.producer, p.next) for p in known.snapshot().producers] == [(alice(1), 6)]
+
+
+def test_an_heir_knows_which_generation_is_the_newest_from_a_snapshot_and_from_what_follows() -> None:
+    known = table()
+    accepted(known, batch(0, 3, producer=alice(0)), entry=0)
+    before = known.snapshot()
+    accepted(known, next_(5, 1, 5), entry=1)
+    by_snapshot, by_replay = table(), table()
+    by_snapshot.restore(known.snapshot(), (1, 2))
+    by_replay.restore(before, (1, 1))
+    by_replay.replay(NotedBatch(alice(1), 5, 1, 0, 0), 1, 1, 5)
+    for heir in (by_snapshot, by_replay):
+        assert isinstance(heir.judge(batch(3, producer=alice(0))), ProducerUnknownError)
+        assert isinstance(heir.judge(next_(6, 1, 5)), Producer)
+        assert len(heir) == 1, "a producer takes one place, whatever it gave up"
+
+
+def test_a_generation_that_is_forgotten_takes_the_older_ones_along() -> None:
+    known = table(producers_max=1)
+    accepted(known, batch(0, producer=alice(0), since=(1, 0)), entry=1)
+    accepted(known, next_(5, 1, 5, since=(1, 1)), entry=2)
+    accepted(known, batch(0, producer=BOB, since=(1, 2)), entry=3)
+    assert isinstance(known.judge(batch(1, producer=alice(0), since=(1, 0))), ProducerUnknownError)
+    assert isinstance(known.judge(batch(0, producer=alice(0), since=(1, 0))), ProducerUnknownError)
+
+
+# ---- who is refused -------------------------------------------------------------------------------------------------
+
+
+def test_who_is_refused_pushes_nobody_out() -> None:
+    known = table(producers_max=2)
+    accepted(known, batch(0), entry=0)
+    accepted(known, batch(0, producer=BOB), entry=1)
+    for n in range(5):
+        stranger = batch(0, producer=bytes([n]) * 16, since=(1, 1))
+        assert isinstance(known.judge(stranger), Producer), "its owner may refuse it still"
+    turned_away = [accepted(known, batch(0, producer=bytes([n]) * 16, since=(1, 1))) for n in range(5)]
+    for taken in reversed(turned_away):
+        known.withdraw(taken)
+    assert known.horizon == NOTHING_FORGOTTEN
+    assert len(known) == 2
+    for name in (ALICE, BOB):
+        assert isinstance(known.judge(batch(0, producer=name, retry=True)), BatchWritten)

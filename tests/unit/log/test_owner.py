@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dlog.errors import (
@@ -11,6 +13,7 @@ from dlog.errors import (
     NotReadyError,
     OverCapacityError,
     OwnedElsewhereError,
+    ProducerUnknownError,
     RecordTooLargeError,
     SequenceGapError,
     StreamUnavailableError,
@@ -320,3 +323,17 @@ def test_the_store_of_the_next_segment_is_the_one_in_the_settings() -> None:
     owner.ask(batch(0, size=500))
     assert [m.store for m in owner.sent if isinstance(m, CreateSegment)] == ["memory", "memory"]
     assert stage.value.allocated == "memory:2b"
+
+
+def test_what_a_producer_gave_up_no_owner_writes_once_its_next_generation_began() -> None:
+    stage = Stage()
+    one = stage.taken("p1")
+    old, new = ALICE[:12] + bytes(4), ALICE[:12] + bytes((0, 0, 0, 1))
+    one.ask(batch(0, producer=old))
+    begun = replace(batch(4, producer=new), replaces=4)
+    assert not isinstance(one.ask(begun), DLogError)
+    for name in ("", "p2"):
+        owner = stage.taken(name) if name else one
+        for late in (batch(1, producer=old), batch(1, producer=old, retry=True)):
+            assert isinstance(owner.ask(late), ProducerUnknownError)
+        assert owner.ask(replace(begun, retry=True)).duplicate
