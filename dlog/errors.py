@@ -6,7 +6,9 @@ The law of this room: a class exists only if somebody acts differently on it. Nu
 
 from __future__ import annotations
 
+import copy
 import enum
+from typing import Any, TypeVar
 
 
 class Remedy(enum.Enum):
@@ -21,11 +23,16 @@ class Remedy(enum.Enum):
 
 
 class DLogError(Exception):
-    """Root of all errors. `message` is lower case, variables last as key=value, and is not API."""
+    """Root of all errors. `message` is lower case, variables last as key=value, and is not API.
+
+    fates: of an error that a pipeline or `append_many` raises, what became of each record that was taken and not told
+    as written (dlog.Fate), in order.
+    """
 
     code = 500
     remedy = Remedy.REPORT
     outcome_unknown = False
+    fates: tuple[Any, ...] = ()
 
     def __init__(self, message: str = "", *, location: str | None = None, outcome_unknown: bool | None = None) -> None:
         super().__init__(message or self.__class__.__name__)
@@ -285,6 +292,22 @@ class CookieError(DLogError):
     """The disk is not the one this bookie had: foreign, emptied, or of another cluster."""
 
     code = 538
+
+
+_E = TypeVar("_E", bound=DLogError)
+
+
+def with_outcome(error: _E, unknown: bool) -> _E:
+    """`error`, or a copy of it that says by `outcome_unknown` what is so: whoever sent an earlier try knows it better
+    than the answer to the last one."""
+    if error.outcome_unknown is unknown:
+        return error
+    told = copy.copy(error)
+    told.outcome_unknown = unknown
+    if unknown:
+        told.message = f"an earlier try may have been carried out; the last one failed: {error.message}"
+        told.args = (told.message,)
+    return told
 
 
 def _all(cls: type[DLogError]) -> list[type[DLogError]]:

@@ -175,9 +175,12 @@ class Client:
     ) -> AppendSummary:
         """Append any number of records in order, as batches that follow each other closely; return where they lie.
 
-        on_written: told of each batch, in order, as it becomes durable. The first failure ends it and is raised; what
-        came before it in order is written (and was told), what came after may be: its outcome is unknown if the
-        error's is. Cancelling stops taking records; those taken are still written.
+        on_written: told of each batch, in order, as it becomes durable. The first failure ends it: nothing behind the
+        record that failed is sent any more. It is raised when the fate of every record taken is known, and tells it:
+        `error.fates` says of each run of records that `on_written` was not told of whether they are written (and
+        where), certainly not written, or unknown (see dlog.Fate; `index` counts `payloads` from 0). If the error's
+        `outcome_unknown` is False, all of them are certainly not written, and may be sent again. Cancelling stops
+        taking records; those taken are still written.
         """
         batches: list[BatchResult] = []
 
@@ -203,7 +206,8 @@ class Client:
 
         The fast way for many small records: see dlog.client.pipeline. on_written: told, in order, of each row of
         records as it becomes durable: how many of this pipeline's came before it, how many they are, where they lie.
-        It is called in the loop and must not block; what it raises ends the pipeline, whose next call raises it.
+        It is called in the loop and must not block; what it raises ends the pipeline, whose next call raises it. A
+        pipeline whose record failed sends nothing behind it; its error tells the fate of each record (`error.fates`).
         """
         return Pipeline(self._producer(stream), on_written)
 

@@ -9,6 +9,8 @@ The law of this file:
 - A batch carries (producer, sequence) from its first sending on and keeps them for as long as it may have been written.
   Whatever was sent and not answered is sent again in order, marked as a retry; the log tells a repetition from news.
 - Only a batch that certainly was not written may get a new producer id.
+- A batch that may be written fails as unknown, whatever ends it. Records whose teller withdrew (a pipeline one of whose
+  records failed) are taken out of every batch that is certainly not written, before it goes out again.
 - Each batch says since where in the log its producer id may have written: a place that was known before the id was
   first used. By it an owner that has forgotten many producers tells one that it never had from one that it forgot.
 - A batch whose deadline passes fails: as never sent, or, if it was sent, as outcome unknown. What was sent behind it
@@ -26,7 +28,7 @@ from typing import Protocol
 
 from dlog.client.admission import Admission
 from dlog.client.backoff import Backoff
-from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, WholeTeller, too_large
+from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, too_large
 from dlog.client.connection import Connection, place_of
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.routing import Router
@@ -38,6 +40,8 @@ from dlog.errors import (
     Remedy,
     RequestTimeoutError,
     SequenceGapError,
+    StreamNotFoundError,
+    with_outcome,
 )
 from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.proxy import GetOwner
@@ -168,7 +172,7 @@ class Producer:
         self.add_whole(payloads, txid, Whole(len(payloads), future))
         return future
 
-    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: WholeTeller) -> None:
+    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: Teller) -> None:
         """As `add_batch`, but for whom it tells. What waits behind a full pipe goes on together."""
         count = len(payloads)
         size = sum(map(len, payloads)) + SLOT_BYTES * count
@@ -199,6 +203,20 @@ class Producer:
         deadline_s = self._options.append_deadline_s
         age_s = self._loop.time() + deadline_s - last.deadline_s
         return last if age_s < deadline_s * JOIN_SHARE else None
+
+    def withdraw(self) -> None:
+        """Take out the records of tellers that withdrew, wherever they are certainly not written. Those under way are
+        looked at when they come back."""
+        self.settle()
+        for batch in self._ready:
+            if not (batch.done or batch.may_be_written):
+                freed = batch.withdraw()
+                self._room.held -= freed
+                self._new_producer_due = self._new_producer_due or (freed > 0 and batch.sequence >= 0)
+        if self._open is not None:
+            self._room.held -= self._open.withdraw()
+            if self._open.done:
+                self._open = None
 
     async def wait_idle(self) -> None:
         """Wait until every record taken has been answered, well or ill."""
@@ -289,6 +307,7 @@ class Producer:
         if self._resume_timer is not None:
             self._resume_timer.cancel()
             self._resume_timer = None
+        self.withdraw()
         self._settling = False
         self._pause_due = True
         self._wake.set()
@@ -338,6 +357,8 @@ class Producer:
             self._fail(batch, error)
             self._settling = True
             self._new_producer_due = True
+            if isinstance(error, StreamNotFoundError):
+                self._fail_all(error)  # what was meant for it does not go to the next stream of that name
         self._after_answer()
 
     def on_lost(self, connection: Connection, error: DLogError) -> None:
@@ -365,10 +386,10 @@ class Producer:
         """Derive what follows from the answers so far."""
         while self._flight and self._flight[0].done:
             self._flight.popleft()
-        while self._ready and self._ready[0].done:
-            self._ready.popleft()
         if self._settling and not self._flight and self._connection is not None:
             self._settled(self._connection)
+        while self._ready and self._ready[0].done:
+            self._ready.popleft()
         self._room.let_in()
         if self._open is None and not self._flight and not self._ready:
             self._tell_idle()
@@ -377,6 +398,7 @@ class Producer:
 
     def _settled(self, connection: Connection) -> None:
         """Everything under way is answered; what was refused waits in `_ready`, in order."""
+        self.withdraw()
         if connection.is_draining or self._moving_to is not None:
             self._detach()
             return
@@ -389,6 +411,8 @@ class Producer:
         self._resume_timer = None
         self._settling = False
         self._first_alone = True
+        if self._new_producer_due:
+            self._renew()
         self._pump()
 
     def _put_back(self, batch: Batch) -> None:
@@ -548,9 +572,10 @@ class Producer:
         self._after_answer()
 
     def _fail(self, batch: Batch, error: DLogError) -> None:
+        """The one place where a batch fails; what is known of it is known here, whatever the error says."""
         batch.done = True
         self._room.held -= batch.size
-        batch.failed(error)
+        batch.failed(with_outcome(error, batch.may_be_written))
 
     def _fail_all(self, error: DLogError) -> None:
         """The stream itself cannot be written: everything that waits hears why."""
