@@ -1,7 +1,9 @@
 """Every error of the service: its number on the wire, what the caller should do, and whether a write may still appear.
 
 The law of this room: a class exists only if somebody acts differently on it. Numbers are DistributedLog's status codes
-(those from 530 up are ours). A broken invariant is an AssertionError, never one of these.
+(those from 530 up are ours). A number belongs to one class of the whole code base: whoever hears it raises that class.
+A class without a number of its own is told to a peer as the nearest one above it that has one. A broken invariant is an
+AssertionError, never one of these.
 """
 
 from __future__ import annotations
@@ -198,6 +200,8 @@ class FencedError(DLogError):
 class LedgerFencedError(FencedError):
     """Another client took this ledger over. Pending adds may or may not be in it."""
 
+    code = 551
+
 
 class LeaseLostError(FencedError):
     """The stream has a newer owner epoch than ours."""
@@ -222,14 +226,15 @@ class ProducerUnknownError(FencedError):
 
 
 class EndedError(DLogError):
-    """Nothing more will come."""
+    """Nothing more will come. Only its kinds are raised."""
 
-    code = 512
     remedy = Remedy.STOP
 
 
 class EndOfStreamError(EndedError):
     """The stream is sealed."""
+
+    code = 512
 
 
 class TruncatedError(EndedError):
@@ -314,10 +319,8 @@ def _all(cls: type[DLogError]) -> list[type[DLogError]]:
     return [cls, *(deep for sub in cls.__subclasses__() for deep in _all(sub))]
 
 
-#: wire code -> class; the first (most general) class that declares the code
-BY_CODE: dict[int, type[DLogError]] = {}
-for _cls in _all(DLogError):
-    BY_CODE.setdefault(_cls.code, _cls)
+#: wire code -> the class that declares it
+BY_CODE: dict[int, type[DLogError]] = {cls.code: cls for cls in _all(DLogError) if "code" in vars(cls)}
 
 
 def from_wire(code: int, message: str, location: str | None = None, outcome_unknown: bool = False) -> DLogError:
