@@ -20,6 +20,7 @@ from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dlog.client.address import target_addresses
 from dlog.client.batch import BatchResult
@@ -47,6 +48,7 @@ from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
 
 LIST_LIMIT = 1000
+PRODUCERS_MAX = 1000  # of streams that nothing is being appended to; more are let go, and cost nothing until used again
 _forks = 0  # how often this process was forked off, counted from the first that loaded this
 
 
@@ -84,6 +86,8 @@ class Client:
         self._forks = _forks
         self._router: Router | None = None
         self._producers: dict[str, Producer] = {}
+        self._resting: WeakValueDictionary[str, Producer] = WeakValueDictionary()  # let go; a pipeline may hold them
+        self._producers_max = PRODUCERS_MAX
         self._life: Lifetime | None = None
         self._broken: DLogError | None = None
 
@@ -108,14 +112,12 @@ class Client:
         if orderly and self._broken is None:
             try:
                 async with asyncio.timeout(self.options.close_deadline_s):
-                    for producer in tuple(self._producers.values()):
+                    for producer in (*self._producers.values(), *self._resting.values()):
                         await producer.wait_idle()
             except TimeoutError:
                 pass  # each append that is left over says so itself
         self._broken = self._broken or ClosedError("this client is closed")
-        for producer in self._producers.values():
-            producer.close()
-        self._producers.clear()
+        self._close_producers()
         self._router.close()
         await self._life.stop()
 
@@ -404,18 +406,30 @@ class Client:
         producer = self._producers.get(stream)
         if producer is None or self._forks != _forks:
             router = self._check(stream)
-            assert self._life is not None
-            producer = self._producers[stream] = Producer(stream, router, self.options)
-            self._life.spawn(producer.run(), f"dlog producer {stream}")
+            if len(self._producers) >= self._producers_max:
+                self._let_go()
+            producer = self._resting.pop(stream, None) or Producer(stream, router, self.options)
+            self._producers[stream] = producer
         return producer
+
+    def _let_go(self) -> None:
+        """Keep producers of streams that are written; of the others those that whoever holds a pipeline holds."""
+        for stream, producer in tuple(self._producers.items()):
+            if producer.rest():
+                self._resting[stream] = self._producers.pop(stream)
+        self._producers_max = max(PRODUCERS_MAX, 2 * len(self._producers))
 
     def _on_defect(self, error: BaseException) -> None:
         """Something inside failed that never should: nobody may wait for ever."""
         self._broken = ClosedError(f"this client failed inside and is closed: {error!r}", outcome_unknown=True)
         self._broken.__cause__ = error
-        for producer in self._producers.values():
+        self._close_producers()
+
+    def _close_producers(self) -> None:
+        for producer in (*self._producers.values(), *self._resting.values()):
             producer.close()
         self._producers.clear()  # so that whoever appends looks at what is broken
+        self._resting.clear()
 
 
 def connect(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> Client:

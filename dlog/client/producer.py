@@ -15,7 +15,8 @@ The law of this file:
   first used. By it an owner that has forgotten many producers tells one that it never had from one that it forgot.
 - A batch whose deadline passes fails: as never sent, or, if it was sent, as outcome unknown. What was sent behind it
   fails with it, since it could only be written after it.
-Everything here is synchronous but `run`, which finds the stream's owner whenever there is none.
+Everything here is synchronous but `_seek`, which finds the stream's owner when there is something to send and none.
+A stream that is not written costs its producer id and no task, and nothing at all once `rest` let it go.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Filler(Protocol):
 
 
 class Producer:
-    """Appends to one stream, in order. `run` must live as long as this is used."""
+    """Appends to one stream, in order."""
 
     def __init__(
         self,
@@ -99,7 +100,7 @@ class Producer:
         self._suspect: str | None = None
         self.obstacle: DLogError | None = None  # why nothing is acknowledged; None once something is
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
-        self._wake = asyncio.Event()
+        self._is_seeking = False
         self._pause_due = False  # the last try to send or to find the owner failed
         self._pump_due = False
         self._resume_timer: asyncio.TimerHandle | None = None
@@ -226,6 +227,24 @@ class Producer:
         self._idle.append(idle)
         await idle
 
+    def rest(self) -> bool:
+        """Leave the owner's connection if there is nothing to do; False if there is. It may be used again.
+
+        There is as long as a record has no answer, or the log is still to be told what became of an earlier id: whoever
+        forgets this producer then forgets nothing by which a repetition is told from news.
+        """
+        if self._open is not None or self._ready or self._flight or self._new_producer_due or self._is_seeking:
+            return False
+        if not self._room.is_free or self._resume_timer is not None:
+            return False
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.detach(self)
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        return True
+
     def close(self) -> None:
         """Fail what is not answered: what was sent as outcome unknown, the rest as not written."""
         if self._closed is not None:
@@ -244,16 +263,23 @@ class Producer:
         for timer in (self._resume_timer, self._deadline_timer):
             if timer is not None:
                 timer.cancel()
-        self._wake.set()
 
     # ---- finding the owner ----------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Keep a connection to the owner while there is something to send. Ends when closed."""
-        while self._closed is None:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._closed is None and self._connection is None and (self._ready or self._open is not None):
+    @property
+    def _needs_owner(self) -> bool:
+        return self._closed is None and self._connection is None and (bool(self._ready) or self._open is not None)
+
+    def _seek_soon(self) -> None:
+        """Look for the owner, if there is something to send to it."""
+        if self._needs_owner and not self._is_seeking:
+            self._is_seeking = True
+            self._router.spawn(self._seek(), f"dlog producer {self.stream}")
+
+    async def _seek(self) -> None:
+        """Find the owner and attach to it; ends when that is done, or nothing is left to send."""
+        try:
+            while self._needs_owner:
                 if self._pause_due:
                     self._pause_due = False
                     await asyncio.sleep(self._router.pause_s(self._backoff))
@@ -271,6 +297,8 @@ class Producer:
                         self._fail_all(error)
                     else:
                         self._pause_due = True
+        finally:
+            self._is_seeking = False
 
     async def _ask_since(self, connection: Connection) -> None:
         """Before the first batch: a place below which it will not lie, so that it is never in doubt (see the law)."""
@@ -310,7 +338,7 @@ class Producer:
         self.withdraw()
         self._settling = False
         self._pause_due = True
-        self._wake.set()
+        self._seek_soon()
 
     # ---- what the connection says (WriterPort) --------------------------------------------------------------------
 
@@ -473,8 +501,7 @@ class Producer:
             self._arm_deadline()
         connection = self._connection
         if connection is None:
-            if self._ready or self._open is not None:
-                self._wake.set()
+            self._seek_soon()
             return
         options = self._options
         while not (self._settling or connection.is_paused or connection.is_draining):

@@ -34,6 +34,7 @@ from dlog.errors import (
 )
 from dlog.wire import proxy
 
+OWNERS_MAX = 10_000  # remembered; beyond it those that were told longest ago are forgotten, and asked for again
 WRITE = "write"
 READ = "read"
 _LOOKS = (proxy.GetOwner, proxy.GetOwners, proxy.Stat, proxy.List)  # questions that change nothing
@@ -55,7 +56,7 @@ class Router:
     ) -> None:
         self.options = options
         self.rng = rng
-        self._spawn = spawn
+        self.spawn = spawn
         self._configured = addresses
         self._known: list[str] = list(addresses)
         self._roles: dict[str, str] = {}  # address -> role, once greeted
@@ -120,7 +121,7 @@ class Router:
             self._check_open()
             told: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
             trying = self._tries[address] = told, now_s + self.options.direct_patience_s
-            self._spawn(self._try(address, told), f"dlog client tries {address}")
+            self.spawn(self._try(address, told), f"dlog client tries {address}")
         told, until_s = trying
         if not at_once:
             await asyncio.wait((told,), timeout=max(0.0, until_s - now_s))
@@ -265,7 +266,7 @@ class Router:
         found = await self._first(likely, suits, [])
         if found is not None and not self._is_homing:
             self._is_homing = True
-            self._spawn(self._go_home(), "dlog client looks for direct ways")
+            self.spawn(self._go_home(), "dlog client looks for direct ways")
         return found
 
     async def _go_home(self) -> None:
@@ -309,7 +310,10 @@ class Router:
     def owner_is(self, stream: str, address: str) -> None:
         """Remember what a redirect said."""
         self.learn([address])
+        self._owners.pop(stream, None)
         self._owners[stream] = address
+        if len(self._owners) > OWNERS_MAX:
+            del self._owners[next(iter(self._owners))]
 
     async def owner(self, stream: str, suspect: str | None = None) -> Connection:
         """A connection to the stream's owner: as remembered, or as any proxy says.
