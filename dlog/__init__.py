@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from dlog.client.batch import BatchResult
     from dlog.client.client import AppendSummary, Client, connect
+    from dlog.client.fate import Fate, Outcome
     from dlog.client.options import ClientOptions
     from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
     from dlog.client.record import Record, RecordBatch
@@ -55,7 +56,9 @@ __all__ = [
     "DLogError",
     "DamagedError",
     "EndOfStreamError",
+    "Fate",
     "InvalidRequestError",
+    "Outcome",
     "OverCapacityError",
     "Position",
     "ProducerUnknownError",
@@ -82,6 +85,7 @@ _HOMES = {
     "dlog.client.options": ("ClientOptions",),
     "dlog.client.position": ("START", "TAIL", "Position", "at_dlsn", "at_time", "at_txid"),
     "dlog.client.batch": ("BatchResult",),
+    "dlog.client.fate": ("Fate", "Outcome"),
     "dlog.client.record": ("Record", "RecordBatch"),
     "dlog.client.sync": ("SyncClient", "connect_sync"),
     "dlog.model.dlsn": ("DLSN",),

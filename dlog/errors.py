@@ -1,12 +1,16 @@
 """Every error of the service: its number on the wire, what the caller should do, and whether a write may still appear.
 
 The law of this room: a class exists only if somebody acts differently on it. Numbers are DistributedLog's status codes
-(those from 530 up are ours). A broken invariant is an AssertionError, never one of these.
+(those from 530 up are ours). A number belongs to one class of the whole code base: whoever hears it raises that class.
+A class without a number of its own is told to a peer as the nearest one above it that has one. A broken invariant is an
+AssertionError, never one of these.
 """
 
 from __future__ import annotations
 
+import copy
 import enum
+from typing import Any, TypeVar
 
 
 class Remedy(enum.Enum):
@@ -21,11 +25,16 @@ class Remedy(enum.Enum):
 
 
 class DLogError(Exception):
-    """Root of all errors. `message` is lower case, variables last as key=value, and is not API."""
+    """Root of all errors. `message` is lower case, variables last as key=value, and is not API.
+
+    fates: of an error that a pipeline or `append_many` raises, what became of each record that was taken and not told
+    as written (dlog.Fate), in order.
+    """
 
     code = 500
     remedy = Remedy.REPORT
     outcome_unknown = False
+    fates: tuple[Any, ...] = ()
 
     def __init__(self, message: str = "", *, location: str | None = None, outcome_unknown: bool | None = None) -> None:
         super().__init__(message or self.__class__.__name__)
@@ -191,6 +200,8 @@ class FencedError(DLogError):
 class LedgerFencedError(FencedError):
     """Another client took this ledger over. Pending adds may or may not be in it."""
 
+    code = 551
+
 
 class LeaseLostError(FencedError):
     """The stream has a newer owner epoch than ours."""
@@ -215,14 +226,15 @@ class ProducerUnknownError(FencedError):
 
 
 class EndedError(DLogError):
-    """Nothing more will come."""
+    """Nothing more will come. Only its kinds are raised."""
 
-    code = 512
     remedy = Remedy.STOP
 
 
 class EndOfStreamError(EndedError):
     """The stream is sealed."""
+
+    code = 512
 
 
 class TruncatedError(EndedError):
@@ -287,14 +299,28 @@ class CookieError(DLogError):
     code = 538
 
 
+_E = TypeVar("_E", bound=DLogError)
+
+
+def with_outcome(error: _E, unknown: bool) -> _E:
+    """`error`, or a copy of it that says by `outcome_unknown` what is so: whoever sent an earlier try knows it better
+    than the answer to the last one."""
+    if error.outcome_unknown is unknown:
+        return error
+    told = copy.copy(error)
+    told.outcome_unknown = unknown
+    if unknown:
+        told.message = f"an earlier try may have been carried out; the last one failed: {error.message}"
+        told.args = (told.message,)
+    return told
+
+
 def _all(cls: type[DLogError]) -> list[type[DLogError]]:
     return [cls, *(deep for sub in cls.__subclasses__() for deep in _all(sub))]
 
 
-#: wire code -> class; the first (most general) class that declares the code
-BY_CODE: dict[int, type[DLogError]] = {}
-for _cls in _all(DLogError):
-    BY_CODE.setdefault(_cls.code, _cls)
+#: wire code -> the class that declares it
+BY_CODE: dict[int, type[DLogError]] = {cls.code: cls for cls in _all(DLogError) if "code" in vars(cls)}
 
 
 def from_wire(code: int, message: str, location: str | None = None, outcome_unknown: bool = False) -> DLogError:

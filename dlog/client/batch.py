@@ -14,7 +14,7 @@ from dlog.client.options import RECORD_BYTES_MAX
 from dlog.errors import DLogError, RecordTooLargeError
 from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.digest import crc32c
-from dlog.wire.entry import SET_RECORD_OVERHEAD, build_record_set
+from dlog.wire.entry import SET_RECORD_OVERHEAD, build_record_set, parse_record_set
 
 SLOT_BYTES = SET_RECORD_OVERHEAD
 
@@ -34,17 +34,22 @@ class BatchResult:
 class Teller(Protocol):
     """Who put some of a batch's records into it."""
 
+    slot: int  # of its first record there
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether its records should not be written any more, if they are not yet."""
+        ...
+
     def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
         """The batch is durable from here on (DLSN_INVALID: nobody knows where)."""
         ...
 
     def failed(self, error: DLogError) -> None: ...
 
-
-class WholeTeller(Teller, Protocol):
-    """Who put a batch of its own in, which may travel in one with others."""
-
-    slot: int  # of its first record there
+    def withdrawn(self) -> None:
+        """Its records were taken out, and are certainly not written."""
+        ...
 
 
 class Batch:
@@ -99,6 +104,33 @@ class Batch:
         for teller in self.tellers:
             teller.failed(error)
 
+    def withdraw(self) -> int:
+        """Take out the records of those who withdrew, and tell them. Returns how many bytes that frees.
+
+        To be called of a batch that is certainly not written only. It is done if nothing is left.
+        """
+        if not any(teller.is_withdrawn for teller in self.tellers):
+            return 0
+        payloads = parse_record_set(self.body) if self.body else self.payloads
+        ends = [*(teller.slot for teller in self.tellers[1:]), len(payloads)]
+        kept: list[bytes] = []
+        staying: list[Teller] = []
+        leaving: list[Teller] = []
+        for teller, end in zip(self.tellers, ends, strict=True):
+            if teller.is_withdrawn:
+                leaving.append(teller)
+            else:
+                staying.append(teller)
+                begin, teller.slot = teller.slot, len(kept)
+                kept += payloads[begin:end]
+        before = self.size
+        self.tellers, self.payloads, self.body = staying, kept, b""
+        self.size = sum(map(len, kept)) + SLOT_BYTES * len(kept)
+        self.done = not kept
+        for teller in leaving:
+            teller.withdrawn()
+        return before - self.size
+
 
 class Whole:
     """The records of a batch that somebody made, with one future."""
@@ -110,6 +142,10 @@ class Whole:
         self.future = future
         self.slot = 0
 
+    @property
+    def is_withdrawn(self) -> bool:
+        return False
+
     def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
         if not self.future.done():
             self.future.set_result(result_of(batch, self.slot, self.count, txid, duplicate))
@@ -117,6 +153,9 @@ class Whole:
     def failed(self, error: DLogError) -> None:
         if not self.future.done():
             self.future.set_exception(error)
+
+    def withdrawn(self) -> None:
+        raise AssertionError("whoever made this batch waits for all of it")
 
 
 def result_of(batch: DLSN, slot: int, count: int, txid: int, duplicate: bool, index: int = 0) -> BatchResult:

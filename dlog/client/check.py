@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 from dlog.client.batch import too_large
@@ -31,6 +32,15 @@ def checked_batch(given: Sequence[object]) -> list[bytes]:
     if set(map(type, given)) == _BYTES_ALONE:
         return list(given)  # type: ignore[arg-type]  # their size together is judged with the set
     return [checked_payload(payload) for payload in given]
+
+
+def check_thread(own: threading.Thread) -> None:
+    """Raises InvalidRequestError in `own`, the thread that would have to answer: it would wait for ever."""
+    if threading.current_thread() is own:
+        raise InvalidRequestError(
+            "a blocking client was used in its own thread, where it cannot wait for its answer; use it in another "
+            f"thread, or use the asyncio client (dlog.connect): thread={own.name}"
+        )
 
 
 def check_txid(txid: int | None) -> None:

@@ -20,6 +20,7 @@ from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any
+from weakref import WeakValueDictionary
 
 from dlog.client.address import target_addresses
 from dlog.client.batch import BatchResult
@@ -47,6 +48,7 @@ from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
 
 LIST_LIMIT = 1000
+PRODUCERS_MAX = 1000  # of streams that nothing is being appended to; more are let go, and cost nothing until used again
 _forks = 0  # how often this process was forked off, counted from the first that loaded this
 
 
@@ -84,6 +86,8 @@ class Client:
         self._forks = _forks
         self._router: Router | None = None
         self._producers: dict[str, Producer] = {}
+        self._resting: WeakValueDictionary[str, Producer] = WeakValueDictionary()  # let go; a pipeline may hold them
+        self._producers_max = PRODUCERS_MAX
         self._life: Lifetime | None = None
         self._broken: DLogError | None = None
 
@@ -108,14 +112,12 @@ class Client:
         if orderly and self._broken is None:
             try:
                 async with asyncio.timeout(self.options.close_deadline_s):
-                    for producer in tuple(self._producers.values()):
+                    for producer in (*self._producers.values(), *self._resting.values()):
                         await producer.wait_idle()
             except TimeoutError:
                 pass  # each append that is left over says so itself
         self._broken = self._broken or ClosedError("this client is closed")
-        for producer in self._producers.values():
-            producer.close()
-        self._producers.clear()
+        self._close_producers()
         self._router.close()
         await self._life.stop()
 
@@ -176,9 +178,12 @@ class Client:
     ) -> AppendSummary:
         """Append any number of records in order, as batches that follow each other closely; return where they lie.
 
-        on_written: told of each batch, in order, as it becomes durable. The first failure ends it and is raised; what
-        came before it in order is written (and was told), what came after may be: its outcome is unknown if the
-        error's is. Cancelling stops taking records; those taken are still written.
+        on_written: told of each batch, in order, as it becomes durable. The first failure ends it: nothing behind the
+        record that failed is sent any more. It is raised when the fate of every record taken is known, and tells it:
+        `error.fates` says of each run of records that `on_written` was not told of whether they are written (and
+        where), certainly not written, or unknown (see dlog.Fate; `index` counts `payloads` from 0). If the error's
+        `outcome_unknown` is False, all of them are certainly not written, and may be sent again. Cancelling stops
+        taking records; those taken are still written.
         """
         batches: list[BatchResult] = []
 
@@ -204,7 +209,8 @@ class Client:
 
         The fast way for many small records: see dlog.client.pipeline. on_written: told, in order, of each row of
         records as it becomes durable: how many of this pipeline's came before it, how many they are, where they lie.
-        It is called in the loop and must not block; what it raises ends the pipeline, whose next call raises it.
+        It is called in the loop and must not block; what it raises ends the pipeline, whose next call raises it. A
+        pipeline whose record failed sends nothing behind it; its error tells the fate of each record (`error.fates`).
         """
         return Pipeline(self._producer(stream), on_written)
 
@@ -401,18 +407,30 @@ class Client:
         producer = self._producers.get(stream)
         if producer is None or self._forks != _forks:
             router = self._check(stream)
-            assert self._life is not None
-            producer = self._producers[stream] = Producer(stream, router, self.options)
-            self._life.spawn(producer.run(), f"dlog producer {stream}")
+            if len(self._producers) >= self._producers_max:
+                self._let_go()
+            producer = self._resting.pop(stream, None) or Producer(stream, router, self.options)
+            self._producers[stream] = producer
         return producer
+
+    def _let_go(self) -> None:
+        """Keep producers of streams that are written; of the others those that whoever holds a pipeline holds."""
+        for stream, producer in tuple(self._producers.items()):
+            if producer.rest():
+                self._resting[stream] = self._producers.pop(stream)
+        self._producers_max = max(PRODUCERS_MAX, 2 * len(self._producers))
 
     def _on_defect(self, error: BaseException) -> None:
         """Something inside failed that never should: nobody may wait for ever."""
         self._broken = ClosedError(f"this client failed inside and is closed: {error!r}", outcome_unknown=True)
         self._broken.__cause__ = error
-        for producer in self._producers.values():
+        self._close_producers()
+
+    def _close_producers(self) -> None:
+        for producer in (*self._producers.values(), *self._resting.values()):
             producer.close()
         self._producers.clear()  # so that whoever appends looks at what is broken
+        self._resting.clear()
 
 
 def connect(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> Client:

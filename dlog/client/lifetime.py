@@ -33,7 +33,10 @@ class Lifetime:
         if self._group is None:
             work.close()
             return
-        self._group.create_task(work, name=name)
+        try:
+            self._group.create_task(work, name=name)
+        except RuntimeError:  # it is ending
+            work.close()
 
     async def stop(self) -> None:
         """Cancel what runs and wait until it has ended. Idempotent."""

@@ -12,6 +12,8 @@ The law of this file:
   look again. Whoever else looks at that batch or at the room in the buffer has the lot settled first.
 - What was taken is numbered, and told in rows: runs of consecutive numbers that lie in consecutive slots of one entry.
   Rows are told in the order of their numbers, each record once, and none after the first failure.
+- Once a record failed, nothing behind it is sent any more: what is certainly not written is withdrawn, what is under
+  way is waited for. The failure is raised when the fate of every record taken is known, and tells it (`fates`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from collections.abc import Callable, Sequence
 
 from dlog.client.batch import SLOT_BYTES, BatchResult, Teller, result_of
 from dlog.client.check import check_txid, checked_batch, checked_payload
+from dlog.client.fate import Fate, Outcome, failure_of
 from dlog.client.producer import Producer
 from dlog.errors import DLogError
 from dlog.model.dlsn import DLSN
@@ -43,7 +46,10 @@ class Pipeline:
         self._told = 0  # records told of
         self._rows: deque[_Row] = deque()  # not told yet, in order
         self._results: list[BatchResult] = []
-        self._failure: Exception | None = None  # whoever calls hears it, from then on
+        self._hole: int | None = None  # number of a record that failed; nothing from it on is sent any more
+        self._cause: Exception | None = None  # why the first one in order failed
+        self._fates: list[Fate] = []  # of the records from that one on
+        self._failure: Exception | None = None  # all fates are known: whoever calls hears it, from then on
         self._waiting: list[asyncio.Future[None]] = []  # for news
 
     @property
@@ -51,13 +57,22 @@ class Pipeline:
         """Why nothing was acknowledged lately, as far as a proxy said or its silence shows; None: nothing is wrong."""
         return self._producer.obstacle
 
+    @property
+    def fates(self) -> tuple[Fate, ...]:
+        """Once a call raised the failure: what became of each record taken that `on_written` was not told of, in order.
+
+        So also of a failure that `on_written` itself raised. A DLogError has the same as `error.fates`.
+        """
+        return tuple(self._fates)
+
     def append(self, payload: bytes, *, txid: int | None = None) -> bool:
         """Take one record into the batch under way; False if there is no room, then nothing was taken: see `room`.
 
         What became of it is told to `on_written`, in a row with its neighbours. Records of one turn of the loop travel
         together, as do all that come while the pipe is busy. payload, txid: see `Client.append`.
         Raises RecordTooLargeError, InvalidRequestError, ClosedError (nothing taken), and the first failure among the
-        records before it (nothing taken; of those that were not told, `outcome_unknown` says if they may be written).
+        records before it (nothing taken), with the fate of each of these: `error.fates`. If its `outcome_unknown` is
+        False, all that `on_written` was not told of is certainly not written and may be sent again.
         """
         if type(payload) is not bytes:
             payload = checked_payload(payload)
@@ -72,13 +87,14 @@ class Pipeline:
         """Wait until `append` may take a record, in turn with others who wait. Append at once after the return.
 
         Somebody else may still be quicker: `while not pipeline.append(record): await pipeline.room()`.
-        Raises the first failure among the records taken. Cancelling gives the turn to the next and loses nothing.
+        Raises the first failure among the records taken, once the fate of all of them is known. Cancelling gives the
+        turn to the next and loses nothing.
         """
-        self._check()
+        await self._settled()
         if not self._producer.has_room:
             await self._producer.wait_room()
             self._has_turn = True
-            self._check()
+            await self._settled()
 
     async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
         """Take one batch (see `Client.append_batch`), waiting while too much is under way.
@@ -86,12 +102,12 @@ class Pipeline:
         Raises the first failure among what was taken before it; then nothing was taken. A cancelled caller may assume
         the same: it was waiting for room.
         """
-        self._check()
+        await self._settled()
         records = checked_batch(payloads)
         check_txid(txid)
         if not self._producer.has_room:
             await self._producer.wait_room()
-            self._check()
+            await self._settled()
         row = _Row(self, 0, keeps=True)
         row.count = len(records)
         self._producer.add_whole(records, txid, row)
@@ -100,18 +116,20 @@ class Pipeline:
     async def drain(self) -> None:
         """Wait until all that was taken before this call is durable, and told. The pipeline may be used on.
 
-        Raises the first failure. A cancelled caller stops to wait: all that was taken is still written.
+        Raises the first failure, once the fate of all that was taken is known. A cancelled caller stops to wait: all
+        that was taken is still written.
         """
         self._producer.settle()
         taken = self._taken
         while self._told < taken and self._failure is None:
-            news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._waiting.append(news)
-            await news
-        self._check()
+            await self._news()
+        await self._settled()
 
     async def finish(self) -> list[BatchResult]:
-        """As `drain`; returns where each batch that was `put` lies, in order. Records taken one by one are in none."""
+        """As `drain`; returns where each batch that was `put` lies, in order, unless `on_written` was told of it.
+
+        Records taken one by one are in none.
+        """
         await self.drain()
         return self._results
 
@@ -139,6 +157,8 @@ class Pipeline:
         self._check()
         checked_payload(payload)
         check_txid(txid)
+        if self._hole is not None:
+            return False  # until `room` raises why
         producer = self._producer
         producer.check_open()
         if not producer.has_room and not (self._has_turn and producer.is_below_bound):
@@ -153,29 +173,52 @@ class Pipeline:
         self._taken += row.count
         self._rows.append(row)
 
+    def _on_failed(self, index: int) -> None:
+        """A record failed: what was taken behind it is not to be written any more."""
+        if self._hole is None or index < self._hole:
+            self._hole = index
+            self._producer.withdraw()
+        self._on_answered()
+
     def _on_answered(self) -> None:
-        """Tell the rows whose turn it is."""
+        """Tell the rows whose turn it is; behind a failure, note what became of them."""
         rows = self._rows
-        while rows and rows[0].is_answered and self._failure is None:
+        while rows and rows[0].is_answered:
             row = rows.popleft()
-            if row.result is None:
-                self._failure = row.error
-                break
-            self._told += row.count
-            if row.keeps:
-                self._results.append(row.result)
-            if self._on_written is not None:
-                try:
-                    self._on_written(row.result)
-                except Exception as error:  # noqa: BLE001  # the caller's own, and its next call raises it
-                    self._failure = error
-        if self._failure is not None:
-            self._producer.settle()  # so that the next record hears of it
-            rows.clear()
+            if self._cause is None and row.result is not None:
+                self._tell(row, row.result)
+            else:
+                self._cause = self._cause or row.error
+                self._fates.append(row.fate())
+        if self._cause is not None and self._failure is None and not rows:
+            self._failure = failure_of(self._cause, self._told, self._fates)
         waiting, self._waiting = self._waiting, []
         for news in waiting:
             if not news.done():
                 news.set_result(None)
+
+    def _tell(self, row: _Row, result: BatchResult) -> None:
+        self._told += row.count
+        if self._on_written is None:
+            if row.keeps:
+                self._results.append(result)
+            return
+        try:
+            self._on_written(result)
+        except Exception as error:  # noqa: BLE001  # the caller's own, and its next call raises it
+            self._cause = error
+            self._on_failed(self._told)
+
+    async def _settled(self) -> None:
+        """Return if nothing failed; else raise, once the fates are known."""
+        while self._hole is not None and self._failure is None:
+            await self._news()
+        self._check()
+
+    async def _news(self) -> None:
+        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(news)
+        await news
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -200,12 +243,27 @@ class _Row:
     def is_answered(self) -> bool:
         return self.result is not None or self.error is not None
 
+    @property
+    def is_withdrawn(self) -> bool:
+        hole = self.pipeline._hole
+        return hole is not None and self.index >= hole
+
+    def fate(self) -> Fate:
+        if self.result is not None:
+            return Fate(self.index, self.count, Outcome.WRITTEN, self.result)
+        is_unknown = self.error is not None and self.error.outcome_unknown
+        return Fate(self.index, self.count, Outcome.UNKNOWN if is_unknown else Outcome.NOT_WRITTEN)
+
     def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
         self.result = result_of(batch, self.slot, self.count, txid, duplicate, self.index)
         self.pipeline._on_answered()
 
     def failed(self, error: DLogError) -> None:
         self.error = error
+        self.pipeline._on_failed(self.index)
+
+    def withdrawn(self) -> None:
+        self.error = DLogError("not sent: a record before it failed", outcome_unknown=False)
         self.pipeline._on_answered()
 
 

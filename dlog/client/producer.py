@@ -12,11 +12,14 @@ The law of this file:
   old one. Its first batch says from which sequence on nothing of the older generations is in the log; the log takes it
   only if that is so, and takes nothing of them from then on. So what failed as outcome unknown is in the log when the
   next batch is acknowledged, or never.
+- A batch that may be written fails as unknown, whatever ends it. Records whose teller withdrew (a pipeline one of whose
+  records failed) are taken out of every batch that is certainly not written, before it goes out again.
 - Each batch says since where in the log its producer id may have written: a place that was known before the id was
   first used. By it an owner that has forgotten many producers tells one that it never had from one that it forgot.
 - A batch whose deadline passes fails: as never sent, or, if it was sent, as outcome unknown. What was sent behind it
   fails with it, since it could only be written after it.
-Everything here is synchronous but `run`, which finds the stream's owner whenever there is none.
+Everything here is synchronous but `_seek`, which finds the stream's owner when there is something to send and none.
+A stream that is not written costs its producer id and no task, and nothing at all once `rest` let it go.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from typing import Protocol
 
 from dlog.client.admission import Admission
 from dlog.client.backoff import Backoff
-from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, WholeTeller, too_large
+from dlog.client.batch import SLOT_BYTES, Batch, BatchResult, Teller, Whole, too_large
 from dlog.client.connection import Connection, place_of
 from dlog.client.options import RECORD_BYTES_MAX, ClientOptions
 from dlog.client.routing import Router
@@ -41,6 +44,8 @@ from dlog.errors import (
     Remedy,
     RequestTimeoutError,
     SequenceGapError,
+    StreamNotFoundError,
+    with_outcome,
 )
 from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.proxy import GetOwner
@@ -65,7 +70,7 @@ class Filler(Protocol):
 
 
 class Producer:
-    """Appends to one stream, in order. `run` must live as long as this is used."""
+    """Appends to one stream, in order."""
 
     def __init__(
         self,
@@ -80,6 +85,7 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._name = new_name()
         self._generation = 0
+        self._acknowledged_generation = 0  # the newest of which the log has acknowledged a batch
         self._replaces: int | None = None  # where this generation begins, see above
         self._highest = 0  # all sequences sent under older generations are below
         self._since: tuple[int, int] | None = None  # of this id, see above
@@ -100,7 +106,7 @@ class Producer:
         self._suspect: str | None = None
         self.obstacle: DLogError | None = None  # why nothing is acknowledged; None once something is
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
-        self._wake = asyncio.Event()
+        self._is_seeking = False
         self._pause_due = False  # the last try to send or to find the owner failed
         self._pump_due = False
         self._resume_timer: asyncio.TimerHandle | None = None
@@ -173,7 +179,7 @@ class Producer:
         self.add_whole(payloads, txid, Whole(len(payloads), future))
         return future
 
-    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: WholeTeller) -> None:
+    def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: Teller) -> None:
         """As `add_batch`, but for whom it tells. What waits behind a full pipe goes on together."""
         count = len(payloads)
         size = sum(map(len, payloads)) + SLOT_BYTES * count
@@ -205,6 +211,20 @@ class Producer:
         age_s = self._loop.time() + deadline_s - last.deadline_s
         return last if age_s < deadline_s * JOIN_SHARE else None
 
+    def withdraw(self) -> None:
+        """Take out the records of tellers that withdrew, wherever they are certainly not written. Those under way are
+        looked at when they come back."""
+        self.settle()
+        for batch in self._ready:
+            if not (batch.done or batch.may_be_written):
+                freed = batch.withdraw()
+                self._room.held -= freed
+                self._new_producer_due = self._new_producer_due or (freed > 0 and batch.sequence >= 0)
+        if self._open is not None:
+            self._room.held -= self._open.withdraw()
+            if self._open.done:
+                self._open = None
+
     async def wait_idle(self) -> None:
         """Wait until every record taken has been answered, well or ill."""
         if self._open is None and not self._ready and not self._flight:
@@ -212,6 +232,27 @@ class Producer:
         idle: asyncio.Future[None] = self._loop.create_future()
         self._idle.append(idle)
         await idle
+
+    def rest(self) -> bool:
+        """Leave the owner's connection if nothing is left to do; False if something is. It may be used again.
+
+        Left to do are records without an answer, and a generation that the log has not heard of: until then a batch
+        that failed as outcome unknown may still land. In a stream that was deleted it cannot.
+        """
+        if self._open is not None or self._ready or self._flight or self._is_seeking:
+            return False
+        if not self._room.is_free or self._resume_timer is not None:
+            return False
+        is_pending = self._new_producer_due or self._generation != self._acknowledged_generation
+        if is_pending and not isinstance(self.obstacle, StreamNotFoundError):
+            return False
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.detach(self)
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+            self._deadline_timer = None
+        return True
 
     def close(self) -> None:
         """Fail what is not answered: what was sent as outcome unknown, the rest as not written."""
@@ -231,16 +272,23 @@ class Producer:
         for timer in (self._resume_timer, self._deadline_timer):
             if timer is not None:
                 timer.cancel()
-        self._wake.set()
 
     # ---- finding the owner ----------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Keep a connection to the owner while there is something to send. Ends when closed."""
-        while self._closed is None:
-            await self._wake.wait()
-            self._wake.clear()
-            while self._closed is None and self._connection is None and (self._ready or self._open is not None):
+    @property
+    def _needs_owner(self) -> bool:
+        return self._closed is None and self._connection is None and (bool(self._ready) or self._open is not None)
+
+    def _seek_soon(self) -> None:
+        """Look for the owner, if there is something to send to it."""
+        if self._needs_owner and not self._is_seeking:
+            self._is_seeking = True
+            self._router.spawn(self._seek(), f"dlog producer {self.stream}")
+
+    async def _seek(self) -> None:
+        """Find the owner and attach to it; ends when that is done, or nothing is left to send."""
+        try:
+            while self._needs_owner:
                 if self._pause_due:
                     self._pause_due = False
                     await asyncio.sleep(self._router.pause_s(self._backoff))
@@ -258,6 +306,8 @@ class Producer:
                         self._fail_all(error)
                     else:
                         self._pause_due = True
+        finally:
+            self._is_seeking = False
 
     async def _ask_since(self, connection: Connection) -> None:
         """Before the first batch: a place below which it will not lie, so that it is never in doubt (see the law)."""
@@ -294,9 +344,10 @@ class Producer:
         if self._resume_timer is not None:
             self._resume_timer.cancel()
             self._resume_timer = None
+        self.withdraw()
         self._settling = False
         self._pause_due = True
-        self._wake.set()
+        self._seek_soon()
 
     # ---- what the connection says (WriterPort) --------------------------------------------------------------------
 
@@ -305,6 +356,7 @@ class Producer:
         if batch.done:
             return
         batch.done = True
+        self._acknowledged_generation = max(self._acknowledged_generation, batch.generation)
         self._first_alone = False
         self._backoff.reset()
         self.obstacle = None
@@ -348,6 +400,8 @@ class Producer:
             self._fail(batch, error)
             self._settling = True
             self._new_producer_due = True
+            if isinstance(error, StreamNotFoundError):
+                self._fail_all(error)  # what was meant for it does not go to the next stream of that name
         self._after_answer()
 
     def on_lost(self, connection: Connection, error: DLogError) -> None:
@@ -375,10 +429,10 @@ class Producer:
         """Derive what follows from the answers so far."""
         while self._flight and self._flight[0].done:
             self._flight.popleft()
-        while self._ready and self._ready[0].done:
-            self._ready.popleft()
         if self._settling and not self._flight and self._connection is not None:
             self._settled(self._connection)
+        while self._ready and self._ready[0].done:
+            self._ready.popleft()
         self._room.let_in()
         if self._open is None and not self._flight and not self._ready:
             self._tell_idle()
@@ -387,6 +441,7 @@ class Producer:
 
     def _settled(self, connection: Connection) -> None:
         """Everything under way is answered; what was refused waits in `_ready`, in order."""
+        self.withdraw()
         if connection.is_draining or self._moving_to is not None:
             self._detach()
             return
@@ -399,6 +454,8 @@ class Producer:
         self._resume_timer = None
         self._settling = False
         self._first_alone = True
+        if self._new_producer_due:
+            self._renew()
         self._pump()
 
     def _put_back(self, batch: Batch) -> None:
@@ -466,8 +523,7 @@ class Producer:
             self._arm_deadline()
         connection = self._connection
         if connection is None:
-            if self._ready or self._open is not None:
-                self._wake.set()
+            self._seek_soon()
             return
         options = self._options
         while not (self._settling or connection.is_paused or connection.is_draining):
@@ -566,9 +622,10 @@ class Producer:
         self._after_answer()
 
     def _fail(self, batch: Batch, error: DLogError) -> None:
+        """The one place where a batch fails; what is known of it is known here, whatever the error says."""
         batch.done = True
         self._room.held -= batch.size
-        batch.failed(error)
+        batch.failed(with_outcome(error, batch.may_be_written))
 
     def _fail_all(self, error: DLogError) -> None:
         """The stream itself cannot be written: everything that waits hears why."""

@@ -30,11 +30,14 @@ from dlog.errors import (
     Remedy,
     RequestTimeoutError,
     UnavailableError,
+    with_outcome,
 )
 from dlog.wire import proxy
 
+OWNERS_MAX = 10_000  # remembered; beyond it those that were told longest ago are forgotten, and asked for again
 WRITE = "write"
 READ = "read"
+_LOOKS = (proxy.GetOwner, proxy.GetOwners, proxy.Stat, proxy.List)  # questions that change nothing
 _NEXT = "is `dlog up` running, and is the address right?"
 
 
@@ -53,7 +56,7 @@ class Router:
     ) -> None:
         self.options = options
         self.rng = rng
-        self._spawn = spawn
+        self.spawn = spawn
         self._configured = addresses
         self._known: list[str] = list(addresses)
         self._roles: dict[str, str] = {}  # address -> role, once greeted
@@ -118,7 +121,7 @@ class Router:
             self._check_open()
             told: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
             trying = self._tries[address] = told, now_s + self.options.direct_patience_s
-            self._spawn(self._try(address, told), f"dlog client tries {address}")
+            self.spawn(self._try(address, told), f"dlog client tries {address}")
         told, until_s = trying
         if not at_once:
             await asyncio.wait((told,), timeout=max(0.0, until_s - now_s))
@@ -263,7 +266,7 @@ class Router:
         found = await self._first(likely, suits, [])
         if found is not None and not self._is_homing:
             self._is_homing = True
-            self._spawn(self._go_home(), "dlog client looks for direct ways")
+            self.spawn(self._go_home(), "dlog client looks for direct ways")
         return found
 
     async def _go_home(self) -> None:
@@ -307,7 +310,10 @@ class Router:
     def owner_is(self, stream: str, address: str) -> None:
         """Remember what a redirect said."""
         self.learn([address])
+        self._owners.pop(stream, None)
         self._owners[stream] = address
+        if len(self._owners) > OWNERS_MAX:
+            del self._owners[next(iter(self._owners))]
 
     async def owner(self, stream: str, suspect: str | None = None) -> Connection:
         """A connection to the stream's owner: as remembered, or as any proxy says.
@@ -359,12 +365,22 @@ class Router:
         """Ask until answered: follows redirects, tries other proxies, waits between tries, up to the request deadline.
 
         stream: ask its owner. settled_by: an error which, after a try of unknown outcome, says that the try was
-        carried out. Raises the server's error, or RequestTimeoutError that names the last obstacle.
+        carried out. Raises the server's error, or RequestTimeoutError that names the last obstacle. Once a try may have
+        been carried out, whatever ends the asking says so (`outcome_unknown`): a refusal of a later try says nothing of
+        an earlier one. Of a question that changes nothing, nothing is unknown.
         """
         obstacle: DLogError | None = None
-        unknown = False
+        unknown = False  # an earlier try may have been carried out
+        is_out = False  # this try was sent, and has no answer
         backoff = Backoff(self.options.backoff_first_s, self.options.backoff_max_s, self.rng)
         suspect: str | None = None
+
+        def sent(request: int) -> proxy.Question:
+            nonlocal is_out
+            message = question(request)
+            is_out = not isinstance(message, _LOOKS)
+            return message
+
         try:
             async with asyncio.timeout(self.options.request_deadline_s):
                 while True:
@@ -374,23 +390,25 @@ class Router:
                             connection = await self.owner(stream, suspect)
                         else:
                             connection = await self.connect_any(role, (suspect,) if suspect else ())
-                        result = await connection.ask(question)
+                        result = await connection.ask(sent)
                         return dict(result)
                     except DLogError as error:
                         if unknown and settled_by is not None and isinstance(error, settled_by):
                             return {}
-                        if error.remedy not in (Remedy.RETRY, Remedy.FOLLOW, Remedy.REOPEN):
-                            raise
-                        if isinstance(error, ProducerUnknownError):
-                            raise  # asked again it would be the same: who asks must look
+                        unknown = unknown or (is_out and error.outcome_unknown)
+                        is_out = False
+                        # a producer's state that is not known is not known however often it is asked for
+                        is_final = error.remedy not in (Remedy.RETRY, Remedy.FOLLOW, Remedy.REOPEN)
+                        if is_final or isinstance(error, ProducerUnknownError):
+                            raise with_outcome(error, unknown) from error.__cause__
                         obstacle = error
-                        unknown = unknown or error.outcome_unknown
                         suspect = self._suspect(stream, connection, error)
                     await asyncio.sleep(self.pause_s(backoff))
         except TimeoutError as late:
             what = obstacle.message if obstacle is not None else "no answer"
             raise RequestTimeoutError(
-                f"gave up after {self.options.request_deadline_s:g} s, last obstacle: {what}", outcome_unknown=unknown
+                f"gave up after {self.options.request_deadline_s:g} s, last obstacle: {what}",
+                outcome_unknown=unknown or is_out,
             ) from late
 
     async def owned(self) -> list[dict[str, Any]]:

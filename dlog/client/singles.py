@@ -83,6 +83,10 @@ class _Waiters:
         self.slot = slot
         self.futures = futures
 
+    @property
+    def is_withdrawn(self) -> bool:
+        return False
+
     def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
         segment, entry, first = batch
         if batch == DLSN_INVALID:
@@ -98,6 +102,9 @@ class _Waiters:
         for future in self.futures:
             if not future.done():
                 future.set_exception(error)
+
+    def withdrawn(self) -> None:
+        raise AssertionError("each of these is waited for by itself")
 
 
 def _no_lot(_: Any) -> None:

@@ -5,9 +5,11 @@
         for record in client.read("orders"):
             ...
 
-The law of this file: it may be used from any thread, and it survives a fork. A forked child does not have the parent's
-thread, so at the first use there (told by os.getpid) it opens a client of its own; what the parent had under way stays
-the parent's.
+The law of this file:
+- It may be used from any thread, and it survives a fork. A forked child does not have the parent's thread, so at the
+  first use there (told by os.getpid) it opens a client of its own; what the parent had under way stays the parent's.
+- The user's code (iterables, listeners) runs in the user's thread. What runs in the client's thread all the same, as a
+  finalizer may, and asks a question there, gets a typed error: the answer would be waited for where it is made.
 """
 
 from __future__ import annotations
@@ -21,11 +23,13 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from dlog.client.batch import BatchResult
+from dlog.client.check import check_thread
 from dlog.client.client import AppendSummary, Client, connect
+from dlog.client.feeding import Feed
 from dlog.client.options import ClientOptions
-from dlog.client.position import Position
+from dlog.client.position import Position, position
 from dlog.client.record import Record, RecordBatch
-from dlog.errors import ClosedError
+from dlog.errors import ClosedError, DLogError
 from dlog.model.dlsn import DLSN
 from dlog.model.sink import SinkBatch
 
@@ -55,9 +59,12 @@ class SyncClient:
 
     def close(self, *, orderly: bool = True) -> None:
         """See `Client.close`. Idempotent."""
+        here = self._here if self._pid == os.getpid() else None
+        if here is not None and here.is_here:
+            here.check()
         self._closed = True
-        here, self._here = self._here, None
-        if here is not None and self._pid == os.getpid():
+        self._here = None
+        if here is not None:
             here.stop(orderly)
 
     # ---- writing ----------------------------------------------------------------------------------------------------
@@ -66,7 +73,8 @@ class SyncClient:
         return self._ask(lambda client: client.append(stream, payload, txid=txid))
 
     def append_batch(self, stream: str, payloads: Sequence[bytes], *, txid: int | None = None) -> BatchResult:
-        return self._ask(lambda client: client.append_batch(stream, payloads, txid=txid))
+        records = list(payloads)
+        return self._ask(lambda client: client.append_batch(stream, records, txid=txid))
 
     def append_many(
         self,
@@ -75,8 +83,15 @@ class SyncClient:
         *,
         on_written: Callable[[BatchResult], None] | None = None,
     ) -> AppendSummary:
-        """As `Client.append_many`; `payloads` is iterated, and `on_written` called, in the client's thread."""
-        return self._ask(lambda client: client.append_many(stream, payloads, on_written=on_written))
+        """As `Client.append_many`. `payloads` is iterated, and `on_written` called, in the calling thread, between two
+        records and at the end: both may use this client. What either raises ends it, and is raised; what was taken is
+        still written. Of the records that were iterated, those behind the last one in `error.fates` were not taken.
+        """
+        running = self._running()
+        running.check()
+        return running.feed(on_written).run(
+            payloads, lambda records, tell: running.client.append_many(stream, records, on_written=tell)
+        )
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -99,8 +114,9 @@ class SyncClient:
         follow: bool = False,
         limit: int | None = None,
     ) -> Iterator[RecordBatch]:
+        begin = position(start)
         running = self._running()
-        batches = running.client.read_batches(stream, start, follow=follow, limit=limit)
+        batches = running.client.read_batches(stream, begin, follow=follow, limit=limit)
         return self._pull(running, batches)
 
     # ---- streams ----------------------------------------------------------------------------------------------------
@@ -119,7 +135,8 @@ class SyncClient:
         *,
         since: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
-        return self._ask(lambda client: client.take_in(stream, parts, batch, since=since))
+        given = list(parts)
+        return self._ask(lambda client: client.take_in(stream, given, batch, since=since))
 
     def append_once(
         self,
@@ -130,7 +147,8 @@ class SyncClient:
         txid: int | None = None,
         since: tuple[int, int] | None = None,
     ) -> dict[str, Any]:
-        return self._ask(lambda client: client.append_once(stream, payloads, batch, txid=txid, since=since))
+        records = list(payloads)
+        return self._ask(lambda client: client.append_once(stream, records, batch, txid=txid, since=since))
 
     def relocate(self, stream: str, number: int, *, place: str, to_store: str, to_place: str) -> dict[str, Any]:
         return self._ask(
@@ -177,7 +195,7 @@ class SyncClient:
             while found := running.wait(following()):
                 yield from found
         finally:
-            if running.is_here:
+            if running.is_here and not running.is_own_thread:  # collected as garbage there, the loop closes it
                 running.wait(items.aclose())
 
     def _running(self) -> _Running:
@@ -208,14 +226,29 @@ class _Running:
         self.wait(self.client.__aenter__())
 
     @property
+    def is_own_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def feed(self, on_written: Callable[[BatchResult], None] | None) -> Feed:
+        return Feed(self._loop, on_written)
+
+    def check(self) -> None:
+        """Raises ClosedError, InvalidRequestError: nobody can wait for an answer here."""
+        if not self.is_here:
+            raise ClosedError("this client is closed, or was opened by the process that forked this one")
+        check_thread(self._thread)
+
+    @property
     def is_here(self) -> bool:
         return self._pid == os.getpid() and self._thread.is_alive() and not self._loop.is_closed()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work` in the client's loop and block until it is done. An interrupt cancels it."""
-        if not self.is_here:
+        try:
+            self.check()
+        except DLogError:
             work.close()
-            raise ClosedError("this client is closed, or was opened by the process that forked this one")
+            raise
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

@@ -57,8 +57,6 @@ class NotConnectedError(MetadataUnavailableError):
 class RequestTooLargeError(InvalidRequestError):
     """The request exceeds what a ZooKeeper server accepts (1 MiB); it was not sent."""
 
-    code = 413
-
 
 class ZnodeError(MetadataUnavailableError):
     """The server refused a request, for the reason its own code gives. Nothing was changed."""

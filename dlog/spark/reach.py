@@ -2,7 +2,7 @@
 
 The law of this file: a process has one such thread for each cluster, however many ask; what is opened is kept for
 `IDLE_S` after its last use, since Spark asks again in a moment, and a child of a fork opens its own. Whoever waits can
-be interrupted; what it asked for is cancelled then.
+be interrupted; what it asked for is cancelled then. Nobody waits in that thread itself: InvalidRequestError.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import uvloop
 
+from dlog.client.check import check_thread
 from dlog.errors import DLogError, Remedy
 from dlog.io.bookie_client import BookieClient
 from dlog.io.ledgers import Ledgers, resolver
@@ -93,6 +94,7 @@ class Reach:
         """Do this with the cluster. What may succeed later is tried again, up to so many times, each time at most
         `timeout_s` long (None: as long as it takes). Raises what `work` raises, TimeoutError,
         MetadataUnavailableError."""
+        check_thread(self._thread)
         running = asyncio.run_coroutine_threadsafe(patiently(lambda: self._once(work, timeout_s), retries), self._loop)
         try:
             return running.result()
@@ -102,6 +104,7 @@ class Reach:
 
     def pump(self, make: Callable[[Cluster], AsyncGenerator[T, None]]) -> Iterator[T]:
         """What `make` yields, `AHEAD` items ahead; raises what it raises. Closing the iterator ends it."""
+        check_thread(self._thread)
         items: SimpleQueue[T | _Over] = SimpleQueue()
         space = asyncio.Semaphore(AHEAD)
 
@@ -114,13 +117,17 @@ class Reach:
         running = asyncio.run_coroutine_threadsafe(self._once(work, None), self._loop)
         running.add_done_callback(lambda done: items.put(_Over(None if done.cancelled() else done.exception())))
         try:
-            while not isinstance(item := items.get(), _Over):
+            while not isinstance(item := self._next(items), _Over):
                 self._loop.call_soon_threadsafe(space.release)
                 yield item
             if item.error is not None:
                 raise item.error
         finally:
             running.cancel()
+
+    def _next(self, items: SimpleQueue[T]) -> T:
+        check_thread(self._thread)
+        return items.get()
 
     def feed(self, consume: Callable[[Cluster, AsyncIterator[T]], Awaitable[R]]) -> Feed[T, R]:
         """Hand items to `consume`, which runs until it has taken all of them; see Feed."""
@@ -133,7 +140,8 @@ class Reach:
         async def work(cluster: Cluster) -> R:
             return await consume(cluster, given())
 
-        return Feed(self._loop, queue, asyncio.run_coroutine_threadsafe(self._once(work, None), self._loop))
+        running = asyncio.run_coroutine_threadsafe(self._once(work, None), self._loop)
+        return Feed(self._loop, self._thread, queue, running)
 
     # ---- on the loop ------------------------------------------------------------------------------------------------
 
@@ -207,9 +215,14 @@ class Feed(Generic[T, R]):
     far end failed with, as `finish` does, which returns what that made of them. Either finish or abandon it."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[T | _Over], running: concurrent.futures.Future[R]
+        self,
+        loop: asyncio.AbstractEventLoop,
+        thread: threading.Thread,
+        queue: asyncio.Queue[T | _Over],
+        running: concurrent.futures.Future[R],
     ) -> None:
         self._loop = loop
+        self._thread = thread
         self._queue = queue
         self._running = running
 
@@ -224,6 +237,7 @@ class Feed(Generic[T, R]):
         self._running.cancel()
 
     def _hand(self, item: T | _Over) -> None:
+        check_thread(self._thread)
         handed = asyncio.run_coroutine_threadsafe(self._queue.put(item), self._loop)
         either: list[concurrent.futures.Future[Any]] = [handed, self._running]
         concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)

@@ -32,7 +32,7 @@ Buffer = bytes | bytearray | memoryview
 class StoreError(DLogError):
     """Root of what a store may raise; `retryable` says whether the same call may succeed later."""
 
-    code = 540
+    code = 550
     retryable = False
 
 

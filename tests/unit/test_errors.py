@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+from collections import Counter
+
 import pytest
 
+import actors
+import dlog
+import proxies
 from dlog import errors
-from dlog.errors import BY_CODE, DLogError, Remedy, from_wire
+from dlog.errors import DLogError, Remedy, from_wire
+
+HOMES = ("dlog", "actors", "proxies")
 
 
-def classes(root: type[DLogError] = DLogError) -> list[type[DLogError]]:
-    """Of dlog/errors.py; stores have more of their own."""
-    own = [root] if root.__module__ == errors.__name__ else []
-    return own + [deep for sub in root.__subclasses__() for deep in classes(sub)]
+def everywhere(root: type[DLogError] = DLogError) -> list[type[DLogError]]:
+    """Every class of the code base."""
+    return [root, *(deep for sub in root.__subclasses__() for deep in everywhere(sub))]
+
+
+def classes() -> list[type[DLogError]]:
+    """Those of dlog/errors.py that are raised; EndedError is a name for its kinds."""
+    return [cls for cls in everywhere() if cls.__module__ == errors.__name__ and cls is not errors.EndedError]
+
+
+def test_a_number_belongs_to_one_class_of_the_whole_code_base() -> None:
+    for package in (dlog, actors, proxies):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            if not module.name.startswith("dlog.spark") and not module.name.endswith("__main__"):  # needs Spark
+                importlib.import_module(module.name)
+    numbers = Counter(cls.code for cls in everywhere() if "code" in vars(cls) and cls.__module__.split(".")[0] in HOMES)
+    assert [number for number, count in numbers.items() if count > 1] == []
 
 
 @pytest.mark.parametrize("cls", classes(), ids=lambda c: c.__name__)
-def test_a_number_is_declared_once_or_inherited(cls: type[DLogError]) -> None:
-    """Two classes share a number only if one is the other's parent: to a peer they are the same thing."""
-    if "code" in vars(cls):
-        assert BY_CODE[cls.code] is cls
-    else:
-        assert issubclass(cls, BY_CODE[cls.code])
+def test_whoever_hears_a_number_raises_the_class_that_was_told(cls: type[DLogError]) -> None:
+    """So that a handler written after a docstring catches what a client raises."""
+    assert "code" in vars(cls)
+    assert type(from_wire(cls.code, "x")) is cls
 
 
 @pytest.mark.parametrize("cls", classes(), ids=lambda c: c.__name__)
@@ -31,7 +51,7 @@ def test_every_error_says_what_to_do_and_survives_the_wire(cls: type[DLogError])
     heard = from_wire(sent.code, sent.message, sent.location, sent.outcome_unknown)
     assert (heard.code, heard.remedy, heard.message, heard.location) == (sent.code, sent.remedy, sent.message, "host:1")
     assert heard.outcome_unknown == sent.outcome_unknown
-    assert isinstance(sent, type(heard))
+    assert type(sent) is type(heard)
 
 
 def test_an_unknown_number_is_kept() -> None:

@@ -18,6 +18,7 @@ import dlog
 from dlog.client import client as client_module
 from dlog.client.batch import Batch
 from dlog.client.connection import Connection
+from dlog.client.fate import Fate, Outcome
 from dlog.client.pipeline import Pipeline
 from dlog.client.producer import NAME_BYTES, Producer
 from dlog.errors import DLogError
@@ -111,6 +112,115 @@ async def run(seed: int) -> str | None:
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_every_record_is_written_once_and_in_order(seed: int) -> None:
     assert await run(seed) is None
+
+
+class Refusing(Trouble):
+    """As Trouble, and some batches are refused for good, or never answered."""
+
+    def __call__(self, peer: Peer, message: proxy.Message) -> bool:
+        if isinstance(message, proxy.Write) and self._left and self._rng.random() < 0.1:
+            self._left -= 1
+            if self._rng.random() < 0.8:
+                peer.send(proxy.Failed(message.request, self._rng.choice((413, 513, 510)), "refused for good"))
+            return True
+        return super().__call__(peer, message)
+
+
+async def run_to_failure(seed: int) -> str | None:
+    """What is told falsely of the records of two pipelines, one after the other failing; None if nothing is."""
+    rng = random.Random(seed)
+    log, trouble = Log(), Refusing(rng)
+    fates: dict[bytes, Outcome] = {}
+    async with Double(log, script=trouble) as first, Double(log, script=trouble) as second:
+        trouble.others = {first.address: second.address, second.address: first.address}
+        async with dlog.connect(
+            f"dlog://{first.address},{second.address}",
+            append_deadline_s=0.5,
+            backoff_first_s=0.001,
+            backoff_max_s=0.002,
+            retry_burst=10_000,
+            inflight_batches_max=rng.randint(1, 5),
+            batch_bytes_max=rng.choice((20, 1000)),
+        ) as client:
+
+            async def source(name: int) -> None:
+                taken: list[bytes] = []
+                told: list[dlog.BatchResult] = []
+                pipeline = client.pipeline("s", told.append)
+
+                def settle(failed: tuple[Fate, ...]) -> None:
+                    runs = [(row.index, row.count, Outcome.WRITTEN) for row in told]
+                    runs += [(fate.index, fate.count, fate.outcome) for fate in failed]
+                    for index, count, outcome in runs:
+                        fates.update(dict.fromkeys(taken[index : index + count], outcome))
+                    assert sum(count for _, count, _ in runs) == len(taken), "each record is told once"
+                    taken.clear()
+                    told.clear()
+
+                for n in range(BATCHES):
+                    record = b"%d.%d" % (name, n)
+                    try:
+                        if rng.random() < 0.5:
+                            await pipeline.put([record])
+                        else:
+                            while not pipeline.append(record):
+                                await pipeline.room()
+                        taken.append(record)
+                        if rng.random() < 0.2:
+                            await pipeline.drain()
+                    except DLogError as error:
+                        settle(error.fates)
+                        pipeline = client.pipeline("s", told.append)
+                try:
+                    await pipeline.drain()
+                except DLogError as error:
+                    settle(error.fates)
+                else:
+                    settle(())
+
+            async with asyncio.TaskGroup() as sources:
+                for name in range(2):
+                    sources.create_task(source(name))
+    found = Counter(log.payloads)
+    for record, outcome in fates.items():
+        least, most = {Outcome.WRITTEN: (1, 1), Outcome.NOT_WRITTEN: (0, 0), Outcome.UNKNOWN: (0, 1)}[outcome]
+        if not least <= found[record] <= most:
+            return f"told {outcome.value}, and {found[record]} times in the log"
+    return None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_the_fate_of_every_record_is_told_truthfully(seed: int) -> None:
+    assert await run_to_failure(seed) is None
+
+
+def _forgets_what_may_be_written(self: Producer, batch: Batch, error: DLogError) -> None:
+    """Says what the last answer says."""
+    batch.done = True
+    self._room.held -= batch.size
+    batch.failed(error)
+
+
+def _leaves_records_in(self: Batch) -> int:
+    """Tells those who withdrew, and sends their records all the same."""
+    for teller in self.tellers:
+        if teller.is_withdrawn:
+            teller.withdrawn()
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "wrong"),
+    [(Producer, "_fail", _forgets_what_may_be_written), (Batch, "withdraw", _leaves_records_in)],
+)
+async def test_mutants_that_tell_falsely_are_caught(
+    cls: Any, name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cls, name, wrong)
+    for seed in SEEDS:
+        if await run_to_failure(seed) is not None:
+            return
+    pytest.fail("no seed tells this mutant from the client")
 
 
 class NewIdAtEachConnection(Producer):

@@ -1,0 +1,129 @@
+"""What a client keeps of streams that it wrote: of those that are written now, and of a bounded number of others."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+import dlog
+from dlog.client import client as client_module
+from dlog.client import routing
+from dlog.errors import ClosedError, StreamNotFoundError, TxidOutOfOrderError
+from tests.unit.client.proxy_double import Double, Log, Peer
+from tests.unit.client.test_producer import Holding, _caught, failing
+
+MAX = 10
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PRODUCERS_MAX", MAX)
+    monkeypatch.setattr(routing, "OWNERS_MAX", MAX)
+
+
+async def test_what_was_written_once_costs_nothing_for_good() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        await client.append("first", b"x")
+        tasks = len(asyncio.all_tasks())
+        client._producers_max = MAX
+        for n in range(20 * MAX):
+            await client.append(f"s{n}", b"x")
+        gc.collect()
+        assert len(asyncio.all_tasks()) <= tasks, "no stream has a task of its own"
+        assert len(client._producers) <= MAX
+        assert not client._resting
+        assert client._router is not None
+        assert len(client._router._owners) <= MAX
+        assert len(double.peers) == 1
+        [connection] = client._router._connections.values()
+        assert len(connection.writers) <= MAX
+    assert len(double.log.payloads) == 20 * MAX + 1
+
+
+async def test_a_pipeline_goes_on_under_its_producer_after_a_rest() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        client._producers_max = MAX
+        pipeline = client.pipeline("s")
+        for n in range(3):
+            assert pipeline.append(b"%d" % n)
+            await pipeline.drain()
+            for other in range(2 * MAX):
+                await client.append(f"other {n} {other}".replace(" ", "-"), b"x")
+            gc.collect()
+            assert "s" not in client._producers
+        await client.append("s", b"3")
+        mine = [w for w in double.writes if w.stream == "s"]
+    assert [w.sequence for w in mine] == [0, 1, 2, 3]
+    assert len({w.producer for w in mine}) == 1
+    with pytest.raises(ClosedError):
+        pipeline.append(b"x")
+
+
+async def test_who_waits_for_an_answer_is_not_forgotten() -> None:
+    """A batch of unknown outcome is sent again under its own id and sequence, however many streams came since."""
+    holding, log = Holding(), Log()
+
+    def script(peer: Peer, message: object) -> bool:
+        return getattr(message, "stream", "") == "s" and holding(peer, message)  # type: ignore[arg-type]
+
+    async with (
+        Double(script=script) as first,
+        Double(log) as second,
+        dlog.connect(f"dlog://{first.address},{second.address}") as client,
+        asyncio.TaskGroup() as group,
+    ):
+        client._producers_max = MAX
+        task = group.create_task(client.append("s", b"a"))
+        await first.wait(lambda: bool(holding.held))
+        for n in range(5 * MAX):
+            await client.append(f"s{n}", b"x")
+        first.stop()
+        await task
+    [before] = [w for w in first.writes if w.stream == "s"]
+    [after] = [w for w in second.writes if w.stream == "s"]
+    assert (before.producer, before.sequence, True) == (after.producer, after.sequence, after.retry)
+
+
+async def test_a_closed_client_ends_what_rests_too() -> None:
+    async with Double(script=Holding()) as double, dlog.connect(double.target) as client:
+        client._producers_max = 1
+        pipeline = client.pipeline("s")
+        for n in range(3):
+            client.pipeline(f"s{n}")
+        assert "s" in client._resting
+        assert pipeline.append(b"x")
+        await double.wait(lambda: bool(double.writes))
+        await client.close(orderly=False)
+        error = await _caught(pipeline.drain())
+    assert isinstance(error, ClosedError)
+    assert error.outcome_unknown
+
+
+async def test_a_generation_that_the_log_has_not_heard_of_is_not_forgotten() -> None:
+    """What failed as outcome unknown may land until then; the next record of this client must end it."""
+    script = failing(1, TxidOutOfOrderError.code)
+    async with Double(script=script) as double, dlog.connect(double.target) as client:
+        client._producers_max = MAX
+        with pytest.raises(TxidOutOfOrderError):
+            await client.append("s", b"a", txid=1)
+        for n in range(5 * MAX):
+            await client.append(f"s{n}", b"x")
+        await client.append("s", b"b")
+    first, second = (w for w in double.writes if w.stream == "s")
+    assert second.producer[:12] == first.producer[:12]
+    assert second.replaces is not None
+
+
+async def test_a_stream_that_was_deleted_is_forgotten_though_its_last_append_failed() -> None:
+    script = failing(1, StreamNotFoundError.code)
+    async with Double(script=script) as double, dlog.connect(double.target) as client:
+        client._producers_max = MAX
+        with pytest.raises(StreamNotFoundError):
+            await client.append("s", b"a")
+        for n in range(5 * MAX):
+            await client.append(f"s{n}", b"x")
+        gc.collect()
+        assert "s" not in client._producers
+        assert "s" not in client._resting

@@ -1,0 +1,271 @@
+"""The blocking client: the user's code runs in the user's thread, and in the client's own thread nothing waits."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import dlog
+from dlog.client.feeding import HANDED_BYTES_MAX
+from dlog.client.sync import SyncClient
+from dlog.errors import ClosedError, InvalidRequestError, RecordTooLargeError
+from dlog.model.dlsn import of
+from dlog.model.sink import SinkBatch
+from dlog.wire import proxy
+from tests.unit.client.proxy_double import Double
+from tests.unit.client.test_producer import Holding, failing
+
+WITHIN_S = 60.0  # a hang is told as one
+
+
+@contextmanager
+def doubled(double: Double) -> Iterator[SyncClient]:
+    """A double in a loop of its own thread, and a blocking client of it."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def run(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(WITHIN_S)
+
+    run(double.__aenter__())
+    try:
+        with dlog.connect_sync(double.target) as client:
+            yield client
+    finally:
+        run(double.__aexit__())
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@contextmanager
+def serving(**options: Any) -> Iterator[tuple[Double, SyncClient]]:
+    double = Double(**options)
+    with doubled(double) as client:
+        yield double, client
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """Run this in a thread that may hang without hanging the test."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001
+            found.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(WITHIN_S)
+    assert found, "it hangs"
+    return found[0]
+
+
+def in_own_thread(client: SyncClient, work: Callable[[], Any]) -> Any:
+    """Run this in the client's own thread, as a finalizer may be."""
+    running = client._running()
+    found: list[Any] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001
+            found.append(error)
+        done.set()
+
+    running._loop.call_soon_threadsafe(run)
+    assert done.wait(WITHIN_S), "it hangs"
+    return found[0]
+
+
+def test_what_is_read_is_appended_with_one_client() -> None:
+    with serving() as (double, client):
+        double.log.fill(b"a", b"b", b"c")
+        summary = in_thread(lambda: client.append_many("s", (r.payload + b"!" for r in client.read("s"))))
+    assert isinstance(summary, dlog.AppendSummary), summary
+    assert (summary.count, double.log.payloads) == (3, [b"a", b"b", b"c", b"a!", b"b!", b"c!"])
+
+
+def test_the_listener_may_append_with_the_same_client() -> None:
+    told: list[tuple[int, dlog.DLSN]] = []
+
+    with serving() as (double, client):
+
+        def listen(row: dlog.BatchResult) -> None:
+            told.append((row.count, client.append("s", b"told of %d" % row.index)))
+
+        summary = in_thread(lambda: client.append_many("s", [b"a", b"b"], on_written=listen))
+    assert isinstance(summary, dlog.AppendSummary), summary
+    assert sum(count for count, _ in told) == 2
+    assert sorted(p for p in double.log.payloads if len(p) == 1) == [b"a", b"b"]
+
+
+def test_the_users_code_runs_in_the_users_thread() -> None:
+    here = threading.current_thread()
+    seen: set[threading.Thread] = set()
+
+    class Noting(list[bytes]):
+        def __iter__(self) -> Iterator[bytes]:
+            seen.add(threading.current_thread())
+            return super().__iter__()
+
+        def __len__(self) -> int:
+            seen.add(threading.current_thread())
+            return super().__len__()
+
+        def __bool__(self) -> bool:
+            seen.add(threading.current_thread())
+            return True
+
+    with serving() as (_, client):
+        client.append_many("s", Noting([b"a"]), on_written=lambda row: seen.add(threading.current_thread()))
+        client.append_batch("s", Noting([b"a"]))
+    assert seen == {here}
+
+
+def test_a_record_is_on_its_way_before_the_next_one_is_made() -> None:
+    with serving() as (double, client):
+
+        def slowly() -> Iterator[bytes]:
+            for n in range(3):
+                yield b"%d" % n
+                done = asyncio.run_coroutine_threadsafe(
+                    double.wait(lambda n=n: len(double.log.payloads) > n),  # type: ignore[misc]
+                    double._server.get_loop(),  # type: ignore[union-attr]
+                )
+                done.result(WITHIN_S)
+
+        summary = in_thread(lambda: client.append_many("s", slowly()))
+    assert summary.count == 3
+
+
+def test_what_is_made_faster_than_it_is_written_waits() -> None:
+    holding = Holding()
+    made = 0
+    records = 40
+    size = 900_000
+
+    def fast() -> Iterator[bytes]:
+        nonlocal made
+        for _ in range(records):
+            made += 1
+            yield bytes(size)
+
+    with serving(script=holding) as (double, client):
+        found: list[Any] = []
+        maker = threading.Thread(target=lambda: found.append(client.append_many("s", fast())), daemon=True)
+        maker.start()
+        loop = double._server.get_loop()  # type: ignore[union-attr]
+        asyncio.run_coroutine_threadsafe(double.wait(lambda: bool(double.writes)), loop).result(WITHIN_S)
+        bound = client._options.buffer_bytes_max + HANDED_BYTES_MAX + 3 * size
+        assert made * size <= bound, "what is not taken is not made"
+        loop.call_soon_threadsafe(holding.let_go)
+        maker.join(WITHIN_S)
+    assert found and found[0].count == records
+    assert made == records
+
+
+@pytest.mark.parametrize("where", ["iterable", "listener"])
+def test_what_the_users_code_raises_is_raised(where: str) -> None:
+    def broken(*_: object) -> Any:
+        raise ZeroDivisionError
+
+    def records() -> Iterator[bytes]:
+        yield b"a"
+        if where == "iterable":
+            broken()
+
+    with serving() as (_, client):
+        error = in_thread(
+            lambda: client.append_many("s", records(), on_written=broken if where == "listener" else None)
+        )
+        assert isinstance(error, ZeroDivisionError)
+        assert client.append("s", b"after it") is not None
+
+
+def test_a_failure_tells_the_fate_of_each_record() -> None:
+    with serving(script=failing(1, 413)) as (double, client):
+        error = in_thread(lambda: client.append_many("s", (b"%d" % n for n in range(1000))))
+        assert isinstance(error, RecordTooLargeError)
+        assert not error.outcome_unknown
+        assert error.fates[0].index == 0
+        assert client.append("s", b"after it") == of(1, 0, 0)
+    assert double.log.payloads == [b"after it"]
+
+
+def test_what_changes_later_is_copied_when_it_is_made() -> None:
+    def reused() -> Iterator[Any]:
+        buffer = bytearray(1)
+        for n in range(100):
+            buffer[0] = n
+            yield buffer
+
+    with serving() as (double, client):
+        client.append_many("s", reused())
+    assert double.log.payloads == [bytes((n,)) for n in range(100)]
+
+
+QUESTIONS: dict[str, tuple[Any, ...]] = {
+    "append": ("s", b"x"),
+    "append_batch": ("s", [b"x"]),
+    "append_many": ("s", [b"x"]),
+    "append_once": ("s", [b"x"], SinkBatch("k", 1, "q", 1)),
+    "create": ("s",),
+    "close": (),
+    "delete": ("s",),
+    "owner": ("s",),
+    "owners": (),
+    "read": ("s",),
+    "read_batches": ("s",),
+    "release": ("s",),
+    "seal": ("s",),
+    "stat": ("s",),
+    "streams": (),
+    "take_in": ("s", []),
+    "truncate": ("s", "1:0:0"),
+}
+
+
+def test_no_question_of_the_client_hangs_in_its_own_thread() -> None:
+    public = {name for name, _ in inspect.getmembers(SyncClient, inspect.isfunction) if not name.startswith("_")}
+    with serving() as (_, client):
+        for name in public:
+            given = QUESTIONS.get(name, ("s",))
+            keywords = {"place": "1", "to_store": "cold", "to_place": "x"} if name == "relocate" else {}
+            arguments = (*given, 1) if name == "relocate" else given
+
+            def ask(name: str = name, arguments: Any = arguments, keywords: Any = keywords) -> Any:
+                answer = getattr(client, name)(*arguments, **keywords)
+                return list(answer) if isinstance(answer, Iterator) else answer
+
+            error = in_own_thread(client, ask)
+            assert isinstance(error, InvalidRequestError), (name, error)
+            assert "use the asyncio client" in error.message
+        assert client.append("s", b"it lives") == of(1, 0, 0)
+
+
+def test_a_read_that_is_collected_in_the_clients_own_thread_ends_there() -> None:
+    with serving() as (double, client):
+        double.log.fill(b"a", b"b")
+        reads = [client.read("s", follow=True)]
+        assert next(reads[0]).payload == b"a"
+        in_own_thread(client, reads.clear)
+        loop = double._server.get_loop()  # type: ignore[union-attr]
+        asyncio.run_coroutine_threadsafe(double.wait(lambda: bool(double.of(proxy.Cancel))), loop).result(WITHIN_S)
+        assert client.append("s", b"c") is not None
+
+
+def test_a_closed_client_says_so() -> None:
+    with serving() as (_, client):
+        pass
+    with pytest.raises(ClosedError):
+        client.append_many("s", [b"x"])
