@@ -29,6 +29,7 @@ import dlog
 from dlog.cli.discovery import Running, read_run_file
 from dlog.cli.parts import die_with_parent
 from dlog.errors import DLogError
+from dlog.hostport import split_host_port
 from loadtest.checker import Checker
 from loadtest.faults import ACKS_BETWEEN, Goal, Writer, read_back
 from loadtest.systems.base import CannotRunError
@@ -311,10 +312,10 @@ async def _takes(port: int) -> dict[str, int]:
 
 async def _received(zookeeper: str) -> int:
     """How many packets of clients a ZooKeeper has received: requests, and pings of idle sessions."""
-    host, _, port = zookeeper.rpartition(":")
+    host, port = split_host_port(zookeeper)
 
     def ask() -> str:
-        with socket.create_connection((host, int(port)), timeout=60.0) as connection:
+        with socket.create_connection((host, port), timeout=60.0) as connection:
             connection.sendall(b"srvr")
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 

@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 
 from dlog.errors import ConfigError, DLogError
 from dlog.events import ConnectionOpened, ConnectionRefused, Event
-from dlog.io import logs, metrics, nearby, process
+from dlog.hostport import join_host_port
+from dlog.io import listening, logs, metrics, nearby, process
 from dlog.io.settings import configured, load
 from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
@@ -133,17 +134,16 @@ class Listener:
         Nobody is served before `serve`. Raises ConfigError.
         """
         options = self._options
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
+            self._server = await listening.create_server(
                 lambda: Connection(self), options.host, options.port, start_serving=False, backlog=512
             )
         except OSError as error:
             raise ConfigError(
-                f"cannot listen: {error.strerror or error}; is the port taken? address={options.host}:{options.port}"
+                f"cannot listen: {error.strerror or error}; is the port taken? "
+                f"address={join_host_port(options.host, options.port)}"
             ) from error
-        host, port = process.reachable_host(options.host), self._server.sockets[0].getsockname()[1]
-        self.bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.bound = join_host_port(process.reachable_host(options.host), self._server.sockets[0].getsockname()[1])
         return self.bound
 
     async def serve(self) -> None:
@@ -281,9 +281,9 @@ def seeded() -> random.Random:
 
 
 @asynccontextmanager
-async def metrics_endpoint(port: int) -> AsyncIterator[None]:
-    """Serve metrics while the scope lasts, if a port is given."""
-    endpoint = metrics.serve(port or None)
+async def metrics_endpoint(options: ServingOptions) -> AsyncIterator[None]:
+    """Serve metrics at the proxy's host while the scope lasts, if a port is given. Raises ConfigError."""
+    endpoint = metrics.serve(options.metrics_port or None, options.host)
     try:
         yield
     finally:

@@ -19,8 +19,10 @@ from actors.bookie.life import Ground, live
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.events import Event
+from dlog.hostport import join_host_port
 from dlog.io import logs, metrics, nearby, process, settings
 from dlog.io.disk import RealDisk
+from dlog.io.listening import listening_socket
 from dlog.io.metadata import BookieInfo, Metadata
 from dlog.io.threads import RealThreads
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -45,7 +47,7 @@ async def serve(options: BookieOptions) -> None:
     """Live until SIGTERM. Raises what actors/bookie/life.py says, and ConfigError if the port cannot be bound."""
     stopping = process.stop_event(_tell)
     listener = _bind(options.host, options.port)
-    address = options.advertise or f"{process.reachable_host(options.host)}:{listener.getsockname()[1]}"
+    address = options.advertise or join_host_port(process.reachable_host(options.host), listener.getsockname()[1])
     loop = asyncio.get_running_loop()
     endpoint: metrics.Endpoint | None = None
 
@@ -79,16 +81,13 @@ async def serve(options: BookieOptions) -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+        listener = listening_socket(host, port)
+    except socket.gaierror as error:
         raise ConfigError(f"host cannot be resolved: {error.strerror}: host={host}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
     except OSError as error:
-        listener.close()
-        raise ConfigError(f"port cannot be bound, choose another: {error.strerror}: address={host}:{port}") from error
+        raise ConfigError(
+            f"port cannot be bound, choose another: {error.strerror or error}: address={join_host_port(host, port)}"
+        ) from error
     listener.setblocking(False)
     return listener
 

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from dlog.cli.telling import CommandError
+from dlog.hostport import join_host_port
 from dlog.io.clock import monotonic_s
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.settings import HELD
@@ -116,6 +117,10 @@ class Part(abc.ABC):
         self._stopping.set()
         self._kill()
 
+    @abc.abstractmethod
+    async def wait_killed(self) -> None:
+        """After `kill`: until its process is gone and nothing of it is left in the event loop."""
+
     def rss_bytes(self) -> int | None:
         """Resident memory, if it runs and this is Linux."""
         if self.pid is None:
@@ -168,6 +173,10 @@ class ProcessPart(Part):
         """Begin the process early: it loads its code, and waits with the rest until the part is started."""
         self._process = await self._spawn()
         self._is_held = True
+
+    async def wait_killed(self) -> None:
+        if self._process is not None:
+            await self._process.communicate()
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         with self._log.open("ab") as log:
@@ -242,7 +251,7 @@ class ZooKeeperPart(Part):
     role = "zookeeper"
 
     def __init__(self, directory: Path, host: str, port: int, heap_mib: int, on_change: OnChange) -> None:
-        super().__init__("zookeeper", f"{host}:{port}", on_change)
+        super().__init__("zookeeper", join_host_port(host, port), on_change)
         self._server = EmbeddedZooKeeper(directory, port=port, host=host, heap_mib=heap_mib)
 
     async def _start(self) -> None:
@@ -271,6 +280,9 @@ class ZooKeeperPart(Part):
 
     def _terminate(self) -> None:
         """`_wait` hears of it."""
+
+    async def wait_killed(self) -> None:
+        """`kill` has waited."""
 
     def _kill(self) -> None:
         self._server.kill()

@@ -26,7 +26,10 @@ from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
 from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, json_option, output, say_json
 from dlog.errors import DLogError
+from dlog.hostport import is_any_host, join_host_port
+from dlog.io.bookie_dirs import VERSION
 from dlog.io.settings import load
+from dlog.wire.bookie_info import decode_cookie
 
 STOP_PROXIES_S = 20.0
 STOP_OTHERS_S = 20.0
@@ -60,6 +63,11 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
     """
     options = load(UpOptions, "up", config, flags)
     place = Path(directory)
+    if "," in str(place.absolute()) or not str(place.absolute()).isprintable():
+        raise CommandError(
+            f"a path with commas or with what cannot be printed cannot hold bookies: dir={str(place.absolute())!r}",
+            "choose another with --dir",
+        )
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -133,6 +141,8 @@ class _Cluster:
         finally:
             for part in self.parts:
                 part.kill()
+            for part in self.parts:
+                await part.wait_killed()
             (self._directory / RUN_FILE).unlink(missing_ok=True)
             self._screen.close()
         failure = failure or self._lost
@@ -223,6 +233,11 @@ class _Cluster:
     def _bookie(self, number: int, port: int) -> ProcessPart:
         name = f"bookie-{number}"
         flags = [*self._flags(port), "--dir", str(self._directory / name)]
+        if not self._plan.zookeeper:
+            flags.append("--dirs-moved")  # they move with the ZooKeeper that knows them
+        known = _kept_id(self._directory / name)
+        if known is not None and is_any_host(self._plan.host):
+            flags += ["--bookie-id", known]  # else its id would follow this machine's name
         return self._process("bookie", name, port, "actors.bookie", flags)
 
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:
@@ -231,7 +246,7 @@ class _Cluster:
 
     def _process(self, role: str, name: str, port: int, module: str, flags: list[str]) -> ProcessPart:
         log = self._logs / f"{name}.log"
-        return ProcessPart(role, name, f"{self._plan.host}:{port}", module, flags, log, self._changed)
+        return ProcessPart(role, name, join_host_port(self._plan.host, port), module, flags, log, self._changed)
 
     def _flags(self, port: int) -> list[str]:
         plan = self._plan
@@ -276,6 +291,14 @@ class _Cluster:
             for part in self.parts:
                 part.kill()
         self._stopping.set()
+
+
+def _kept_id(directory: Path) -> str | None:
+    """The id a bookie's directory was stamped with; None for a new one, or where the bookie will say what is wrong."""
+    try:
+        return decode_cookie((directory / "ledgers" / VERSION).read_text()).bookie
+    except (OSError, ValueError, DLogError):
+        return None
 
 
 @contextmanager

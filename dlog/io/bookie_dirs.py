@@ -86,17 +86,22 @@ def stored_id(dirs: LockedDirs) -> BookieId | None:
     return None
 
 
-async def check_cookies(dirs: LockedDirs, bookie: BookieId, metadata: Metadata, threads: Threads) -> None:
-    """Serve only on our own disks. Raises CookieError, or MetadataUnavailableError."""
+async def check_cookies(
+    dirs: LockedDirs, bookie: BookieId, metadata: Metadata, threads: Threads, *, may_have_moved: bool = False
+) -> None:
+    """Serve only on our own disks. may_have_moved: also if all of them lie elsewhere now, moved together; their cookies
+    are written anew then. Raises CookieError, or MetadataUnavailableError."""
     paths = dirs.paths
     expected = Cookie(bookie, (paths.journal,), paths.ledgers, await metadata.instance_id())
     seen = await metadata.read_cookie(bookie)
     registered = str(seen.value) if isinstance(seen, Versioned) else None
     found = await threads.run(_look, dirs)
-    if judge(expected, registered, found) is Verdict.STAMP:
-        text = encode_cookie(expected)
-        await threads.run(_stamp, dirs, text)
-        await metadata.write_cookie(bookie, text, None)
+    verdict = judge(expected, registered, found, may_have_moved=may_have_moved)
+    if verdict is Verdict.SERVE:
+        return
+    text = encode_cookie(expected)
+    await threads.run(_stamp if verdict is Verdict.STAMP else _write_version, dirs, text)
+    await metadata.write_cookie(bookie, text, seen.version if isinstance(seen, Versioned) else None)
 
 
 def _read_version(disk: Disk, directory: str) -> bytes | None:
@@ -124,7 +129,11 @@ def _look(dirs: LockedDirs) -> list[Found]:
 
 
 def _stamp(dirs: LockedDirs, text: str) -> None:
-    for directory in dirs.all:
-        write_whole(dirs.disk, directory, VERSION, text.encode())
+    _write_version(dirs, text)
     for directory in dirs.paths.ledgers:
         write_whole(dirs.disk, directory, MANIFEST, encode(Manifest()))
+
+
+def _write_version(dirs: LockedDirs, text: str) -> None:
+    for directory in dirs.all:
+        write_whole(dirs.disk, directory, VERSION, text.encode())

@@ -20,7 +20,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -29,9 +28,12 @@ from pathlib import Path
 from typing import IO
 
 from dlog.errors import ConfigError, UnavailableError
+from dlog.hostport import bare_host, join_host_port
+from dlog.io.listening import is_free as _is_free
 
 INSTALL_HINT = "pip install 'dlogd[embedded]'"
 JARS_ENV = "DLOG_ZOOKEEPER_JARS"
+CONFIG, DATA = "zoo.cfg", "data"  # in the server's directory
 TICK_MS = 500  # sessions may last 2..20 ticks: 1 s to 10 s
 START_TIMEOUT_S = 60.0
 ANSWER_MIN_S = 0.1  # how long a question at the start waits at first: one that came too early may never be answered
@@ -136,7 +138,7 @@ class EmbeddedZooKeeper:
     def hosts(self) -> str:
         """What a client connects to."""
         assert self.port, "not started"
-        return f"{self.host}:{self.port}"
+        return join_host_port(self.host, self.port)
 
     @property
     def pid(self) -> int | None:
@@ -153,7 +155,7 @@ class EmbeddedZooKeeper:
         for left in reversed(range(tries)):
             port = self.port or _free_port(self.host)
             if not _is_free(self.host, port):  # or we would take the answer of another server for ours
-                raise ZooKeeperStartError(f"the port is in use: address={self.host}:{port}")
+                raise ZooKeeperStartError(f"the port is in use: address={join_host_port(self.host, port)}")
             self._running = self._spawn(port)
             try:
                 await self._wait_answer(self._running, port)
@@ -215,7 +217,7 @@ class EmbeddedZooKeeper:
 
     def _spawn(self, port: int) -> _Running:
         java, jars = find_java(), find_jars(self._jars)
-        data = self.directory / "data"
+        data = self.directory / DATA
         data.mkdir(parents=True, exist_ok=True)
         lock = (self.directory / "lock").open("ab")
         try:
@@ -224,23 +226,25 @@ class EmbeddedZooKeeper:
             lock.close()
             raise DirectoryInUseError(f"a ZooKeeper runs on this directory: directory={self.directory}") from error
         try:
-            config = self.directory / "zoo.cfg"
-            config.write_text(self._settings(data, port))
+            _refuse_misplaced(data)
+            (self.directory / CONFIG).write_text(self._settings(port))
             command = [
-                str(java),
+                str(java.absolute()),
                 f"-Xmx{self._heap_mib}m",
                 "-XX:+UseSerialGC",
                 "-XX:TieredStopAtLevel=1",
                 "-Dzookeeper.preAllocSize=4096",
                 "-cp",
-                ":".join(map(str, jars)),
+                ":".join(str(jar.absolute()) for jar in jars),
                 _MAIN,
-                str(config),
+                CONFIG,
             ]
             output = self.directory / "server.log"
             with output.open("wb") as out:
                 process = subprocess.Popen(
                     command,
+                    cwd=self.directory,  # its paths are relative to it: none has to survive a file's or Java's encoding
+                    env={**os.environ, "LC_ALL": "C.UTF-8"},  # how Java reads the names of files
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -253,10 +257,10 @@ class EmbeddedZooKeeper:
             raise
         return _Running(process, lock, output)
 
-    def _settings(self, data: Path, port: int) -> str:
+    def _settings(self, port: int) -> str:
         """The server's zoo.cfg."""
         return (
-            f"tickTime={TICK_MS}\ndataDir={data.absolute()}\nclientPort={port}\nclientPortAddress={self.host}\n"
+            f"tickTime={TICK_MS}\ndataDir={DATA}\nclientPort={port}\nclientPortAddress={bare_host(self.host)}\n"
             "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,ruok,mntr\n"
             "autopurge.purgeInterval=1\n"
         )
@@ -280,10 +284,22 @@ class EmbeddedZooKeeper:
             raise ZooKeeperStartError(f"no answer after {START_TIMEOUT_S:g} s: said={_tail(running.output)}") from None
 
 
+def _refuse_misplaced(data: Path) -> None:
+    """Raises ConfigError if an earlier release wrote this directory's data beside it: it put the path into a file that
+    Java reads as Latin-1."""
+    with contextlib.suppress(UnicodeError, OSError):
+        misplaced = Path(str(data.absolute()).encode().decode("latin-1"))
+        if misplaced != data.absolute() and misplaced.is_dir() and not (data / "version-2").exists():
+            raise ConfigError(
+                f"an earlier release wrote ZooKeeper's data of this directory beside it; move it to where it belongs: "
+                f"from={misplaced} to={data.absolute()}"
+            )
+
+
 async def _answers(host: str, port: int) -> bool:
     """Whether the server serves (and does not merely listen)."""
     try:
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(bare_host(host), port)
         try:
             writer.write(b"srvr")
             return b"Mode: " in await reader.read()
@@ -291,14 +307,6 @@ async def _answers(host: str, port: int) -> bool:
             writer.close()
     except OSError:
         return False
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        socket.create_server((host, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def _free_port(host: str) -> int:

@@ -20,6 +20,7 @@ import uvloop
 
 from dlog.errors import ConfigError, DLogError, Remedy
 from dlog.events import Event, LoopStalled, ProcessStopping
+from dlog.hostport import bare_host, is_any_host
 from dlog.io import logs, metrics
 from dlog.io.clock import monotonic_s
 from dlog.io.settings import HELD
@@ -36,7 +37,7 @@ _STALL_EVERY_S = 0.1
 def reachable_host(host: str) -> str:
     """What others call this machine, for a process that listens on `host`: the host itself, or, where that stands for
     every interface, the machine's name."""
-    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    return socket.gethostname() if is_any_host(host) else bare_host(host)
 
 
 def run(main: Callable[[], Awaitable[int]]) -> int:

@@ -24,6 +24,7 @@ from dlog.cli.parts import die_with_parent
 from dlog.client.lifetime import Lifetime
 from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError
+from dlog.hostport import split_host_port
 from loadtest.systems.base import (
     Acked,
     CannotRunError,
@@ -240,10 +241,10 @@ def zookeeper_version(pid: int) -> str:
 
 
 async def _greets(part: RunningPart) -> bool:
-    host, _, port = part.address.rpartition(":")
+    host, port = split_host_port(part.address)
     try:
         async with asyncio.timeout(1.0):
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
     writer.close()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
+import urllib.request
 from pathlib import Path
+
+import pytest
 
 from dlog.cli.plan import read_plan
 from tests.integration.cli.up import Up, dlog, is_alive, up, wait_until
+from tests.ports import free_port
 
 LINES = b"".join(b"line %d\n" % n for n in range(5000))
 SMALL = ("--write-proxies", "1", "--read-proxies", "1")
@@ -74,6 +79,42 @@ def test_a_part_that_dies_is_started_again_under_its_address(tmp_path: Path) -> 
         assert running.printed.read_text().count("died (exit code -9) and is started again") == 4
         ok(running, "append", "s", given=LINES)
         assert ok(running, "read", "s") == LINES * 2
+
+
+def test_a_directory_of_any_name_is_found_again_wherever_it_was_moved(tmp_path: Path) -> None:
+    directory = tmp_path / "Größe #1=x\\y"
+    with up(directory, *SMALL) as first:
+        ok(first, "append", "s", "--create", given=LINES)
+        assert first.end() == 0
+    beside = {path.name for path in tmp_path.iterdir()}
+    assert beside == {directory.name, first.printed.name}, "nothing of it lies elsewhere"
+    moved = tmp_path / "日本"
+    directory.rename(moved)
+    for _ in range(2):
+        with up(moved) as again:
+            assert ok(again, "read", "s") == LINES
+            assert again.end() == 0
+
+
+@pytest.mark.parametrize("host", ["[::1]", "::"])
+def test_a_cluster_on_any_kind_of_host(host: str, tmp_path: Path) -> None:
+    health, metrics = free_port(), free_port()
+    config = tmp_path / "dlog.toml"
+    config.write_text(f"[read]\nhealth_port = {health}\nmetrics_port = {metrics}\n")
+    with up(tmp_path / "c", *SMALL, "--host", host, "--config", str(config)) as running:
+        ok(running, "append", "s", "--create", given=LINES)
+        assert ok(running, "read", "s") == LINES
+        assert ok(running, "read", "s", "--connect", running.running.connect) == LINES
+        for command in ("cluster status", "bookie status", "explain s 1:0:0", "ledger ls"):
+            ok(running, *command.split())
+        status = json.loads(ok(running, "cluster", "status", "--json"))
+        named = [member["address"].rpartition(":")[0] for member in status["members"]]
+        shown = host if host == "[::1]" else socket.gethostname()
+        assert named == [shown] * 5
+        for port, path in ((health, "/ready"), (metrics, "/metrics")):
+            with urllib.request.urlopen(f"http://[::1]:{port}{path}", timeout=60.0) as answer:
+                assert answer.status == 200
+        assert running.end() == 0
 
 
 def test_an_outside_zookeeper_is_used_and_left_alone(cluster: Up, tmp_path: Path) -> None:
