@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,7 +17,7 @@ from actors.bookie.connection import Connection
 from actors.bookie.life import Ground, live
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
-from dlog.events import Event
+from dlog.events import Event, VariablesIgnored
 from dlog.hostport import join_host_port
 from dlog.io import logs, metrics, nearby, process, settings
 from dlog.io.disk import RealDisk
@@ -36,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = settings.load(BookieOptions, "bookie", config, flags)
         logs.setup(log_format, role="bookie", port=options.port)
         logs.tell(settings.configured("bookie", options, config))
+        if ignored := settings.ignored_variables():
+            _tell(VariablesIgnored(ignored))
         await serve(options)
         return 0
 
@@ -104,12 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file; the section [bookie] is read")
     parser.add_argument("--log-format", choices=("json", "text"))
-    for field in dataclasses.fields(BookieOptions):
-        name = "--" + field.name.replace("_", "-")
-        if isinstance(field.default, bool):
-            parser.add_argument(name, action="store_const", const=True)
-        else:
-            parser.add_argument(name, metavar=type(field.default).__name__.upper(), help=f"default {field.default}")
+    settings.add_flags(parser, BookieOptions)
     return parser
 
 
