@@ -32,13 +32,14 @@ import click
 from dlog.cli.demo_words import count_words
 from dlog.cli.discovery import Running, read_run_file
 from dlog.cli.main import heard
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, output, tell_error
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, FileRefusedError, OutputLostError, output, tell_error
 from dlog.client.batch import BatchResult
 from dlog.client.client import Client, connect
 from dlog.client.position import Position, at_dlsn, at_txid
 from dlog.errors import DLogError
 from dlog.io.children import die_with_parent, module_environment, python_module
 from dlog.io.clock import monotonic_s
+from dlog.io.file_errors import names_file
 from dlog.model.dlsn import DLSN
 
 STREAM = "demo"
@@ -375,6 +376,10 @@ def _run() -> int:
         return error.exit_code
     except OutputLostError:
         raise
+    except OSError as error:
+        if not names_file(error):
+            raise
+        return tell_error(FileRefusedError(error))
     except (DLogError, KeyboardInterrupt) as error:
         return tell_error(error) if isinstance(error, DLogError) else EXIT_FAILED
 

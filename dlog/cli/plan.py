@@ -15,6 +15,7 @@ from pathlib import Path
 from dlog.cli.discovery import NAMESPACE
 from dlog.cli.telling import CommandError
 from dlog.hostport import bare_host, join_host_port
+from dlog.io.file_errors import named_errors
 from dlog.io.listening import check_free, is_free
 from dlog.options import option
 
@@ -125,7 +126,8 @@ def write_plan(directory: Path, plan: Plan) -> None:
     """Keep the plan, whole or not at all."""
     path = directory / PLAN_FILE
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(asdict(plan), indent=1) + "\n")
+    with named_errors(fresh):
+        fresh.write_text(json.dumps(asdict(plan), indent=1) + "\n")
     fresh.replace(path)
 
 

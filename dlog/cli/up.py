@@ -24,11 +24,21 @@ from dlog.cli.discovery import DEFAULT_DIR, LOCK_FILE, RUN_FILE, Running, Runnin
 from dlog.cli.parts import Part, ProcessPart, ZooKeeperPart, last_words
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, json_option, output, say_json
+from dlog.cli.telling import (
+    EXIT_FAILED,
+    EXIT_OK,
+    CommandError,
+    FileRefusedError,
+    OutputLostError,
+    json_option,
+    output,
+    say_json,
+)
 from dlog.errors import DLogError
 from dlog.hostport import is_any_host, join_host_port
 from dlog.io.bookie_dirs import VERSION
 from dlog.io.children import die_with_parent, module_environment, on_signals, python_module
+from dlog.io.file_errors import is_misuse, named_errors, names_file
 from dlog.io.settings import load
 from dlog.wire.bookie_info import decode_cookie
 
@@ -75,6 +85,7 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
         raise CommandError(
             f"the directory cannot be made: {(error.strerror or str(error)).lower()}: dir={directory}",
             "choose another with --dir",
+            misused=is_misuse(error),
         ) from None
     with _locked(place):
         (place / RUN_FILE).unlink(missing_ok=True)  # of one that was killed; it would name parts that are no more
@@ -223,7 +234,8 @@ class _Cluster:
                 misused=False,
             )
         if self.zookeeper:
-            made.write_text(self._plan.namespace)
+            with named_errors(made):
+                made.write_text(self._plan.namespace)
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
@@ -304,7 +316,7 @@ def _locked(directory: Path) -> Iterator[None]:
     with (directory / LOCK_FILE).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             running = read_run_file(directory)
             who = f" (pid {running.pid}, {running.connect})" if running else ""
             raise CommandError(
@@ -318,6 +330,8 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> DLogError | None:
     """The error a person can do something about, if that is all there is."""
     for error in errors.exceptions:
         found = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, OSError) and names_file(found):
+            found = FileRefusedError(found)
         if isinstance(found, DLogError):
             return found
     return None

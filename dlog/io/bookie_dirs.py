@@ -17,6 +17,7 @@ from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
 from dlog.io.bookie_store import StoragePaths
 from dlog.io.disk import DirectoryLock, Disk, read_whole, write_whole
+from dlog.io.file_errors import what_to_do
 from dlog.io.ledger_dir import MANIFEST
 from dlog.io.metadata import Metadata
 from dlog.io.threads import Threads
@@ -69,7 +70,9 @@ def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
     except OSError as error:
         for lock in locks:
             lock.close()
-        raise ConfigError(f"directory cannot be used: {error.strerror}: dir={error.filename}") from error
+        raise ConfigError(
+            f"directory cannot be used: {error.strerror}: dir={error.filename}; {what_to_do(error)}"
+        ) from error
     except CookieError:
         for lock in locks:
             lock.close()

@@ -28,6 +28,7 @@ from typing import IO
 from dlog.errors import ConfigError, UnavailableError
 from dlog.hostport import bare_host, join_host_port
 from dlog.io.children import die_with_parent, on_signals
+from dlog.io.file_errors import is_misuse, named_errors, what_happened, what_to_do
 from dlog.io.listening import is_free as _is_free
 
 INSTALL_HINT = "pip install 'dlogd[embedded]'"
@@ -214,13 +215,21 @@ class EmbeddedZooKeeper:
     # ---- underneath ----------------------------------------------------------------------------------------------
 
     def _spawn(self, port: int) -> _Running:
+        try:
+            with named_errors(self.directory):
+                return self._begin(port)
+        except OSError as error:
+            kind = ConfigError if is_misuse(error) else ZooKeeperStartError
+            raise kind(f"{what_happened(error)}; {what_to_do(error)}") from error
+
+    def _begin(self, port: int) -> _Running:
         java, jars = find_java(), find_jars(self._jars)
         data = self.directory / DATA
         data.mkdir(parents=True, exist_ok=True)
         lock = (self.directory / "lock").open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             lock.close()
             raise DirectoryInUseError(f"a ZooKeeper runs on this directory: directory={self.directory}") from error
         try:

@@ -24,6 +24,7 @@ from dlog.hostport import bare_host, is_any_host
 from dlog.io import logs, metrics
 from dlog.io.children import on_signals
 from dlog.io.clock import monotonic_s
+from dlog.io.file_errors import is_misuse, names_file, what_happened, what_to_do
 from dlog.io.settings import HELD
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -60,8 +61,14 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         return 128 + signal.SIGINT
     except DLogError as error:
         return _say(error)
+    except OSError as error:
+        if not names_file(error):
+            raise
+        return _say_file(error)
     except BaseExceptionGroup as group:
         errors = list(_leaves(group))
+        if all(names_file(error) for error in errors):
+            return _say_file(errors[0])
         told = [error for error in errors if isinstance(error, DLogError)]
         if len(told) != len(errors):
             raise
@@ -189,6 +196,12 @@ def _tell_stall(late_s: float) -> None:
 def _say(error: DLogError) -> int:
     sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
     return 2 if isinstance(error, ConfigError) or error.remedy is Remedy.FIX else 1
+
+
+def _say_file(error: BaseException) -> int:
+    assert isinstance(error, OSError)
+    sys.stderr.write(f"{type(error).__name__}: {what_happened(error)}; {what_to_do(error)}\n")
+    return 2 if is_misuse(error) else 1
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
