@@ -232,6 +232,16 @@ class ProcessConfigured(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class VariablesIgnored(Event):
+    """Variables `DLOG_*` of the environment that no process reads: Kubernetes sets them for a service that is called
+    `dlog-...`, or their name is misspelt."""
+
+    name: ClassVar[str] = "process.variables_ignored"
+    level: ClassVar[str] = "warning"
+    variables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStopping(Event):
     """A signal asked for the end; the process drains."""
 

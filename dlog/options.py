@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, field
 from typing import Any, TypeVar
 
 from dlog.errors import ConfigError
+from dlog.hostport import split_host_port
 
 KiB = 1024
 MiB = 1024 * KiB
@@ -25,7 +25,6 @@ SECONDS_MAX = 100 * 366 * 86400.0
 
 T = TypeVar("T")
 
-_ADDRESS = re.compile(r"\S{1,250}:([0-9]{1,5})\Z")
 _UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "B": 1}
 
 
@@ -36,9 +35,8 @@ def option(default: Any, *, sim: tuple[float, float] | None = None) -> Any:
 
 def check_address(text: str) -> None:
     """Raise ValueError unless `text` is empty or `host:port` with a port that can be connected to."""
-    match = _ADDRESS.match(text)
-    if text and (match is None or not text.isprintable() or not 0 < int(match[1]) < 65536):
-        raise ValueError(f"an address is host:port: {text!r}")
+    if text:
+        split_host_port(text)
 
 
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "configuration") -> T:

@@ -23,6 +23,7 @@ from typing import Any
 import dlog
 from dlog.cli.discovery import Running, RunningPart, read_run_file
 from dlog.errors import ClosedError, DLogError
+from dlog.hostport import split_host_port
 from loadtest.checker import Checker, Verdict
 from loadtest.records import RecordMaker
 
@@ -262,9 +263,9 @@ class Ordeal:
 
 def _greets(part: RunningPart) -> bool:
     """Whether somebody listens there."""
-    host, _, port = part.address.rpartition(":")
+    host, port = split_host_port(part.address)
     try:
-        with socket.create_connection((host, int(port)), timeout=1.0):
+        with socket.create_connection((host, port), timeout=1.0):
             return True
     except OSError:
         return False

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlog.cli.parts import die_with_parent
+from dlog.io.children import die_with_parent
 from loadtest.lines import LINE_BYTES_MAX
 from loadtest.systems.base import CannotRunError
 

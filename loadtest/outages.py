@@ -15,7 +15,6 @@ import re
 import signal
 import socket
 import statistics
-import sys
 import tempfile
 import time
 import urllib.request
@@ -27,8 +26,9 @@ from typing import Any
 
 import dlog
 from dlog.cli.discovery import Running, read_run_file
-from dlog.cli.parts import die_with_parent
 from dlog.errors import DLogError
+from dlog.hostport import split_host_port
+from dlog.io.children import die_with_parent, module_environment, python_module
 from loadtest.checker import Checker
 from loadtest.faults import ACKS_BETWEEN, Goal, Writer, read_back
 from loadtest.systems.base import CannotRunError
@@ -273,11 +273,11 @@ class _Proxy:
 
 @asynccontextmanager
 async def _write_proxy(running: Running, printed: Path) -> AsyncIterator[_Proxy]:
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("DLOG_")}
+    environment = {key: value for key, value in module_environment().items() if not key.startswith("DLOG_")}
     flags = ("--zookeeper", running.zookeeper, "--namespace", running.namespace, "--id", "dying")
     with printed.open("wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "proxies.write", *flags),
+            *python_module("proxies.write", *flags),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
@@ -311,10 +311,10 @@ async def _takes(port: int) -> dict[str, int]:
 
 async def _received(zookeeper: str) -> int:
     """How many packets of clients a ZooKeeper has received: requests, and pings of idle sessions."""
-    host, _, port = zookeeper.rpartition(":")
+    host, port = split_host_port(zookeeper)
 
     def ask() -> str:
-        with socket.create_connection((host, int(port)), timeout=60.0) as connection:
+        with socket.create_connection((host, port), timeout=60.0) as connection:
             connection.sendall(b"srvr")
             return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
 

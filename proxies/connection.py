@@ -28,6 +28,7 @@ from dlog.errors import (
     UnauthorizedError,
 )
 from dlog.errors import UnsupportedVersionError as VersionError
+from dlog.hostport import join_host_port
 from dlog.io import nearby, receiving
 from dlog.model import dlsn
 from dlog.wire import proxy_protocol
@@ -144,7 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         address = self._transport.get_extra_info("peername")
         host = str(address[0]) if isinstance(address, tuple) else ""
         connected = None if host else self._transport.get_extra_info("socket")
-        self.peer = self.via = f"{host}:{address[1]}" if host else nearby.peer_name(connected)
+        self.peer = self.via = join_host_port(host, address[1]) if host else nearby.peer_name(connected)
         self._expect = self._reception.expects(host)
         self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         if not self._reception.admit(self):

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from typing import cast
 
 from dlog.errors import ConfigError
+from dlog.hostport import join_host_port
+from dlog.io import listening
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Metadata, SessionState
 
@@ -95,14 +97,13 @@ class Health:
         """Answer from now on; port 0 listens nowhere. Raises ConfigError when the port is taken."""
         if not port:
             return
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: _Request(self._open, self.answer), host, port)
+            self._server = await listening.create_server(lambda: _Request(self._open, self.answer), host, port)
         except OSError as error:
             raise ConfigError(
-                f"cannot listen for health checks: {error.strerror or error}: address={host}:{port}"
+                f"cannot listen for health checks: {error.strerror or error}: address={join_host_port(host, port)}"
             ) from error
-        self.address = f"{host}:{self._server.sockets[0].getsockname()[1]}"
+        self.address = join_host_port(host, self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
         """Answer nobody any more; idempotent."""

@@ -12,6 +12,7 @@ from typing import Any, Self, cast
 
 from dlog.client.connection import failure
 from dlog.errors import ConnectionLostError, DLogError, ProtocolError, UnavailableError
+from dlog.hostport import split_host_port
 from dlog.io import nearby
 from dlog.wire.proxy import PROTOCOL_VERSION, Cancel, Done, Failed, Hello, Message, Ping, Question, Welcome
 from dlog.wire.proxy_codec import FrameDecoder, encode
@@ -39,11 +40,11 @@ class Link(asyncio.Protocol):
 
         Raises UnavailableError. A cancelled open leaves nothing open.
         """
-        host, _, port = address.rpartition(":")
         link = cls(address)
         try:
+            host, port = split_host_port(address)
             async with asyncio.timeout(timeout_s):
-                await nearby.connect(lambda: link, host.strip("[]"), int(port))
+                await nearby.connect(lambda: link, host, port)
                 link._say_first(preamble)
                 welcome = await link.ask(lambda n: Hello(n, PROTOCOL_VERSION, PROTOCOL_VERSION, role, name))
         except TimeoutError as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import random
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dlog.errors import ConfigError, DLogError
-from dlog.events import ConnectionOpened, ConnectionRefused, Event
-from dlog.io import logs, metrics, nearby, process
-from dlog.io.settings import configured, load
+from dlog.events import ConnectionOpened, ConnectionRefused, Event, VariablesIgnored
+from dlog.hostport import join_host_port
+from dlog.io import listening, logs, metrics, nearby, process
+from dlog.io.settings import add_flags, configured, ignored_variables, load
 from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
@@ -133,17 +133,16 @@ class Listener:
         Nobody is served before `serve`. Raises ConfigError.
         """
         options = self._options
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(
+            self._server = await listening.create_server(
                 lambda: Connection(self), options.host, options.port, start_serving=False, backlog=512
             )
         except OSError as error:
             raise ConfigError(
-                f"cannot listen: {error.strerror or error}; is the port taken? address={options.host}:{options.port}"
+                f"cannot listen: {error.strerror or error}; is the port taken? "
+                f"address={join_host_port(options.host, options.port)}"
             ) from error
-        host, port = process.reachable_host(options.host), self._server.sockets[0].getsockname()[1]
-        self.bound = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.bound = join_host_port(process.reachable_host(options.host), self._server.sockets[0].getsockname()[1])
         return self.bound
 
     async def serve(self) -> None:
@@ -253,9 +252,7 @@ def parse(role: str, cls: type[Any], arguments: Sequence[str] | None) -> dict[st
     """The flags of a role's command line, by option name, and `config`; --help and unknown flags exit."""
     parser = argparse.ArgumentParser(prog=f"python -m proxies.{role}", allow_abbrev=False)
     parser.add_argument("--config", help=f"TOML file; its section [{role}] is read")
-    for f in dataclasses.fields(cls):
-        flag = "--" + f.name.replace("_", "-")
-        parser.add_argument(flag, metavar=str(f.type).upper(), help=f"default {f.default!r}")
+    add_flags(parser, cls)
     return vars(parser.parse_args(arguments))
 
 
@@ -266,6 +263,8 @@ def configure(role: str, cls: type[Options], flags: dict[str, Any]) -> Options:
     options = load(cls, role, path, given)
     logs.setup(options.log_format or None, level=options.log_level, role=role)
     tell(configured(role, options, path))
+    if ignored := ignored_variables():
+        tell(VariablesIgnored(ignored))
     return options
 
 
@@ -281,9 +280,9 @@ def seeded() -> random.Random:
 
 
 @asynccontextmanager
-async def metrics_endpoint(port: int) -> AsyncIterator[None]:
-    """Serve metrics while the scope lasts, if a port is given."""
-    endpoint = metrics.serve(port or None)
+async def metrics_endpoint(options: ServingOptions) -> AsyncIterator[None]:
+    """Serve metrics at the proxy's host while the scope lasts, if a port is given. Raises ConfigError."""
+    endpoint = metrics.serve(options.metrics_port or None, options.host)
     try:
         yield
     finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import dataclasses
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -18,9 +17,11 @@ from actors.bookie.connection import Connection
 from actors.bookie.life import Ground, live
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
-from dlog.events import Event
+from dlog.events import Event, VariablesIgnored
+from dlog.hostport import join_host_port
 from dlog.io import logs, metrics, nearby, process, settings
 from dlog.io.disk import RealDisk
+from dlog.io.listening import listening_socket
 from dlog.io.metadata import BookieInfo, Metadata
 from dlog.io.threads import RealThreads
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -34,6 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = settings.load(BookieOptions, "bookie", config, flags)
         logs.setup(log_format, role="bookie", port=options.port)
         logs.tell(settings.configured("bookie", options, config))
+        if ignored := settings.ignored_variables():
+            _tell(VariablesIgnored(ignored))
         await serve(options)
         return 0
 
@@ -45,7 +48,7 @@ async def serve(options: BookieOptions) -> None:
     """Live until SIGTERM. Raises what actors/bookie/life.py says, and ConfigError if the port cannot be bound."""
     stopping = process.stop_event(_tell)
     listener = _bind(options.host, options.port)
-    address = options.advertise or f"{process.reachable_host(options.host)}:{listener.getsockname()[1]}"
+    address = options.advertise or join_host_port(process.reachable_host(options.host), listener.getsockname()[1])
     loop = asyncio.get_running_loop()
     endpoint: metrics.Endpoint | None = None
 
@@ -79,16 +82,13 @@ async def serve(options: BookieOptions) -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family, kind, protocol)
-    except OSError as error:
+        listener = listening_socket(host, port)
+    except socket.gaierror as error:
         raise ConfigError(f"host cannot be resolved: {error.strerror}: host={host}") from error
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
     except OSError as error:
-        listener.close()
-        raise ConfigError(f"port cannot be bound, choose another: {error.strerror}: address={host}:{port}") from error
+        raise ConfigError(
+            f"port cannot be bound, choose another: {error.strerror or error}: address={join_host_port(host, port)}"
+        ) from error
     listener.setblocking(False)
     return listener
 
@@ -105,12 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--config", metavar="FILE", help="TOML file; the section [bookie] is read")
     parser.add_argument("--log-format", choices=("json", "text"))
-    for field in dataclasses.fields(BookieOptions):
-        name = "--" + field.name.replace("_", "-")
-        if isinstance(field.default, bool):
-            parser.add_argument(name, action="store_const", const=True)
-        else:
-            parser.add_argument(name, metavar=type(field.default).__name__.upper(), help=f"default {field.default}")
+    settings.add_flags(parser, BookieOptions)
     return parser
 
 

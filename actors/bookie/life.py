@@ -17,6 +17,7 @@ from actors.bookie.server import BookieServer, DiskFailedError, Listen
 from dlog.bookie.events import BookieStarted
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
+from dlog.hostport import split_host_port
 from dlog.io.bookie_dirs import LockedDirs, check_cookies, lock_dirs, paths_of, stored_id
 from dlog.io.bookie_store import Opened, open_storage
 from dlog.io.disk import Disk
@@ -58,11 +59,10 @@ async def live(
     try:
         bookie = await ground.threads.run(_id, options, dirs, ground.address)
         async with ground.connect() as metadata:
-            await check_cookies(dirs, bookie, metadata, ground.threads)
+            await check_cookies(dirs, bookie, metadata, ground.threads, may_have_moved=options.dirs_moved)
             opened = await ground.threads.run(_open, options, ground, dirs, bookie, tell)
             server = BookieServer(options, ground.disk, opened, dirs.all, ground.threads, tell=tell)
-            host, _, port = ground.address.rpartition(":")
-            info = BookieInfo(bookie, host.strip("[]"), int(port))
+            info = BookieInfo(bookie, *split_host_port(ground.address))
 
             def ready() -> None:
                 tell(BookieStarted(bookie, ground.address, server.machine.ledgers))
@@ -88,4 +88,5 @@ def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:
     if options.bookie_id:
         return bookie_id(options.bookie_id)
     known = stored_id(dirs) if options.port == 0 else None
-    return known or bookie_id(address)
+    host, port = split_host_port(address)
+    return known or bookie_id(f"{host}:{port}")  # BookKeeper's grammar has no brackets

@@ -33,17 +33,21 @@ class Verdict(enum.Enum):
 
     STAMP = "stamp"  # a new bookie: write VERSION everywhere, then the cookie in ZooKeeper
     SERVE = "serve"
+    RESTAMP = "restamp"  # its directories were moved: write where they are now, as with STAMP, then serve
 
 
-def judge(expected: Cookie, registered: str | None, found: Sequence[Found]) -> Verdict:
-    """expected: who we are; registered: the cookie's text in ZooKeeper, None if there is none.
+def judge(expected: Cookie, registered: str | None, found: Sequence[Found], *, may_have_moved: bool = False) -> Verdict:
+    """expected: who we are; registered: the cookie's text in ZooKeeper, None if there is none. may_have_moved: accept
+    cookies that were written before all directories were moved together.
 
     Raises CookieError: the bookie must not serve on these directories.
     """
+    cookies: list[tuple[str, Cookie]] = []
     stamped = [item for item in found if item.version is not None]
     for item in stamped:
         assert item.version is not None
-        _compare(expected, decode_cookie(item.version), f"directory {item.directory}")
+        cookies.append((f"directory {item.directory}", decode_cookie(item.version)))
+        _compare(expected, *cookies[-1], may_have_moved=may_have_moved)
     missing = [item.directory for item in found if item.version is None]
     for item in found:
         if item.version is None and item.has_data:
@@ -52,7 +56,8 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found]) -> V
                 f"back from another directory of the same bookie, or move the data away: dir={item.directory}"
             )
     if registered is not None:
-        _compare(expected, decode_cookie(registered), "the cookie in ZooKeeper")
+        cookies.append(("the cookie in ZooKeeper", decode_cookie(registered)))
+        _compare(expected, *cookies[-1], may_have_moved=may_have_moved)
         if missing:
             raise CookieError(
                 f"directory is empty though this bookie stored data before: mount the right disk; if the data is gone, "
@@ -65,7 +70,8 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found]) -> V
                     f"directory has lost its MANIFEST, which says what counts in it; put the file back, or treat all "
                     f"directories of this bookie as lost: dir={item.directory}"
                 )
-        return Verdict.SERVE
+        is_in_place = all(_lies_at(cookie) == _lies_at(expected) for _, cookie in cookies)
+        return Verdict.SERVE if is_in_place else Verdict.RESTAMP
     if any(item.has_data for item in stamped):
         raise CookieError(
             f"directories hold a bookie's data but ZooKeeper knows no cookie of {expected.bookie}: it was "
@@ -75,7 +81,26 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found]) -> V
     return Verdict.STAMP
 
 
-def _compare(expected: Cookie, cookie: Cookie, where: str) -> None:
+def _lies_at(cookie: Cookie) -> tuple[str, ...]:
+    """All directories of a bookie, in the order that counts."""
+    return (*cookie.journal_dirs, *cookie.ledger_dirs)
+
+
+def moved_together(old: Sequence[str], new: Sequence[str]) -> bool:
+    """Whether a directory above all of `old` was moved, and `new` is where they lie now: each under the name it had
+    there, in the same order. Directories that were swapped, exchanged or moved one by one were not."""
+    if len(old) != len(new):
+        return False
+    above = old[0]
+    while above and new[0].endswith(old[0][len(above) :]):
+        above = above.rpartition("/")[0]
+        if all(was.startswith(f"{above}/") for was in old):
+            now_above = new[0].removesuffix(old[0][len(above) :])
+            return all(now == now_above + was[len(above) :] for was, now in zip(old, new, strict=True))
+    return False
+
+
+def _compare(expected: Cookie, where: str, cookie: Cookie, *, may_have_moved: bool) -> None:
     if cookie.instance_id != expected.instance_id:
         raise CookieError(
             f"{where} belongs to another cluster; give this cluster's ZooKeeper, or use empty directories: "
@@ -86,8 +111,12 @@ def _compare(expected: Cookie, cookie: Cookie, where: str) -> None:
             f"{where} belongs to another bookie; start it with the port or --bookie-id it had, or use empty "
             f"directories: theirs={cookie.bookie} ours={expected.bookie}"
         )
-    if cookie.ledger_dirs != expected.ledger_dirs or cookie.journal_dirs != expected.journal_dirs:
+    old, new = _lies_at(cookie), _lies_at(expected)
+    if len(cookie.journal_dirs) != len(expected.journal_dirs) or (
+        old != new and not (may_have_moved and moved_together(old, new))
+    ):
+        hint = ", or with --dirs-moved if the directory above them all was moved" if moved_together(old, new) else ""
         raise CookieError(
-            f"{where} was written for other directories; start with those, in that order: "
+            f"{where} was written for other directories; start with those, in that order{hint}: "
             f"journal={','.join(cookie.journal_dirs)} ledgers={','.join(cookie.ledger_dirs)}"
         )

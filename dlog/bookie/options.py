@@ -15,6 +15,7 @@ class BookieOptions:
     dir: str = "var/bookie"  # journal in dir/journal, ledgers in dir/ledgers, unless the next two say otherwise
     journal_dir: str = ""
     ledger_dirs: str = ""  # comma-separated; their order and number may never change, the cookie sees to it
+    dirs_moved: bool = False  # the directory above all of them was moved: take them where they lie now
     zookeeper: str = "127.0.0.1:2181"
     namespace: str = "/dlog"
     host: str = "127.0.0.1"

@@ -11,6 +11,7 @@ from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
 from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, say_json, say_table
 from dlog.errors import ProtocolError
+from dlog.hostport import join_host_port
 from dlog.io.clock import monotonic_s
 from dlog.io.metadata import BookieInfo
 from dlog.machine import Missing
@@ -36,7 +37,7 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
             members = await metadata.members()
         states = ((members.writable, "writable"), (members.readonly, "read-only"))
         return [
-            {"bookie": info.bookie, "address": f"{info.host}:{info.port}", "state": state}
+            {"bookie": info.bookie, "address": join_host_port(info.host, info.port), "state": state}
             for found, state in states
             for info in sorted(found.values(), key=lambda info: info.bookie)
         ]
@@ -89,7 +90,7 @@ async def _status(
             rows.append(
                 {
                     "bookie": bookie,
-                    "address": f"{info.host}:{info.port}",
+                    "address": join_host_port(info.host, info.port),
                     "state": state,
                     "cookie": "missing" if isinstance(cookie, Missing) else "kept",
                     "alive": alive,

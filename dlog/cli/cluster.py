@@ -11,6 +11,7 @@ import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.telling import say, say_json, say_table
+from dlog.hostport import join_host_port
 
 if TYPE_CHECKING:
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
@@ -76,8 +77,11 @@ async def _status(hosts: str | None, namespace: str | None, directory: str | Non
             ledgers += 1
             if ledgers >= LEDGERS_COUNTED_MAX:
                 break
-        bookies = [("bookie", b.bookie, f"{b.host}:{b.port}", "writable") for b in members.writable.values()]
-        bookies += [("bookie", b.bookie, f"{b.host}:{b.port}", "read-only") for b in members.readonly.values()]
+        bookies = [
+            ("bookie", b.bookie, join_host_port(b.host, b.port), state)
+            for found_there, state in ((members.writable, "writable"), (members.readonly, "read-only"))
+            for b in found_there.values()
+        ]
         proxies = [
             (f"{p.role} proxy", p.proxy, p.address, "registered")
             for p in (*members.write_proxies.values(), *members.read_proxies.values())

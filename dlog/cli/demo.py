@@ -32,13 +32,14 @@ import click
 from dlog.cli.demo_words import count_words
 from dlog.cli.discovery import Running, read_run_file
 from dlog.cli.main import heard
-from dlog.cli.parts import die_with_parent
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, output, tell_error
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, FileRefusedError, OutputLostError, output, tell_error
 from dlog.client.batch import BatchResult
 from dlog.client.client import Client, connect
 from dlog.client.position import Position, at_dlsn, at_txid
 from dlog.errors import DLogError
+from dlog.io.children import die_with_parent, module_environment, python_module
 from dlog.io.clock import monotonic_s
+from dlog.io.file_errors import names_file
 from dlog.model.dlsn import DLSN
 
 STREAM = "demo"
@@ -143,12 +144,12 @@ async def _demo(directory: Path, lines: list[bytes]) -> bool:
 async def _cluster(directory: Path) -> AsyncIterator[Running]:
     """`dlog up` in a process of its own, ended whatever happens."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dlog", "up", "--dir", str(directory), "--json"),
+        *python_module("dlog", "up", "--dir", str(directory), "--json"),
+        env=module_environment(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         start_new_session=True,
         preexec_fn=die_with_parent(),
-        cwd=Path(__file__).parents[2],
     )
     assert process.stdout is not None
     try:
@@ -266,12 +267,12 @@ async def _count_words(running: Running, lines: list[bytes]) -> bool:
         return True
     begun_s = monotonic_s()
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "dlog.cli.demo_words", running.zookeeper, running.namespace, STREAM),
+        *python_module("dlog.cli.demo_words", running.zookeeper, running.namespace, STREAM),
+        env=module_environment(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         preexec_fn=die_with_parent(),
-        cwd=Path(__file__).parents[2],
     )
     told, complaint = await process.communicate()
     if process.returncode:
@@ -375,6 +376,10 @@ def _run() -> int:
         return error.exit_code
     except OutputLostError:
         raise
+    except OSError as error:
+        if not names_file(error):
+            raise
+        return tell_error(FileRefusedError(error))
     except (DLogError, KeyboardInterrupt) as error:
         return tell_error(error) if isinstance(error, DLogError) else EXIT_FAILED
 

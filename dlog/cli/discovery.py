@@ -23,6 +23,7 @@ import click
 
 from dlog.cli.telling import CommandError, json_option
 from dlog.client.address import parse_target
+from dlog.io.file_errors import named_errors
 
 RUN_FILE = "dlog.run.json"
 LOCK_FILE = "dlog.lock"
@@ -61,7 +62,8 @@ class Running:
         """Put the run file into its directory, whole or not at all."""
         path = Path(self.directory) / RUN_FILE
         fresh = path.with_suffix(".new")
-        fresh.write_text(json.dumps({**asdict(self), "connect": self.connect}, indent=1) + "\n")
+        with named_errors(fresh):
+            fresh.write_text(json.dumps({**asdict(self), "connect": self.connect}, indent=1) + "\n")
         fresh.replace(path)
 
 

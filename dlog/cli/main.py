@@ -18,6 +18,7 @@ from dlog.cli.telling import (
     EXIT_MISUSED,
     EXIT_OK,
     CommandError,
+    FileRefusedError,
     OutputLostError,
     drop,
     note,
@@ -25,6 +26,7 @@ from dlog.cli.telling import (
     tell_error,
 )
 from dlog.errors import DLogError
+from dlog.io.file_errors import names_file
 
 _COMMANDS = {
     "up": "dlog.cli.up",
@@ -141,8 +143,15 @@ def _run(given: list[str], as_json: bool) -> int:
         raise
     except DLogError as error:
         return tell_error(error, as_json=as_json)
+    except OSError as error:
+        if not names_file(error):
+            raise
+        return tell_error(FileRefusedError(error), as_json=as_json)
     except BaseExceptionGroup as group:
-        leaves = list(_leaves(group))
+        leaves = [
+            FileRefusedError(error) if isinstance(error, OSError) and names_file(error) else error
+            for error in _leaves(group)
+        ]
         told = [error for error in leaves if isinstance(error, DLogError)]
         if len(told) < len(leaves):
             raise

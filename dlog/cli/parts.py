@@ -10,15 +10,14 @@ from __future__ import annotations
 import abc
 import asyncio
 import contextlib
-import ctypes
 import enum
 import os
-import signal
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from dlog.cli.telling import CommandError
+from dlog.hostport import join_host_port
+from dlog.io.children import die_with_parent, module_environment, python_module
 from dlog.io.clock import monotonic_s
 from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
 from dlog.io.settings import HELD
@@ -26,7 +25,6 @@ from dlog.io.settings import HELD
 READY_TIMEOUT_S = 120.0
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
 STEADY_S = 10.0  # a part that lived so long has earned a quick restart
-_PR_SET_PDEATHSIG = 1
 
 OnChange = Callable[["Part"], None]
 
@@ -116,6 +114,10 @@ class Part(abc.ABC):
         self._stopping.set()
         self._kill()
 
+    @abc.abstractmethod
+    async def wait_killed(self) -> None:
+        """After `kill`: until its process is gone and nothing of it is left in the event loop."""
+
     def rss_bytes(self) -> int | None:
         """Resident memory, if it runs and this is Linux."""
         if self.pid is None:
@@ -169,18 +171,19 @@ class ProcessPart(Part):
         self._process = await self._spawn()
         self._is_held = True
 
+    async def wait_killed(self) -> None:
+        if self._process is not None:
+            await self._process.communicate()
+
     async def _spawn(self) -> asyncio.subprocess.Process:
         with self._log.open("ab") as log:
             self._said_before = log.tell()
             return await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                self._module,
-                *self._flags,
+                *python_module(self._module, *self._flags),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=log,
-                env={**_environment(), HELD: "1"},
+                env=module_environment(**{HELD: "1"}),
                 start_new_session=True,
                 preexec_fn=die_with_parent(),
             )
@@ -242,7 +245,7 @@ class ZooKeeperPart(Part):
     role = "zookeeper"
 
     def __init__(self, directory: Path, host: str, port: int, heap_mib: int, on_change: OnChange) -> None:
-        super().__init__("zookeeper", f"{host}:{port}", on_change)
+        super().__init__("zookeeper", join_host_port(host, port), on_change)
         self._server = EmbeddedZooKeeper(directory, port=port, host=host, heap_mib=heap_mib)
 
     async def _start(self) -> None:
@@ -272,6 +275,9 @@ class ZooKeeperPart(Part):
     def _terminate(self) -> None:
         """`_wait` hears of it."""
 
+    async def wait_killed(self) -> None:
+        """`kill` has waited."""
+
     def _kill(self) -> None:
         self._server.kill()
 
@@ -286,24 +292,3 @@ def last_words(log: Path, since: int) -> str:
         return "nothing"
     lines = [line for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-3:]) or "nothing"
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """What a child runs between fork and exec: SIGKILL when we end, however we end (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return before_exec
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the packages findable from a checkout too."""
-    home = str(Path(__file__).parents[2])
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home}

@@ -16,8 +16,9 @@ import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
 from dlog.cli.telling import EXIT_MISUSED as MISUSED_ELSEWHERE
-from dlog.cli.telling import CommandError, exit_code, output, say, tell_error
+from dlog.cli.telling import CommandError, FileRefusedError, exit_code, output, say, tell_error
 from dlog.errors import DLogError
+from dlog.io.file_errors import names_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -59,7 +60,11 @@ class Jobs(click.Group):
         except click.UsageError as error:
             tell_error(error.format_message(), kind="UsageError", as_json=as_json)
             return EXIT_MISUSED
-        except DLogError as error:
+        except (DLogError, OSError) as error:
+            if isinstance(error, OSError):
+                if not names_file(error):
+                    raise
+                error = FileRefusedError(error)
             tell_error(error, as_json=as_json)
             return EXIT_MISUSED if exit_code(error) == MISUSED_ELSEWHERE else EXIT_FAILED
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dlog.cli.discovery import NAMESPACE
 from dlog.cli.telling import CommandError
+from dlog.hostport import bare_host, join_host_port
+from dlog.io.file_errors import named_errors
+from dlog.io.listening import check_free, is_free
 from dlog.options import option
 
 PLAN_FILE = "cluster.json"
@@ -58,7 +60,7 @@ class Plan:
 
     @property
     def zookeeper_hosts(self) -> str:
-        return self.zookeeper or f"{self.host}:{self.zookeeper_port}"
+        return self.zookeeper or join_host_port(self.host, self.zookeeper_port)
 
     def addresses(self) -> list[tuple[str, int]]:
         """Every (role, port) that this machine must have free."""
@@ -73,7 +75,9 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     Raises CommandError for what cannot be changed, or a directory that is not one of ours.
     """
     old = read_plan(directory)
-    plan = old or Plan(host=options.host or HOST, namespace=options.namespace or NAMESPACE, zookeeper=options.zookeeper)
+    plan = old or Plan(
+        host=bare_host(options.host) or HOST, namespace=options.namespace or NAMESPACE, zookeeper=options.zookeeper
+    )
     if old is not None:
         _check_change(old, options)
     counts = {
@@ -122,7 +126,8 @@ def write_plan(directory: Path, plan: Plan) -> None:
     """Keep the plan, whole or not at all."""
     path = directory / PLAN_FILE
     fresh = path.with_suffix(".new")
-    fresh.write_text(json.dumps(asdict(plan), indent=1) + "\n")
+    with named_errors(fresh):
+        fresh.write_text(json.dumps(asdict(plan), indent=1) + "\n")
     fresh.replace(path)
 
 
@@ -130,8 +135,7 @@ def check_ports(plan: Plan) -> None:
     """Raises CommandError if somebody listens on a port of this plan."""
     for role, port in plan.addresses():
         try:
-            with socket.create_server((plan.host, port)):
-                pass
+            check_free(plan.host, port)
         except OSError as error:
             keeps = (
                 "end what listens there; a bookie's port cannot change, ledgers name it by that"
@@ -139,7 +143,8 @@ def check_ports(plan: Plan) -> None:
                 else "end what listens there, or choose other ports with --port"
             )
             raise CommandError(
-                f"the port of a {role} cannot be used: {(error.strerror or str(error)).lower()}: {plan.host}:{port}",
+                f"the port of a {role} cannot be used: {(error.strerror or str(error)).lower()}: "
+                f"{join_host_port(plan.host, port)}",
                 keeps,
             ) from None
 
@@ -156,7 +161,7 @@ def _check_change(old: Plan, options: UpOptions) -> None:
             f"this directory belongs to another ZooKeeper: here={old.zookeeper_hosts} asked={options.zookeeper}",
             "leave --zookeeper out, or use another --dir",
         )
-    if options.host and options.host != old.host:
+    if options.host and bare_host(options.host) != old.host:
         raise CommandError(
             f"this directory's cluster listens on another address, which is part of its bookies' names in every "
             f"ledger: here={old.host} asked={options.host}",
@@ -189,7 +194,7 @@ class _Ports:
                 self._next += 1
             port = self._next
         else:
-            port = next((p for p in self._candidates() if p not in self._taken and self._is_free(p)), 0)
+            port = next((p for p in self._candidates() if p not in self._taken and is_free(self._host, p)), 0)
             if not port:
                 raise CommandError(f"no free port found on {self._host}", "choose ports with --port, or check --host")
         self._taken.add(port)
@@ -197,10 +202,3 @@ class _Ports:
 
     def _candidates(self) -> list[int]:
         return self._rng.sample(_PORTS, 200)
-
-    def _is_free(self, port: int) -> bool:
-        try:
-            with socket.create_server((self._host, port)):
-                return True
-        except OSError:
-            return False

@@ -20,6 +20,7 @@ from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
 from dlog.client.record import RecordBatch
 from dlog.errors import InvalidRequestError
+from dlog.io.children import on_signals
 from dlog.io.clock import unix_ms
 from dlog.model.ids import stream_name
 from dlog.options import parse_duration_s
@@ -89,18 +90,17 @@ def read(
 async def _read(
     to: str, stream: str, start: Position, follow: bool, limit: int | None, shape: Callable[[RecordBatch], bytes]
 ) -> int:
-    loop = asyncio.get_running_loop()
     task = asyncio.current_task()
     assert task is not None
     interrupted = False
 
-    def stop() -> None:
+    def stop(_: signal.Signals) -> None:
         nonlocal interrupted
         interrupted = True
         task.cancel()
 
     if follow:
-        loop.add_signal_handler(signal.SIGINT, stop)
+        on_signals((signal.SIGINT,), stop)
     try:
         async with connect(to) as client:
             await client.reach()

@@ -37,6 +37,7 @@ from dlog.errors import (
     TxidOutOfOrderError,
     UnavailableError,
 )
+from dlog.io.file_errors import is_misuse, what_happened, what_to_do
 
 EXIT_OK, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
 
@@ -68,6 +69,13 @@ class CommandError(DLogError):
         super().__init__(message)
         self.next_step = next_step
         self.misused = misused
+
+
+class FileRefusedError(CommandError):
+    """The system refuses something with a file or directory that the command needs."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(what_happened(cause), what_to_do(cause), misused=is_misuse(cause))
 
 
 class OutputLostError(CommandError):

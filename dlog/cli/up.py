@@ -21,12 +21,26 @@ from pathlib import Path
 import click
 
 from dlog.cli.discovery import DEFAULT_DIR, LOCK_FILE, RUN_FILE, Running, RunningPart, read_run_file
-from dlog.cli.parts import Part, ProcessPart, ZooKeeperPart, die_with_parent, last_words
+from dlog.cli.parts import Part, ProcessPart, ZooKeeperPart, last_words
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, OutputLostError, json_option, output, say_json
+from dlog.cli.telling import (
+    EXIT_FAILED,
+    EXIT_OK,
+    CommandError,
+    FileRefusedError,
+    OutputLostError,
+    json_option,
+    output,
+    say_json,
+)
 from dlog.errors import DLogError
+from dlog.hostport import is_any_host, join_host_port
+from dlog.io.bookie_dirs import VERSION
+from dlog.io.children import die_with_parent, module_environment, on_signals, python_module
+from dlog.io.file_errors import is_misuse, named_errors, names_file
 from dlog.io.settings import load
+from dlog.wire.bookie_info import decode_cookie
 
 STOP_PROXIES_S = 20.0
 STOP_OTHERS_S = 20.0
@@ -60,12 +74,18 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
     """
     options = load(UpOptions, "up", config, flags)
     place = Path(directory)
+    if "," in str(place.absolute()) or not str(place.absolute()).isprintable():
+        raise CommandError(
+            f"a path with commas or with what cannot be printed cannot hold bookies: dir={str(place.absolute())!r}",
+            "choose another with --dir",
+        )
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(
             f"the directory cannot be made: {(error.strerror or str(error)).lower()}: dir={directory}",
             "choose another with --dir",
+            misused=is_misuse(error),
         ) from None
     with _locked(place):
         (place / RUN_FILE).unlink(missing_ok=True)  # of one that was killed; it would name parts that are no more
@@ -113,9 +133,7 @@ class _Cluster:
     async def run(self) -> int:
         """Start everything, live until a signal, end everything."""
         self._logs.mkdir(exist_ok=True)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal)
+        on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         self._screen = open_screen(self.parts)
         failure: DLogError | None = None
         try:
@@ -133,6 +151,8 @@ class _Cluster:
         finally:
             for part in self.parts:
                 part.kill()
+            for part in self.parts:
+                await part.wait_killed()
             (self._directory / RUN_FILE).unlink(missing_ok=True)
             self._screen.close()
         failure = failure or self._lost
@@ -198,10 +218,8 @@ class _Cluster:
         command = ("cluster", "init", "--zookeeper", self._plan.zookeeper_hosts, "--namespace", self._plan.namespace)
         with log.open("wb") as out:
             process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "dlog",
-                *command,
+                *python_module("dlog", *command),
+                env=module_environment(),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=out,
                 stderr=asyncio.subprocess.STDOUT,
@@ -216,13 +234,19 @@ class _Cluster:
                 misused=False,
             )
         if self.zookeeper:
-            made.write_text(self._plan.namespace)
+            with named_errors(made):
+                made.write_text(self._plan.namespace)
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
     def _bookie(self, number: int, port: int) -> ProcessPart:
         name = f"bookie-{number}"
         flags = [*self._flags(port), "--dir", str(self._directory / name)]
+        if not self._plan.zookeeper:
+            flags.append("--dirs-moved")  # they move with the ZooKeeper that knows them
+        known = _kept_id(self._directory / name)
+        if known is not None and is_any_host(self._plan.host):
+            flags += ["--bookie-id", known]  # else its id would follow this machine's name
         return self._process("bookie", name, port, "actors.bookie", flags)
 
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:
@@ -231,7 +255,7 @@ class _Cluster:
 
     def _process(self, role: str, name: str, port: int, module: str, flags: list[str]) -> ProcessPart:
         log = self._logs / f"{name}.log"
-        return ProcessPart(role, name, f"{self._plan.host}:{port}", module, flags, log, self._changed)
+        return ProcessPart(role, name, join_host_port(self._plan.host, port), module, flags, log, self._changed)
 
     def _flags(self, port: int) -> list[str]:
         plan = self._plan
@@ -271,11 +295,19 @@ class _Cluster:
             self._lost = self._lost or error
             self._stopping.set()
 
-    def _on_signal(self) -> None:
+    def _on_signal(self, _: signal.Signals) -> None:
         if self._stopping.is_set():
             for part in self.parts:
                 part.kill()
         self._stopping.set()
+
+
+def _kept_id(directory: Path) -> str | None:
+    """The id a bookie's directory was stamped with; None for a new one, or where the bookie will say what is wrong."""
+    try:
+        return decode_cookie((directory / "ledgers" / VERSION).read_text()).bookie
+    except (OSError, ValueError, DLogError):
+        return None
 
 
 @contextmanager
@@ -284,7 +316,7 @@ def _locked(directory: Path) -> Iterator[None]:
     with (directory / LOCK_FILE).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             running = read_run_file(directory)
             who = f" (pid {running.pid}, {running.connect})" if running else ""
             raise CommandError(
@@ -298,6 +330,8 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> DLogError | None:
     """The error a person can do something about, if that is all there is."""
     for error in errors.exceptions:
         found = _first(error) if isinstance(error, BaseExceptionGroup) else error
+        if isinstance(found, OSError) and names_file(found):
+            found = FileRefusedError(found)
         if isinstance(found, DLogError):
             return found
     return None

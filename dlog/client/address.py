@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 
 from dlog.errors import InvalidRequestError
+from dlog.hostport import split_host_port
 
 ENVIRONMENT = "DLOG_CONNECT"
-_HOST = re.compile(r"[^\s\x00-\x1f\x7f\ud800-\udfff/@]{1,253}\Z")  # names beyond ASCII are the resolver's affair
-_PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
 _HOW = "write dlog://host:port[,host:port]"
 
 
@@ -43,11 +41,7 @@ def parse_target(target: str) -> tuple[str, ...]:
 
 def split_address(address: str) -> tuple[str, int]:
     """Split `host:port`. Raises InvalidRequestError."""
-    host, _, port = address.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise InvalidRequestError(f"an IPv6 host stands in brackets, as in [::1]:7400: address={address[:80]!r}")
-    if not _HOST.match(host) or not _PORT.match(port) or not 0 < int(port) < 65536:
-        raise InvalidRequestError(f"not an address, {_HOW}: address={address[:80]!r}")
-    return host, int(port)
+    try:
+        return split_host_port(address)
+    except ValueError as error:
+        raise InvalidRequestError(f"{error}; {_HOW}") from None

@@ -17,6 +17,7 @@ from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError, CookieError
 from dlog.io.bookie_store import StoragePaths
 from dlog.io.disk import DirectoryLock, Disk, read_whole, write_whole
+from dlog.io.file_errors import what_to_do
 from dlog.io.ledger_dir import MANIFEST
 from dlog.io.metadata import Metadata
 from dlog.io.threads import Threads
@@ -69,7 +70,9 @@ def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
     except OSError as error:
         for lock in locks:
             lock.close()
-        raise ConfigError(f"directory cannot be used: {error.strerror}: dir={error.filename}") from error
+        raise ConfigError(
+            f"directory cannot be used: {error.strerror}: dir={error.filename}; {what_to_do(error)}"
+        ) from error
     except CookieError:
         for lock in locks:
             lock.close()
@@ -86,17 +89,22 @@ def stored_id(dirs: LockedDirs) -> BookieId | None:
     return None
 
 
-async def check_cookies(dirs: LockedDirs, bookie: BookieId, metadata: Metadata, threads: Threads) -> None:
-    """Serve only on our own disks. Raises CookieError, or MetadataUnavailableError."""
+async def check_cookies(
+    dirs: LockedDirs, bookie: BookieId, metadata: Metadata, threads: Threads, *, may_have_moved: bool = False
+) -> None:
+    """Serve only on our own disks. may_have_moved: also if all of them lie elsewhere now, moved together; their cookies
+    are written anew then. Raises CookieError, or MetadataUnavailableError."""
     paths = dirs.paths
     expected = Cookie(bookie, (paths.journal,), paths.ledgers, await metadata.instance_id())
     seen = await metadata.read_cookie(bookie)
     registered = str(seen.value) if isinstance(seen, Versioned) else None
     found = await threads.run(_look, dirs)
-    if judge(expected, registered, found) is Verdict.STAMP:
-        text = encode_cookie(expected)
-        await threads.run(_stamp, dirs, text)
-        await metadata.write_cookie(bookie, text, None)
+    verdict = judge(expected, registered, found, may_have_moved=may_have_moved)
+    if verdict is Verdict.SERVE:
+        return
+    text = encode_cookie(expected)
+    await threads.run(_stamp if verdict is Verdict.STAMP else _write_version, dirs, text)
+    await metadata.write_cookie(bookie, text, seen.version if isinstance(seen, Versioned) else None)
 
 
 def _read_version(disk: Disk, directory: str) -> bytes | None:
@@ -124,7 +132,11 @@ def _look(dirs: LockedDirs) -> list[Found]:
 
 
 def _stamp(dirs: LockedDirs, text: str) -> None:
-    for directory in dirs.all:
-        write_whole(dirs.disk, directory, VERSION, text.encode())
+    _write_version(dirs, text)
     for directory in dirs.paths.ledgers:
         write_whole(dirs.disk, directory, MANIFEST, encode(Manifest()))
+
+
+def _write_version(dirs: LockedDirs, text: str) -> None:
+    for directory in dirs.all:
+        write_whole(dirs.disk, directory, VERSION, text.encode())

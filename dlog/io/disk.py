@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from dlog.errors import CookieError
+from dlog.io.file_errors import named_errors
 from dlog.wire.framing import Buffer
 
 BLOCK_BYTES = 4096  # what a disk takes as a whole, and a page of memory
@@ -313,8 +314,9 @@ def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
         disk.unlink(draft)
     file = disk.create(draft)
     try:
-        file.pwritev([data], 0)
-        file.datasync()
+        with named_errors(draft):
+            file.pwritev([data], 0)
+            file.datasync()
     finally:
         file.close()
     disk.rename(draft, path)

@@ -13,25 +13,27 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ctypes
 import fcntl
 import importlib.util
 import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from dlog.errors import ConfigError, UnavailableError
+from dlog.hostport import bare_host, join_host_port
+from dlog.io.children import die_with_parent, on_signals
+from dlog.io.file_errors import is_misuse, named_errors, what_happened, what_to_do
+from dlog.io.listening import is_free as _is_free
 
 INSTALL_HINT = "pip install 'dlogd[embedded]'"
 JARS_ENV = "DLOG_ZOOKEEPER_JARS"
+CONFIG, DATA = "zoo.cfg", "data"  # in the server's directory
 TICK_MS = 500  # sessions may last 2..20 ticks: 1 s to 10 s
 START_TIMEOUT_S = 60.0
 ANSWER_MIN_S = 0.1  # how long a question at the start waits at first: one that came too early may never be answered
@@ -42,7 +44,6 @@ STOP_TIMEOUT_S = 5.0
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JARS = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
 _DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
-_PR_SET_PDEATHSIG = 1
 
 
 class JavaNotFoundError(ConfigError):
@@ -136,7 +137,7 @@ class EmbeddedZooKeeper:
     def hosts(self) -> str:
         """What a client connects to."""
         assert self.port, "not started"
-        return f"{self.host}:{self.port}"
+        return join_host_port(self.host, self.port)
 
     @property
     def pid(self) -> int | None:
@@ -153,7 +154,7 @@ class EmbeddedZooKeeper:
         for left in reversed(range(tries)):
             port = self.port or _free_port(self.host)
             if not _is_free(self.host, port):  # or we would take the answer of another server for ours
-                raise ZooKeeperStartError(f"the port is in use: address={self.host}:{port}")
+                raise ZooKeeperStartError(f"the port is in use: address={join_host_port(self.host, port)}")
             self._running = self._spawn(port)
             try:
                 await self._wait_answer(self._running, port)
@@ -214,49 +215,59 @@ class EmbeddedZooKeeper:
     # ---- underneath ----------------------------------------------------------------------------------------------
 
     def _spawn(self, port: int) -> _Running:
+        try:
+            with named_errors(self.directory):
+                return self._begin(port)
+        except OSError as error:
+            kind = ConfigError if is_misuse(error) else ZooKeeperStartError
+            raise kind(f"{what_happened(error)}; {what_to_do(error)}") from error
+
+    def _begin(self, port: int) -> _Running:
         java, jars = find_java(), find_jars(self._jars)
-        data = self.directory / "data"
+        data = self.directory / DATA
         data.mkdir(parents=True, exist_ok=True)
         lock = (self.directory / "lock").open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except BlockingIOError as error:
             lock.close()
             raise DirectoryInUseError(f"a ZooKeeper runs on this directory: directory={self.directory}") from error
         try:
-            config = self.directory / "zoo.cfg"
-            config.write_text(self._settings(data, port))
+            _refuse_misplaced(data)
+            (self.directory / CONFIG).write_text(self._settings(port))
             command = [
-                str(java),
+                str(java.absolute()),
                 f"-Xmx{self._heap_mib}m",
                 "-XX:+UseSerialGC",
                 "-XX:TieredStopAtLevel=1",
                 "-Dzookeeper.preAllocSize=4096",
                 "-cp",
-                ":".join(map(str, jars)),
+                ":".join(str(jar.absolute()) for jar in jars),
                 _MAIN,
-                str(config),
+                CONFIG,
             ]
             output = self.directory / "server.log"
             with output.open("wb") as out:
                 process = subprocess.Popen(
                     command,
+                    cwd=self.directory,  # its paths are relative to it: none has to survive a file's or Java's encoding
+                    env={**os.environ, "LC_ALL": "C.UTF-8"},  # how Java reads the names of files
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     pass_fds=(lock.fileno(),),  # the directory stays locked while the JVM lives
                     start_new_session=True,  # a terminal's Ctrl-C is for whoever started us
-                    preexec_fn=_die_with_parent(),
+                    preexec_fn=die_with_parent(),
                 )
         except BaseException:
             lock.close()
             raise
         return _Running(process, lock, output)
 
-    def _settings(self, data: Path, port: int) -> str:
+    def _settings(self, port: int) -> str:
         """The server's zoo.cfg."""
         return (
-            f"tickTime={TICK_MS}\ndataDir={data.absolute()}\nclientPort={port}\nclientPortAddress={self.host}\n"
+            f"tickTime={TICK_MS}\ndataDir={DATA}\nclientPort={port}\nclientPortAddress={bare_host(self.host)}\n"
             "maxClientCnxns=0\nadmin.enableServer=false\n4lw.commands.whitelist=srvr,ruok,mntr\n"
             "autopurge.purgeInterval=1\n"
         )
@@ -280,10 +291,22 @@ class EmbeddedZooKeeper:
             raise ZooKeeperStartError(f"no answer after {START_TIMEOUT_S:g} s: said={_tail(running.output)}") from None
 
 
+def _refuse_misplaced(data: Path) -> None:
+    """Raises ConfigError if an earlier release wrote this directory's data beside it: it put the path into a file that
+    Java reads as Latin-1."""
+    with contextlib.suppress(UnicodeError, OSError):
+        misplaced = Path(str(data.absolute()).encode().decode("latin-1"))
+        if misplaced != data.absolute() and misplaced.is_dir() and not (data / "version-2").exists():
+            raise ConfigError(
+                f"an earlier release wrote ZooKeeper's data of this directory beside it; move it to where it belongs: "
+                f"from={misplaced} to={data.absolute()}"
+            )
+
+
 async def _answers(host: str, port: int) -> bool:
     """Whether the server serves (and does not merely listen)."""
     try:
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(bare_host(host), port)
         try:
             writer.write(b"srvr")
             return b"Mode: " in await reader.read()
@@ -291,14 +314,6 @@ async def _answers(host: str, port: int) -> bool:
             writer.close()
     except OSError:
         return False
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        socket.create_server((host, port)).close()
-    except OSError:
-        return False
-    return True
 
 
 def _free_port(host: str) -> int:
@@ -314,28 +329,12 @@ def _tail(output: Path) -> str:
     return "nothing"
 
 
-def _die_with_parent() -> Callable[[], None] | None:
-    """What the child runs between fork and exec: SIGKILL it when its parent's thread ends (Linux)."""
-    if not sys.platform.startswith("linux"):
-        return None
-    prctl, parent = ctypes.CDLL(None, use_errno=True).prctl, os.getpid()
-
-    def before_exec() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before we asked
-            os._exit(1)
-
-    return before_exec
-
-
 # ---- python -m dlog.io.embedded_zookeeper ----------------------------------------------------------------------
 
 
 async def _serve(directory: Path, host: str, port: int, jars: Path | None) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    on_signals((signal.SIGTERM, signal.SIGINT), lambda _: stop.set())
     async with EmbeddedZooKeeper(directory, host=host, port=port, jars=jars) as server:
         sys.stdout.write(f"ready zookeeper {server.hosts} {server.hosts}\n")
         sys.stdout.flush()

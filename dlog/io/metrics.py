@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from dlog.errors import ConfigError
 from dlog.events import Event
+from dlog.hostport import bare_host, join_host_port
 
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer  # brings http and email along: 2.5 MB of every process
@@ -134,7 +135,9 @@ def serve(port: int | None, host: str = "127.0.0.1") -> Endpoint | None:
         for collector in _exposed:
             _registry.register(collector)
     try:
-        server, thread = prometheus_client.start_http_server(port, addr=host)
+        server, thread = prometheus_client.start_http_server(port, addr=bare_host(host))
     except OSError as error:
-        raise ConfigError(f"metrics cannot be served: {error.strerror}: address={host}:{port}") from error
+        raise ConfigError(
+            f"metrics cannot be served: {error.strerror}: address={join_host_port(host, port)}"
+        ) from error
     return Endpoint(server, thread)

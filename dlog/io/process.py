@@ -20,8 +20,11 @@ import uvloop
 
 from dlog.errors import ConfigError, DLogError, Remedy
 from dlog.events import Event, LoopStalled, ProcessStopping
+from dlog.hostport import bare_host, is_any_host
 from dlog.io import logs, metrics
+from dlog.io.children import on_signals
 from dlog.io.clock import monotonic_s
+from dlog.io.file_errors import is_misuse, names_file, what_happened, what_to_do
 from dlog.io.settings import HELD
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -36,7 +39,7 @@ _STALL_EVERY_S = 0.1
 def reachable_host(host: str) -> str:
     """What others call this machine, for a process that listens on `host`: the host itself, or, where that stands for
     every interface, the machine's name."""
-    return socket.gethostname() if host in ("0.0.0.0", "::", "") else host
+    return socket.gethostname() if is_any_host(host) else bare_host(host)
 
 
 def run(main: Callable[[], Awaitable[int]]) -> int:
@@ -58,8 +61,14 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         return 128 + signal.SIGINT
     except DLogError as error:
         return _say(error)
+    except OSError as error:
+        if not names_file(error):
+            raise
+        return _say_file(error)
     except BaseExceptionGroup as group:
         errors = list(_leaves(group))
+        if all(names_file(error) for error in errors):
+            return _say_file(errors[0])
         told = [error for error in errors if isinstance(error, DLogError)]
         if len(told) != len(errors):
             raise
@@ -82,22 +91,21 @@ async def _watched(main: Callable[[], Awaitable[int]]) -> int:
 
 
 def stop_event(on_event: Callable[[Event], None] | None = None) -> asyncio.Event:
-    """An event set by the first SIGTERM or SIGINT: drain now. A second signal ends the process at once.
+    """An event set by the first SIGTERM or SIGINT: drain now. A second signal ends the process at once. A signal that
+    the process was started to ignore stays ignored.
 
     Call once, inside `main`; ending at once is safe because everything acknowledged is on disk.
     """
-    loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
-    def hear(number: int) -> None:
+    def hear(number: signal.Signals) -> None:
         if stopping.is_set():
             os._exit(128 + number)
         stopping.set()
         if on_event is not None:
-            on_event(ProcessStopping(signal.Signals(number).name))
+            on_event(ProcessStopping(number.name))
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, hear, number)
+    on_signals((signal.SIGTERM, signal.SIGINT), hear)
     return stopping
 
 
@@ -188,6 +196,12 @@ def _tell_stall(late_s: float) -> None:
 def _say(error: DLogError) -> int:
     sys.stderr.write(f"{type(error).__name__}: {error.message}\n")
     return 2 if isinstance(error, ConfigError) or error.remedy is Remedy.FIX else 1
+
+
+def _say_file(error: BaseException) -> int:
+    assert isinstance(error, OSError)
+    sys.stderr.write(f"{type(error).__name__}: {what_happened(error)}; {what_to_do(error)}\n")
+    return 2 if is_misuse(error) else 1
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

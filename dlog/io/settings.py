@@ -6,8 +6,10 @@ a process runs with is printed whole at its start. Values enter here once and ar
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +25,14 @@ T = TypeVar("T")
 SECTIONS = frozenset({"bookie", "write", "read", "client", "up", "cold"})
 
 _SECRETS = ("password", "secret", "token")
+
+#: variables of ours that are no options
+_OTHERS = frozenset(
+    {"DLOG_CONNECT", "DLOG_DIR", "DLOG_HELD", "DLOG_NAMESPACE", "DLOG_ZOOKEEPER", "DLOG_ZOOKEEPER_JARS"}
+)
+#: what Kubernetes sets in each pod for each service of its namespace, as DLOG_WRITE_PORT=tcp://10.0.0.1:8001
+_LINK = re.compile(r"_SERVICE_HOST\Z|_SERVICE_PORT(_\w+)?\Z|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?\Z")
+_LINK_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:\d+\Z")
 
 HELD = "DLOG_HELD"  # in the environment of a process that is started early: begin when stdin says so (process.py)
 
@@ -49,6 +59,31 @@ def load(
     values.update(_from_environ(os.environ if environ is None else environ, section, names))
     values.update({key: value for key, value in flags.items() if value is not None})
     return build(cls, values, where=f"section [{section}]")
+
+
+def ignored_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """Names of variables `DLOG_*` that no process reads: a warning at the start of each."""
+    environ = os.environ if environ is None else environ
+    sections = tuple(f"DLOG_{section.upper()}_" for section in SECTIONS)
+    return tuple(
+        name
+        for name, text in sorted(environ.items())
+        if name.startswith("DLOG_")
+        and name not in _OTHERS
+        and (_is_service_link(name, text) or not name.startswith(sections))
+    )
+
+
+def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
+    """Add `--name-of-option VALUE` for each option; what is not given comes from elsewhere. One that is true or false
+    may be given without a value, for true."""
+    for field in dataclasses.fields(cls):
+        flag = "--" + field.name.replace("_", "-")
+        told = f"default {field.default!r}"
+        if isinstance(field.default, bool):
+            parser.add_argument(flag, nargs="?", const=True, metavar="BOOL", help=told)
+        else:
+            parser.add_argument(flag, metavar=type(field.default).__name__.upper(), help=told)
 
 
 def configured(role: str, options: Any, config_path: str | Path | None) -> ProcessConfigured:
@@ -80,12 +115,17 @@ def _from_environ(environ: Mapping[str, str], section: str, names: set[str]) -> 
     prefix = f"DLOG_{section.upper()}_"
     values: dict[str, str] = {}
     for variable, text in environ.items():
-        if variable.startswith(prefix):
+        if variable.startswith(prefix) and not _is_service_link(variable, text):
             key = variable.removeprefix(prefix).lower()
             if key not in names:
                 raise ConfigError(f"unknown option in the environment, known are {sorted(names)}: variable={variable}")
             values[key] = text
     return values
+
+
+def _is_service_link(variable: str, text: str) -> bool:
+    is_address = variable.endswith("_PORT") and _LINK_ADDRESS.match(text)
+    return bool(is_address or _LINK.search(variable))
 
 
 def _shown(name: str, value: Any) -> Any:

@@ -20,10 +20,11 @@ from typing import Any
 
 import dlog
 from dlog.cli.discovery import Running, RunningPart, read_run_file
-from dlog.cli.parts import die_with_parent
 from dlog.client.lifetime import Lifetime
 from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError
+from dlog.hostport import split_host_port
+from dlog.io.children import die_with_parent, module_environment, python_module
 from loadtest.systems.base import (
     Acked,
     CannotRunError,
@@ -77,11 +78,11 @@ class Dlog(System):
         await self._whole_up()
 
     async def _start_up(self) -> None:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith("DLOG_")}
+        environment = {key: value for key, value in module_environment().items() if not key.startswith("DLOG_")}
         log = self._room.with_suffix(".printed").open("ab")
         with log:
             self._up = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "dlog", "up", "--dir", str(self._room), *self._flags),
+                *python_module("dlog", "up", "--dir", str(self._room), *self._flags),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=asyncio.subprocess.STDOUT,
@@ -103,7 +104,7 @@ class Dlog(System):
         if up is None:
             return
         if up.returncode is None:
-            up.send_signal(signal.SIGINT)
+            up.send_signal(signal.SIGTERM)
             try:
                 async with asyncio.timeout(PATIENCE_S):
                     await up.wait()
@@ -240,10 +241,10 @@ def zookeeper_version(pid: int) -> str:
 
 
 async def _greets(part: RunningPart) -> bool:
-    host, _, port = part.address.rpartition(":")
+    host, port = split_host_port(part.address)
     try:
         async with asyncio.timeout(1.0):
-            _, writer = await asyncio.open_connection(host, int(port))
+            _, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
     writer.close()

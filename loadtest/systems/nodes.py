@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, ClassVar
 
-from dlog.cli.parts import die_with_parent
+from dlog.io.children import die_with_parent
 from loadtest.systems.base import CannotRunError, Node, NotApplicable, System
 
 HOST = "127.0.0.1"

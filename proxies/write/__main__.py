@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             proxy.meters().expose()
             process.ready("write", proxy.id, proxy.address)
 
-        async with serving.metrics_endpoint(options.metrics_port):
+        async with serving.metrics_endpoint(options):
             await life.live(options, stop, ready, tuning=tuning)
         return 0
 

@@ -13,7 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from dlog.cli.parts import Part, ProcessPart, State, ZooKeeperPart, die_with_parent, last_words
+from dlog.cli.parts import Part, ProcessPart, State, ZooKeeperPart, last_words
+from dlog.io.children import die_with_parent
 from tests.chaos.disks import Disk
 from tests.chaos.links import Links
 from tests.chaos.plan import BOOKIES, READERS, WRITERS

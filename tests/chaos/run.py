@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import dlog
-from dlog.cli.parts import die_with_parent
+from dlog.io.children import die_with_parent
 from tests.chaos.cluster import ROOT, Cluster
 from tests.chaos.faults import Faults
 from tests.chaos.plan import CLIENTS, STREAMS, Plan

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from dlog.cli.parts import die_with_parent
+from dlog.io.children import die_with_parent
 from loadtest.systems.java import HDFS, jvm
 from loadtest.systems.versitygw import SERVER
 from tests.parts import need

@@ -13,6 +13,7 @@ import click
 from dlog.cli.pipeline import job_options, run
 from dlog.cli.telling import note, size_text
 from dlog.errors import ConfigError
+from dlog.io.children import heard_signals
 from dlog.options import parse_bytes, parse_duration_s
 
 if TYPE_CHECKING:
@@ -70,11 +71,14 @@ def table(
     return run("table", begin, lines=_lines, **given)
 
 
+_STOP = (signal.SIGINT, signal.SIGTERM)
+
+
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
     """Set by Ctrl-C and SIGTERM: they end a query in order."""
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in heard_signals(_STOP)}
     try:
         yield stop
     finally:

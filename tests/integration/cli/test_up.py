@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
+import urllib.request
 from pathlib import Path
+from subprocess import PIPE, Popen
+
+import pytest
 
 from dlog.cli.plan import read_plan
-from tests.integration.cli.up import Up, dlog, is_alive, up, wait_until
+from dlog.io.children import python_module
+from tests.integration.cli.up import Up, before_exec, dlog, ignores, is_alive, up, wait_until
+from tests.ports import free_port
 
 LINES = b"".join(b"line %d\n" % n for n in range(5000))
 SMALL = ("--write-proxies", "1", "--read-proxies", "1")
@@ -74,6 +81,90 @@ def test_a_part_that_dies_is_started_again_under_its_address(tmp_path: Path) -> 
         assert running.printed.read_text().count("died (exit code -9) and is started again") == 4
         ok(running, "append", "s", given=LINES)
         assert ok(running, "read", "s") == LINES * 2
+
+
+def test_a_directory_of_any_name_is_found_again_wherever_it_was_moved(tmp_path: Path) -> None:
+    directory = tmp_path / "Größe #1=x\\y"
+    with up(directory, *SMALL) as first:
+        ok(first, "append", "s", "--create", given=LINES)
+        assert first.end() == 0
+    beside = {path.name for path in tmp_path.iterdir()}
+    assert beside == {directory.name, first.printed.name}, "nothing of it lies elsewhere"
+    moved = tmp_path / "日本"
+    directory.rename(moved)
+    for _ in range(2):
+        with up(moved) as again:
+            assert ok(again, "read", "s") == LINES
+            assert again.end() == 0
+
+
+@pytest.mark.parametrize("host", ["[::1]", "::"])
+def test_a_cluster_on_any_kind_of_host(host: str, tmp_path: Path) -> None:
+    health, metrics = free_port(), free_port()
+    config = tmp_path / "dlog.toml"
+    config.write_text(f"[read]\nhealth_port = {health}\nmetrics_port = {metrics}\n")
+    with up(tmp_path / "c", *SMALL, "--host", host, "--config", str(config)) as running:
+        ok(running, "append", "s", "--create", given=LINES)
+        assert ok(running, "read", "s") == LINES
+        assert ok(running, "read", "s", "--connect", running.running.connect) == LINES
+        for command in ("cluster status", "bookie status", "explain s 1:0:0", "ledger ls"):
+            ok(running, *command.split())
+        status = json.loads(ok(running, "cluster", "status", "--json"))
+        named = [member["address"].rpartition(":")[0] for member in status["members"]]
+        shown = host if host == "[::1]" else socket.gethostname()
+        assert named == [shown] * 5
+        for port, path in ((health, "/ready"), (metrics, "/metrics")):
+            with urllib.request.urlopen(f"http://[::1]:{port}{path}", timeout=60.0) as answer:
+                assert answer.status == 200
+        assert running.end() == 0
+
+
+def test_signals_that_it_was_started_to_ignore_stay_ignored_in_every_process(tmp_path: Path) -> None:
+    """As of `nohup dlog up &`. It ends in order all the same: its parts hear its SIGTERM."""
+    ignored = (signal.SIGHUP, signal.SIGINT)
+    with up(tmp_path / "c", *SMALL, ignored=ignored) as running:
+        pids = [running.process.pid, *(part.pid for part in running.running.parts)]
+        assert [[number for number in ignored if not ignores(pid, number)] for pid in pids] == [[]] * len(pids)
+        for pid in pids:
+            for number in ignored:
+                os.kill(pid, number)
+        ok(running, "append", "s", "--create", given=LINES)
+        assert pids[1:] == [part.pid for part in running.running.parts], "nothing was started again"
+        assert running.end(signal.SIGTERM) == 0
+
+
+def test_it_ends_its_parts_in_order_though_it_was_started_to_ignore_sigterm(tmp_path: Path) -> None:
+    with up(tmp_path / "c", *SMALL, ignored=(signal.SIGTERM,)) as running:
+        assert ignores(running.process.pid, signal.SIGTERM)
+        assert running.end(signal.SIGINT) == 0
+        assert "has ended" in running.printed.read_text()
+
+
+@pytest.mark.parametrize("ignored", [(), (signal.SIGINT,)])
+def test_a_follower_that_was_started_to_ignore_ctrl_c_does(
+    cluster: Up, tmp_path: Path, ignored: tuple[signal.Signals, ...]
+) -> None:
+    ok(cluster, "append", f"follow-{len(ignored)}", "--create", given=b"x\n")
+    with Popen(
+        python_module("dlog", "read", f"follow-{len(ignored)}", "--follow", "--dir", str(cluster.directory)),
+        stdout=PIPE,
+        preexec_fn=before_exec(ignored),
+    ) as follower:
+        assert follower.stdout is not None
+        assert follower.stdout.readline() == b"x\n"
+        assert ignores(follower.pid, signal.SIGINT) is bool(ignored)
+        follower.send_signal(signal.SIGTERM if ignored else signal.SIGINT)
+        assert follower.wait(180) == (-signal.SIGTERM if ignored else 0)
+
+
+def test_directories_beside_it_that_are_called_as_packages_change_nothing(tmp_path: Path) -> None:
+    for name in ("actors", "proxies", "dlog", "asyncio", "click", "uvloop"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('imported from the working directory')\n")
+    with up(tmp_path / "c", *SMALL, cwd=tmp_path) as running:
+        was = running.kill_part("write")
+        running.wait_restarted(was)
+        assert running.end() == 0
 
 
 def test_an_outside_zookeeper_is_used_and_left_alone(cluster: Up, tmp_path: Path) -> None:

@@ -7,33 +7,37 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from dlog.cli.discovery import Running, RunningPart, read_run_file
-from dlog.cli.parts import die_with_parent
+from dlog.io.children import die_with_parent, module_environment, python_module
 from tests.integration.leftovers import remove_data
 
 PATIENCE_S = 180.0
 
 
 class Up:
-    """A running `dlog up` on one directory."""
+    """A running `dlog up` on one directory. cwd: where it is started. ignored: signals that it is to ignore."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
+    def __init__(
+        self, directory: Path, *flags: str, cwd: Path | None = None, ignored: Sequence[signal.Signals] = ()
+    ) -> None:
         self.directory = directory
         self.printed = directory.parent / f"{directory.name}.printed"
         with self.printed.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "dlog", "up", "--dir", str(directory), *flags],
+                python_module("dlog", "up", "--dir", str(directory), *flags),
+                cwd=cwd,
+                env=module_environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent(),  # no cluster outlives a killed test run
+                preexec_fn=before_exec(ignored),
             )
 
     @property
@@ -81,6 +85,24 @@ class Up:
         return self.process.wait(PATIENCE_S)
 
 
+def before_exec(ignored: Sequence[signal.Signals]) -> Callable[[], None]:
+    die = die_with_parent()  # no cluster outlives a killed test run
+
+    def before_exec() -> None:
+        die()
+        for number in ignored:
+            signal.signal(number, signal.SIG_IGN)
+
+    return before_exec
+
+
+def ignores(pid: int, number: signal.Signals) -> bool:
+    """Whether a process ignores a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = next(line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
     """Return once the condition holds; looked at often, since no event tells of it."""
     end_s = time.monotonic() + PATIENCE_S
@@ -90,15 +112,15 @@ def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
 
 
 @contextmanager
-def up(directory: Path, *flags: str) -> Iterator[Up]:
+def up(directory: Path, *flags: str, cwd: Path | None = None, ignored: Sequence[signal.Signals] = ()) -> Iterator[Up]:
     """Start, wait until it is up, end it whatever happens."""
-    started = Up(directory, *flags)
+    started = Up(directory, *flags, cwd=cwd, ignored=ignored)
     try:
         started.wait_up()
         yield started
     finally:
         if started.process.poll() is None:
-            started.process.send_signal(signal.SIGINT)
+            started.process.send_signal(signal.SIGTERM)
         try:
             started.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:

@@ -53,6 +53,16 @@ def finish(body: str, *flags: str) -> tuple[int, str, str]:
         ("raise UnavailableError('away')", 1, "UnavailableError: away\n"),
         ("raise DamagedError('bits')", 1, "DamagedError: bits\n"),
         (
+            "open('/nowhere/x')",
+            2,
+            "FileNotFoundError: no such file or directory: file=/nowhere/x; check the name\n",
+        ),
+        (
+            "raise ExceptionGroup('one', [OSError(28, 'No space left on device', '/full')])",
+            1,
+            "OSError: no space left on device: file=/full; make room there\n",
+        ),
+        (
             "raise ExceptionGroup('both', [ExceptionGroup('x', [UnavailableError('away')])])",
             1,
             "UnavailableError: away\n",

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dlog.cli.parts import die_with_parent
+from dlog.io.children import die_with_parent
 from tests.integration.cli.up import PATIENCE_S, wait_until
 
 

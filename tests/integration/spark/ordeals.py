@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from dlog.cli.parts import die_with_parent
+from dlog.io.children import die_with_parent
 from tests.integration.spark.deaths import environment
 from tests.integration.spark.killing import Arguments
 from tests.integration.spark.lake import Lake

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dlog.cli.parts import die_with_parent
 from dlog.client.client import Client
 from dlog.client.sync import SyncClient
+from dlog.io.children import die_with_parent
 from dlog.spark.jobs import offload_settle
 from dlog.spark.jobs.frame import Verdict
 from dlog.spark.jobs.offload_records import Records

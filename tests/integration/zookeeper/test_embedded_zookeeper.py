@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dlog.errors import ConfigError
 from dlog.io import embedded_zookeeper
 from dlog.io.embedded_zookeeper import (
     INSTALL_HINT,
@@ -41,6 +42,39 @@ async def test_a_directory_belongs_to_one_server_and_keeps_its_data(own_zookeepe
             assert (await zk.get("/kept"))[0] == b"x"
     await own_zookeeper.stop()
     assert own_zookeeper.pid is None
+
+
+@pytest.mark.parametrize(
+    ("name", "locale"),
+    [("Größe 日本", "C"), ("Größe 日本", "C.UTF-8"), (" #a=b:c!d\\u0041,${HOME}%41 ", "C"), ("line\nend\t\\", "C")],
+)
+async def test_data_lie_in_the_directory_whatever_it_is_called(
+    name: str, locale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LC_ALL", locale)
+    directory = tmp_path / name
+    async with EmbeddedZooKeeper(directory) as server, await ZooKeeper.connect(server.hosts) as zk:
+        await zk.create("/kept", b"x")
+    assert os.listdir(tmp_path) == [name]
+    moved = tmp_path / "moved"
+    directory.rename(moved)
+    async with EmbeddedZooKeeper(moved) as server, await ZooKeeper.connect(server.hosts) as zk:
+        assert (await zk.get("/kept"))[0] == b"x"
+    assert os.listdir(tmp_path) == ["moved"]
+
+
+async def test_data_that_an_earlier_release_put_beside_the_directory_are_told_of(tmp_path: Path) -> None:
+    beside = tmp_path / "Größe".encode().decode("latin-1") / "data"
+    (beside / "version-2").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="move it") as caught:
+        await EmbeddedZooKeeper(tmp_path / "Größe").start()
+    assert str(beside) in str(caught.value)
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "localhost"])
+async def test_a_server_on_any_kind_of_host(host: str, tmp_path: Path) -> None:
+    async with EmbeddedZooKeeper(tmp_path / "zk", host=host) as server, await ZooKeeper.connect(server.hosts) as zk:
+        assert await zk.exists("/zookeeper")
 
 
 async def test_a_port_in_use_is_an_error_and_leaves_nothing_running(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dlog.bookie.cookie import Found, Verdict, judge
+from dlog.bookie.cookie import Found, Verdict, judge, moved_together
 from dlog.errors import CookieError
 from dlog.model.ids import BookieId
 from dlog.wire.bookie_info import Cookie, encode_cookie
@@ -74,3 +74,52 @@ def test_what_is_not_ours_is_refused_wherever_it_lies(change: dict[str, object],
         judge(US, TEXT, [*found(TEXT, True)[:2], Found("/l2", foreign, True)])
     with pytest.raises(CookieError, match="not a cookie"):
         judge(US, "garbage", found(TEXT, True))
+
+
+OLD = ("/data/b1/journal", "/data/b1/ledgers")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "moved"),
+    [
+        (OLD, ("/mnt/x/journal", "/mnt/x/ledgers"), True),
+        (OLD, ("/b1/journal", "/b1/ledgers"), True),
+        (OLD, ("/elsewhere/data/b1/journal", "/elsewhere/data/b1/ledgers"), True),
+        (OLD, OLD, True),
+        (OLD, tuple(reversed(OLD)), False),
+        (OLD, ("/mnt/x/journal", "/mnt/y/ledgers"), False),
+        (OLD, ("/mnt/x/journal", "/mnt/x/ledgers2"), False),
+        (OLD, (*OLD, "/data/b1/more"), False),
+        (("/j/j", "/a/l", "/b/l"), ("/r/j/j", "/r/a/l", "/r/b/l"), True),
+        (("/j/j", "/a/l", "/b/l"), ("/r/j/j", "/r/b/l", "/r/a/l"), False),
+        (("/j", "/l1", "/l2"), ("/j", "/l2", "/l1"), False),
+        (("j", "l"), ("x/j", "x/l"), False),
+    ],
+)
+def test_directories_that_were_moved_together(old: tuple[str, ...], new: tuple[str, ...], moved: bool) -> None:
+    assert moved_together(old, new) is moved
+
+
+def test_moved_directories_are_taken_where_they_lie_only_if_that_is_said() -> None:
+    now = replace(US, journal_dirs=("/new/j",), ledger_dirs=("/new/l1", "/new/l2"))
+    dirs = [Found(f"/new{directory}", TEXT, True) for directory in DIRS]
+    with pytest.raises(CookieError, match="--dirs-moved"):
+        judge(now, TEXT, dirs)
+    assert judge(now, TEXT, dirs, may_have_moved=True) is Verdict.RESTAMP
+    half = [replace(dirs[0], version=encode_cookie(now)), *dirs[1:]]
+    assert judge(now, TEXT, half, may_have_moved=True) is Verdict.RESTAMP, "cut off while they were stamped"
+    done = [replace(item, version=encode_cookie(now)) for item in dirs]
+    assert judge(now, TEXT, done, may_have_moved=True) is Verdict.RESTAMP, "cut off before ZooKeeper heard of it"
+    assert judge(now, encode_cookie(now), done) is Verdict.SERVE
+
+
+def test_swapped_directories_are_refused_also_where_they_may_have_moved() -> None:
+    swapped = replace(US, ledger_dirs=("/l2", "/l1"))
+    with pytest.raises(CookieError, match="in that order: journal"):
+        judge(swapped, TEXT, found(TEXT, True), may_have_moved=True)
+    for gone in range(3):
+        dirs = [Found(f"/new{directory}", TEXT, True) for directory in DIRS]
+        dirs[gone] = Found(dirs[gone].directory, None, False)
+        now = replace(US, journal_dirs=("/new/j",), ledger_dirs=("/new/l1", "/new/l2"))
+        with pytest.raises(CookieError, match="is empty"):
+            judge(now, TEXT, dirs, may_have_moved=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dlog.errors import ConfigError
-from dlog.io.settings import configured, load
+from dlog.io.settings import SECTIONS, configured, ignored_variables, load
 from dlog.options import option
 
 
@@ -90,3 +90,47 @@ def test_everything_is_shown_and_secrets_are_masked(config: Path) -> None:
     assert shown["port"] == 3181 and shown["password"] == "***"
     assert set(shown) == set(Options.__dataclass_fields__)
     assert event.sources == ("defaults", str(config), "DLOG_BOOKIE_*", "flags")
+
+
+def service_links(service: str, port: int, name: str = "HTTP") -> dict[str, str]:
+    """What Kubernetes sets in a pod for a service of its namespace."""
+    prefix = service.upper().replace("-", "_")
+    each = f"{prefix}_PORT_{port}_TCP"
+    return {
+        f"{prefix}_SERVICE_HOST": "10.0.0.1",
+        f"{prefix}_SERVICE_PORT": str(port),
+        f"{prefix}_SERVICE_PORT_{name}": str(port),
+        f"{prefix}_PORT": f"tcp://10.0.0.1:{port}",
+        each: f"tcp://10.0.0.1:{port}",
+        f"{each}_PROTO": "tcp",
+        f"{each}_PORT": str(port),
+        f"{each}_ADDR": "10.0.0.1",
+    }
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS))
+@pytest.mark.parametrize("more", ["", "-metrics", "-health"])
+def test_variables_of_a_kubernetes_service_are_no_options(section: str, more: str) -> None:
+    environ = service_links(f"dlog-{section}{more}", 8001)
+    assert load(Options, section, None, {}, environ=environ) == Options()
+    assert ignored_variables(environ) == tuple(sorted(environ))
+    prefix = f"DLOG_{section.upper()}_"
+    assert load(Options, section, None, {}, environ={**environ, f"{prefix}PORT": "7"}).port == 7
+    with pytest.raises(ConfigError, match="PROT"):
+        load(Options, section, None, {}, environ={**environ, f"{prefix}PROT": "7"})
+
+
+def test_a_variable_of_no_role_is_told_and_those_of_ours_are_not() -> None:
+    ours = (
+        "DLOG_CONNECT",
+        "DLOG_DIR",
+        "DLOG_ZOOKEEPER",
+        "DLOG_NAMESPACE",
+        "DLOG_WRITE_PORT",
+        "DLOG_COLD_ROOTS",
+        "PATH",
+    )
+    assert ignored_variables({**dict.fromkeys(ours, "x"), "DLOG_WIRTE_PORT": "1", "DLOG_PORT": "tcp://h:1"}) == (
+        "DLOG_PORT",
+        "DLOG_WIRTE_PORT",
+    )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actors.bookie.__main__ import _parser as bookie_parser
 from dlog.bookie.options import BookieOptions
 from dlog.errors import ConfigError
 from dlog.io.settings import load
@@ -16,6 +19,7 @@ from proxies import serving
 from proxies.connection import Connection, Session
 from proxies.read.options import ReadOptions
 from proxies.write.options import WriteOptions
+from tests.ports import free_port
 
 CONFIG = Path(__file__).parents[3] / "config"
 ROLES: list[tuple[str, Any]] = [("bookie", BookieOptions), ("write", WriteOptions), ("read", ReadOptions)]
@@ -44,6 +48,39 @@ def test_a_configuration_file_loads_for_every_role(file: Path, role: str, cls: A
 def test_a_flag_that_makes_no_sense_is_a_configuration_error(flags: list[str]) -> None:
     with pytest.raises(ConfigError):
         serving.configure("write", WriteOptions, serving.parse("write", WriteOptions, flags))
+
+
+def parse_bookie(arguments: list[str]) -> dict[str, Any]:
+    return vars(bookie_parser().parse_args(arguments))
+
+
+PARSERS: dict[str, tuple[Any, Callable[[list[str]], dict[str, Any]]]] = {
+    "bookie": (BookieOptions, parse_bookie),
+    "write": (WriteOptions, lambda arguments: serving.parse("write", WriteOptions, arguments)),
+    "read": (ReadOptions, lambda arguments: serving.parse("read", ReadOptions, arguments)),
+}
+
+
+@pytest.mark.parametrize("role", PARSERS)
+def test_a_flag_that_is_true_or_false_means_the_same_for_every_process(role: str) -> None:
+    cls, parse = PARSERS[role]
+    switches = [field.name for field in dataclasses.fields(cls) if isinstance(field.default, bool)]
+    assert "tcp_only" in switches
+    for name in switches:
+        flag = "--" + name.replace("_", "-")
+        for given, meant in (([flag], True), ([flag, "true"], True), ([flag, "false"], False), ([], False)):
+            flags = {key: parse([*given, "--port", "7"])[key] for key in (name, "port")}
+            assert getattr(load(cls, role, None, flags, environ={}), name) is meant
+
+
+async def test_metrics_of_a_proxy_are_served_where_it_listens() -> None:
+    for host in ("127.0.0.1", "::1"):
+        port = free_port()
+        async with serving.metrics_endpoint(ReadOptions(host=host, metrics_port=port)):
+            with socket.create_connection((host, port)):
+                pass
+            with pytest.raises(OSError, match="refused"), socket.create_connection(("127.0.0.2", port)):
+                pass
 
 
 def test_an_unknown_flag_ends_with_the_list_of_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:

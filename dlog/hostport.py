@@ -1,0 +1,37 @@
+"""Addresses as text, `host:port`. An IPv6 host stands in brackets there, `[::1]:7400`, and without them where it stands
+alone, as in the option `--host ::1`; brackets around a host that stands alone are accepted."""
+
+from __future__ import annotations
+
+import re
+
+_PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
+_HOST = re.compile(r"[^\s/@\[\]]{1,253}\Z")  # names beyond ASCII are the resolver's affair
+ANY_HOSTS = ("0.0.0.0", "::", "")
+
+
+def join_host_port(host: str, port: int) -> str:
+    """`host:port`, with brackets around an IPv6 host."""
+    host = bare_host(host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_host_port(address: str) -> tuple[str, int]:
+    """Host without brackets, and port. Raises ValueError that says what is wrong."""
+    host, _, port = address.rpartition(":")
+    name = bare_host(host)
+    if ":" in host and name == host:
+        raise ValueError(f"an IPv6 host stands in brackets, as in [::1]:7400: address={address[:80]!r}")
+    if not _HOST.match(name) or not name.isprintable() or not _PORT.match(port) or not 0 < int(port) < 65536:
+        raise ValueError(f"an address is host:port: address={address[:80]!r}")
+    return name, int(port)
+
+
+def bare_host(host: str) -> str:
+    """The host without the brackets of an IPv6 one."""
+    return host[1:-1] if host.startswith("[") and host.endswith("]") and ":" in host else host
+
+
+def is_any_host(host: str) -> bool:
+    """Whether who listens on `host` listens on every interface."""
+    return bare_host(host) in ANY_HOSTS
