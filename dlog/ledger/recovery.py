@@ -362,12 +362,8 @@ class LedgerRecoverer:
 
     def _settle_search(self) -> None:
         quorum = self._metadata.quorum
-        if self._window is not None:
-            if self._window.confirm():
-                self._attempts = 0
-            if unfit := [bookie for bookie in self._window.failed if bookie not in self._places]:
-                self._begin_again(unfit)
-                return
+        if self._window is not None and self._window.confirm():
+            self._attempts = 0
         while self._end is None:
             upcoming = EntryId(self._pushed + 1)
             search = self._searches.get(upcoming)
@@ -388,14 +384,20 @@ class LedgerRecoverer:
                 if search is not None and search.doubtful:
                     self._pause()
                 break
-        if self._window is not None and self._window.failed and len(self._window):
+        if self._window is not None and self._window.failed and (len(self._window) or self._unfit):
             self._mend(self._window, again=False)
         is_safe = self._end is not None and self._confirmed == self._end and not any(self._owed.values())
         if self._stage is _Stage.SEARCHING and is_safe:
             self._measure()
 
-    def _begin_again(self, unfit: list[BookieId]) -> None:
-        """Replacements failed, which the local copy of metadata names."""
+    @property
+    def _unfit(self) -> list[BookieId]:
+        """Replacements that failed: the local copy of metadata says that they hold what they may not."""
+        return [] if self._window is None else [bookie for bookie in self._window.failed if bookie in self._owed]
+
+    def _begin_again(self) -> None:
+        """From metadata as it stands, without those."""
+        unfit = self._unfit
         self._quarantine.update(unfit)
         self._restarts += 1
         if self._restarts > self._options.attempts_max:
@@ -434,6 +436,9 @@ class LedgerRecoverer:
 
     def _mend(self, window: Window, *, again: bool) -> None:
         """Replace failed members in the local copy of metadata, from the entry after the last safe one on."""
+        if self._unfit:
+            self._begin_again()
+            return
         exclude = self._foreign if again else self._foreign | self._quarantine
         found = self._placement.replace(window.quorum, window.ensemble, window.failed_places(), exclude)
         if found:
