@@ -29,6 +29,17 @@ class LedgerOpened(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerIdInUse(Event):
+    """Bookies hold entries under an id that ZooKeeper gave out just now: it was restored from a backup. Another id is
+    drawn; docs/restore.md says how to find the ledgers that the backup does not know."""
+
+    name: ClassVar[str] = "ledger.id_in_use"
+    level: ClassVar[str] = "warning"
+    ledger: int
+    bookies: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerFenced(Event):
     name: ClassVar[str] = "ledger.fenced"
     level: ClassVar[str] = "warning"

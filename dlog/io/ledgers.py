@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 
 from dlog.errors import ClosedError, DLogError, LedgerNotFoundError, MetadataUnavailableError, NotEnoughBookiesError
-from dlog.events import Event, LedgerHandleFailed, LedgerOpened
+from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, LedgerOpened
 from dlog.io.bookie_client import Asker, BookieClient, Resolve
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver
@@ -37,6 +37,7 @@ from dlog.ledger.placement import Placement, RandomPlacement
 from dlog.ledger.recovery import LedgerRecoverer, Recover, Recovered, RecoveryOptions
 from dlog.ledger.tailing import LacSeen, LedgerTailer, ReadLac
 from dlog.ledger.verifying import LedgerVerifier, Verified, Verify
+from dlog.ledger.vetting import LedgerVetter, Vet, Vetted
 from dlog.machine import Conflict, Machine, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerKey, LedgerMetadata
@@ -44,7 +45,9 @@ from dlog.model.quorum import Quorum
 from dlog.options import option
 from dlog.wire.digest import Digest
 
-CREATE_ATTEMPTS = 5
+CREATE_ATTEMPTS = 64  # ids tried; all that bookies know lie behind a generator that went back
+AHEAD_MAX = 2048  # ids drawn at once past those that are in use
+_ASK_AGAIN_S = 0.2  # bookies that could not say whether they know a ledger, where no others are left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,8 @@ class LedgersOptions:
     digest: DigestType = DigestType.CRC32C
     password: bytes = b""
     pending_entries_max: int = option(10_000, sim=(4, 100))  # appends without an answer, per ledger
+    vet_s: float = option(1.0, sim=(0.1, 2.0))  # a bookie may take to say that it does not know a new ledger
+    vet_all_s: float = option(5.0, sim=(1.0, 10.0))  # the same, where the ledger cannot be made without it
     adding: AddingOptions = field(default_factory=AddingOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
 
@@ -129,7 +134,7 @@ class Ledgers:
         password: bytes | None = None,
         custom: tuple[tuple[str, bytes], ...] = (),
     ) -> LedgerWriter:
-        """Create a ledger nobody else knows and return its writer.
+        """Create a ledger nobody else knows, no bookie of its ensemble either, and return its writer.
 
         ensemble_min: with fewer writable bookies than the quorum's ensemble take as many as there are, but not fewer
         than this; None: all or none. custom: kept in its metadata. Raises NotEnoughBookiesError,
@@ -137,9 +142,14 @@ class Ledgers:
         """
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
+        least = quorum.ensemble if ensemble_min is None else ensemble_min
+        ahead = 1
         for _ in range(CREATE_ATTEMPTS):
-            ledger = await self._metadata.new_ledger_id()
-            ensemble = await self._choose(quorum, quorum.ensemble if ensemble_min is None else ensemble_min)
+            ledger = await self._metadata.new_ledger_id(ahead)
+            ahead = min(2 * ahead, AHEAD_MAX)  # if it is in use, the next ones are as well
+            ensemble = await self._choose_vetted(ledger, quorum, least)
+            if ensemble is None:
+                continue
             value = LedgerMetadata(
                 quorum=replace(quorum, ensemble=len(ensemble)),
                 fragments=(Fragment(EntryId(0), ensemble),),
@@ -152,17 +162,46 @@ class Ledgers:
             written = await self._write_new(ledger, value)
             if written is not None:
                 return self._writer(ledger, written, Digest(ledger, digest, password))
-        raise MetadataUnavailableError("no ledger id was free, ids are given out twice")
+        raise MetadataUnavailableError(
+            f"no ledger id is free, ids are given out twice; was ZooKeeper restored from a backup? "
+            f"See docs/restore.md: attempts={CREATE_ATTEMPTS}"
+        )
 
-    async def _choose(self, quorum: Quorum, least: int) -> tuple[BookieId, ...]:
+    async def _choose_vetted(self, ledger: LedgerId, quorum: Quorum, least: int) -> tuple[BookieId, ...] | None:
+        """An ensemble of which every member says that it does not know the ledger; None if one of those asked does.
+
+        Who does not say so in time is left out, as long as there are enough others.
+        """
+        silent: set[BookieId] = set()
+        give_up_s = self._clock.monotonic_s() + self.options.vet_all_s
+        async with self._visiting(LedgerVetter(ledger), ledger, "vetter") as vetter:
+            while True:
+                try:
+                    ensemble = await self._choose(quorum, least, silent)
+                except NotEnoughBookiesError:
+                    if not silent or self._clock.monotonic_s() >= give_up_s:
+                        raise
+                    silent.clear()
+                    await asyncio.sleep(_ASK_AGAIN_S)
+                    continue
+                vetted: Vetted = await vetter.ask(Vet(ensemble, self.options.vet_s))
+                if vetted.known_to:
+                    self._on_event(LedgerIdInUse(ledger, tuple(sorted(vetted.known_to))))
+                    return None
+                if len(vetted.unknown_to) == len(ensemble):
+                    return ensemble
+                silent |= set(ensemble) - vetted.unknown_to
+
+    async def _choose(self, quorum: Quorum, least: int, exclude: Collection[BookieId]) -> tuple[BookieId, ...]:
         try:
-            return self._placement.choose(quorum)
+            return self._placement.choose(quorum, exclude)
         except NotEnoughBookiesError:
-            await self._metadata.members()  # what we heard last may be old
+            if not exclude:
+                await self._metadata.members()  # what we heard last may be old
         for size in range(quorum.ensemble, least, -1):
             with suppress(NotEnoughBookiesError):
-                return self._placement.choose(replace(quorum, ensemble=size))
-        return self._placement.choose(replace(quorum, ensemble=least))
+                return self._placement.choose(replace(quorum, ensemble=size), exclude)
+        return self._placement.choose(replace(quorum, ensemble=least), exclude)
 
     async def _write_new(self, ledger: LedgerId, value: LedgerMetadata) -> Versioned | None:
         """The metadata in place, or None if the id is taken. A lost reply is resolved by the token we wrote."""

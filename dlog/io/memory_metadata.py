@@ -72,9 +72,9 @@ class MemoryMetadata:
         watchers.append(callback)
         return lambda: watchers.remove(callback) if callback in watchers else None
 
-    async def new_ledger_id(self) -> LedgerId:
+    async def new_ledger_id(self, ahead: int = 1) -> LedgerId:
         await asyncio.sleep(0)
-        self._ledgers += 1
+        self._ledgers += ahead
         return LedgerId(self._ledgers - 1)
 
     async def ledgers(self) -> AsyncIterator[LedgerId]:

@@ -1,9 +1,10 @@
 """Ledger metadata in ZooKeeper, laid out as BookKeeper's HierarchicalLedgerManager does.
 
 The law of this room: the version of a ledger is its znode's; a create is told from somebody else's by the token in it
-(cToken). An id is never given twice, so neither is a version of one. What is read decides (recovery, whether a ledger
-is gone), so reads and lists are fresh. Parents are made when they are missed and removed when they are empty, and
-either may meet the other half-way.
+(cToken). An id is never given twice, so neither is a version of one; where ZooKeeper was restored from a backup the
+sequence is too low, and whoever creates a ledger finds that out from bookies and draws on. What is read decides
+(recovery, whether a ledger is gone), so reads and lists are fresh. Parents are made when they are missed and removed
+when they are empty, and either may meet the other half-way.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from dlog.io.zookeeper_layout import SHORT_ID_MAX, LedgerPaths
 from dlog.io.zookeeper_protocol import (
     BadVersionError,
     ConnectionLossError,
+    Create,
+    Delete,
+    MultiFailedError,
     NodeExistsError,
     NoNodeError,
     NotEmptyError,
@@ -86,15 +90,15 @@ class LedgerTree:
     def watch(self, ledger: LedgerId, callback: Callable[[], None]) -> Unsubscribe:
         return self._zk.watch_data(self._paths.ledger(ledger), callback)
 
-    async def new_id(self) -> LedgerId:
-        """An id nobody was ever given. A lost reply costs one id."""
+    async def new_id(self, ahead: int = 1) -> LedgerId:
+        """The last of `ahead` ids that the sequence gave to nobody before. A lost reply costs as many ids."""
         if not self._is_long:
             if await self._zk.exists(self._paths.long_ids) is None:
-                number = await self._number(f"{self._paths.short_ids}/ID-")
+                number = await self._number(f"{self._paths.short_ids}/ID-", ahead)
                 if 0 <= number <= SHORT_ID_MAX:
                     return LedgerId(number)
             self._is_long = True
-        return await self._new_long_id()
+        return await self._new_long_id(ahead)
 
     async def ids(self) -> AsyncIterator[LedgerId]:
         """All ledgers, the short ids first, each kind in order."""
@@ -117,20 +121,24 @@ class LedgerTree:
             return found if isinstance(found, OutcomeUnknown) else Conflict()
         return Versioned(value, created.stat.version)
 
-    async def _number(self, prefix: str) -> int:
-        """The number of a sequential node made for it, and deleted (or gone with our session)."""
-        created = await self._zk.create(prefix, ephemeral=True, sequential=True, parents=True)
-        with contextlib.suppress(NoNodeError, ConnectionLossError):
-            await self._zk.delete(created.path, ANY_VERSION)
-        return int(created.path.removeprefix(prefix))
+    async def _number(self, prefix: str, ahead: int) -> int:
+        """The number of the last of `ahead` sequential nodes made for it, and deleted (or gone with our session)."""
+        if ahead > 1:
+            await self._zk.ensure_path(prefix.rpartition("/")[0])
+            made = await self._zk.multi([Create(prefix, ephemeral=True, sequential=True)] * ahead)
+        else:
+            made = [await self._zk.create(prefix, ephemeral=True, sequential=True, parents=True)]
+        with contextlib.suppress(MultiFailedError, ConnectionLossError):
+            await self._zk.multi([Delete(created.path) for created in made])
+        return int(made[-1].path.removeprefix(prefix))
 
-    async def _new_long_id(self) -> LedgerId:
+    async def _new_long_id(self, ahead: int) -> LedgerId:
         await self._zk.ensure_path(self._paths.long_ids)
         while True:
             directories = [_HIGH_NAME.match(name) for name in await self._children(self._paths.long_ids)]
             high = max((int(match[1]) for match in directories if match is not None), default=0)
             if high:
-                low = await self._number(f"{self._paths.long_ids}/{_HIGH}{high:010d}/ID-")
+                low = await self._number(f"{self._paths.long_ids}/{_HIGH}{high:010d}/ID-", ahead)
                 if 0 <= low < _LOW_MAX:
                     return LedgerId(high << 32 | low)
             await self._zk.ensure_path(f"{self._paths.long_ids}/{_HIGH}{high + 1:010d}")

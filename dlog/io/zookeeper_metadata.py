@@ -116,8 +116,8 @@ class ZooKeeperMetadata:
         assert isinstance(key, StreamKey)
         return self._streams.watch(key.stream, callback)
 
-    async def new_ledger_id(self) -> LedgerId:
-        return await self._ledgers.new_id()
+    async def new_ledger_id(self, ahead: int = 1) -> LedgerId:
+        return await self._ledgers.new_id(ahead)
 
     def ledgers(self) -> AsyncIterator[LedgerId]:
         return self._ledgers.ids()

@@ -8,6 +8,8 @@ The law of this file:
   what metadata says after a conflict is adopted, not argued with;
 - an unknown outcome is settled by a later write that succeeds or by finding our value at another version than we wrote
   it from, never by one reading alone: the write may still be under way, and what we wrote last may be what was there;
+- a replacement must say that it knows nothing of the ledger before metadata names it (vetting.py): one that holds
+  entries of another ledger under this id would give those to readers. Members were asked when the ledger was created;
 - as long as Qa members can be reached the ledger goes on with holes; metadata changes only when there is a replacement;
 - one FENCED ends the handle: whether pending entries are in the ledger is then unknown, and recovery decides.
 
@@ -31,6 +33,7 @@ from dlog.errors import (
 )
 from dlog.events import BookieLost, EnsembleChanged, LedgerClosed, LedgerFenced
 from dlog.ledger.placement import Placement
+from dlog.ledger.vetting import is_known, vet_question
 from dlog.ledger.window import Window
 from dlog.machine import (
     Answer,
@@ -47,6 +50,7 @@ from dlog.machine import (
     PeerLost,
     ReadMetadata,
     Received,
+    Send,
     SetTimer,
     Tell,
     Ticket,
@@ -57,7 +61,7 @@ from dlog.model.ids import NO_ENTRY, BookieId, EntryId, LedgerId
 from dlog.model.ledger import LedgerKey, LedgerMetadata, LedgerState
 from dlog.options import option
 from dlog.values import value
-from dlog.wire.bookie import AddEntry, Code, EntryAdded
+from dlog.wire.bookie import AddEntry, Code, EntryAdded, EntryRead
 from dlog.wire.digest import Buffer, Digest
 
 
@@ -98,7 +102,7 @@ class AddingOptions:
 
 
 class LedgerAdder:
-    """The one writer of a ledger that was just created.
+    """The one writer of a ledger that was just created, on bookies that knew nothing of it.
 
     metadata: as created, with its version. digest: of the ledger (dlog/wire/digest.py).
     lac, length: what is confirmed. error: why the handle is dead, None while it lives; `Closed` handles die as well.
@@ -106,10 +110,12 @@ class LedgerAdder:
 
     __slots__ = (
         "_again",
+        "_candidates",
         "_closers",
         "_closing",
         "_digest",
         "_effects",
+        "_foreign",
         "_mend_due",
         "_metadata",
         "_options",
@@ -122,6 +128,7 @@ class LedgerAdder:
         "_timers",
         "_told_lost",
         "_version",
+        "_vetted",
         "_window",
         "ensemble_changes",
         "error",
@@ -156,6 +163,9 @@ class LedgerAdder:
         self._mend_due = False  # something changed that makes a replacement worth trying
         self._again = False  # this try is a retry: the quarantined may be chosen, the fallen readmitted
         self._quarantine: frozenset[BookieId] = _NONE
+        self._candidates: tuple[tuple[int, BookieId], ...] = ()  # by place: who is to replace its member, and is asked
+        self._vetted = frozenset(value.fragments[0].ensemble)  # what they hold of the ledger is ours
+        self._foreign: frozenset[BookieId] = _NONE  # hold another ledger under this id
         self._told_lost: frozenset[BookieId] = _NONE
         self._timers: tuple[str, ...] = ()
         self._effects: list[Effect] = []
@@ -189,14 +199,18 @@ class LedgerAdder:
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
         if isinstance(fact, Received):
-            if self.error is None and isinstance(fact.message, EntryAdded):
-                self._note_added(fact.peer, fact.message)  # type: ignore[arg-type]  # our peers are bookies
+            bookie, message = cast(BookieId, fact.peer), fact.message
+            if self.error is None and isinstance(message, EntryAdded):
+                self._note_added(bookie, message)
+            elif self.error is None and isinstance(message, EntryRead) and message.ledger == self.ledger:
+                self._note_vetted(bookie, is_known(message))
         elif isinstance(fact, Asked):
             self._note_asked(fact)
         elif self.error is None:
             match fact:
                 case PeerLost(peer, reason):
                     self._window.disconnect(cast(BookieId, peer), reason or "connection lost")
+                    self._note_vetted(cast(BookieId, peer), None)
                 case MetadataSeen(token, outcome):
                     self._note_metadata(token, outcome)
                 case TimerFired(key):
@@ -245,6 +259,20 @@ class LedgerAdder:
             self._die(UnauthorizedError(f"{why}: ledger={self.ledger} entry={message.entry} bookie={bookie}"))
         else:
             self._window.refuse(bookie, code.name.lower())
+
+    def _note_vetted(self, bookie: BookieId, known: bool | None) -> None:
+        """What a candidate said: whether it holds something under our id. None: it cannot say, or is lost."""
+        if bookie in self._vetted or all(bookie != candidate for _, candidate in self._candidates):
+            return
+        if known is False:
+            self._vetted |= {bookie}
+        else:
+            self._candidates = tuple(c for c in self._candidates if c[1] != bookie)
+            if known:
+                self._foreign |= {bookie}
+            else:
+                self._quarantine |= {bookie}
+        self._mend_due = True
 
     def _note_timer(self, key: object) -> None:
         if key not in self._timers:
@@ -375,10 +403,26 @@ class LedgerAdder:
             self._set_timer("give_up", self._options.give_up_s)  # until something is confirmed
 
     def _replace(self, again: bool) -> LedgerMetadata | None:
-        """Metadata with replacements for the failed members, as many as there are; None if there are none."""
+        """Metadata with replacements for the failed members, as many as are vetted; None if there are none."""
         window = self._window
-        exclude = () if again else self._quarantine
-        found = self._placement.replace(window.quorum, window.ensemble, window.failed_places(), exclude)
+        failed = window.failed_places()
+        asked = {b for _, b in self._candidates}
+        chosen = {
+            place: b
+            for place, b in self._candidates
+            if place in failed
+            and b not in window.ensemble
+            and (b in self._vetted or not again)  # who has not answered by now may be slow: ask another one
+            and self._placement.is_writable(b)
+        }
+        exclude = {*self._foreign, *chosen.values()} | (_NONE if again else self._quarantine)
+        missing = [place for place in failed if place not in chosen]
+        chosen |= self._placement.replace(window.quorum, window.ensemble, missing, exclude)
+        self._candidates = tuple(chosen.items())
+        for bookie in chosen.values():
+            if bookie not in self._vetted and bookie not in asked:
+                self._effects.append(Send(bookie, vet_question(self.ledger)))
+        found = {place: b for place, b in chosen.items() if b in self._vetted}
         if not found:
             return None
         ensemble = tuple(found.get(i, bookie) for i, bookie in enumerate(window.ensemble))

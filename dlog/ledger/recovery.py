@@ -11,7 +11,8 @@ The law of this file, in order:
    length that it has. A member that holds another payload under the entry's id ends the recovery: two writers used one
    ledger id, and which of the two is the entry nobody can tell. Failed members are replaced in a local copy of the
    metadata, from the entry after the last one written on; reads go by the metadata as it was, for a replacement that
-   has nothing proves nothing;
+   has nothing proves nothing. A replacement must store all that it is sent before the end is written, for it may hold
+   another ledger under this id: if it fails, the recovery begins again without it;
 6. entries written again carry the LAC that the search began from: before the ledger is closed nobody knows more, and a
    second recovery that has seen less may close first;
 7. the end is written by compare-and-set. Whoever loses takes the winner's end.
@@ -153,6 +154,8 @@ class LedgerRecoverer:
         self._waiting = False  # for the retry timer
         self._effects: list[Effect] = []
         self._quarantine: set[BookieId] = set()
+        self._foreign: set[BookieId] = set()  # hold another ledger under this id
+        self._restarts = 0
 
     # ---- the door ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +185,7 @@ class LedgerRecoverer:
             return
         self._tickets.append(ticket)
         if self._stage is _Stage.IDLE:
-            self._attempts = 0
+            self._attempts = self._restarts = 0
             self._open()
 
     def _open(self) -> None:
@@ -277,6 +280,7 @@ class LedgerRecoverer:
         self._readded = 0
         self._window: Window | None = None  # from the first entry found on
         self._holders: dict[int, str] = {}  # by entry: whose copy is written again
+        self._owed: dict[BookieId, set[EntryId]] = {}  # by replacement: sent to it, and not stored yet
 
     # ---- searching ---------------------------------------------------------------------------------------------------
 
@@ -315,10 +319,14 @@ class LedgerRecoverer:
             return
         if answer.code is Code.OK:
             self._window.acknowledge(bookie, answer.entry)
+            self._owed.get(bookie, set()).discard(answer.entry)
+        elif answer.code is Code.UNAUTHORIZED and bookie not in self._places:
+            self._foreign.add(bookie)
+            self._window.refuse(bookie, "holds another ledger under this id")
         elif answer.code is Code.UNAUTHORIZED:
             why = (
-                f"bookies hold different entries under one id, or one of them knows the ledger by another key; was "
-                f"ZooKeeper restored from a backup? See docs/restore.md: ledger={self.ledger} entry={answer.entry} "
+                f"bookies hold different entries under one id; was ZooKeeper restored from a backup? "
+                f"See docs/restore.md: ledger={self.ledger} entry={answer.entry} "
                 f"refused_by={bookie} read_from={self._holders.get(answer.entry, 'unknown')}"
             )
             self._fail(DamagedError(why))
@@ -376,10 +384,28 @@ class LedgerRecoverer:
                 if search is not None and search.doubtful:
                     self._pause()
                 break
-        if self._window is not None and self._window.failed and len(self._window):
+        if self._window is not None and self._window.failed and (len(self._window) or self._unfit):
             self._mend(self._window, again=False)
-        if self._stage is _Stage.SEARCHING and self._end is not None and self._confirmed == self._end:
+        is_safe = self._end is not None and self._confirmed == self._end and not any(self._owed.values())
+        if self._stage is _Stage.SEARCHING and is_safe:
             self._measure()
+
+    @property
+    def _unfit(self) -> list[BookieId]:
+        """Replacements that failed: the local copy of metadata says that they hold what they may not."""
+        return [] if self._window is None else [bookie for bookie in self._window.failed if bookie in self._owed]
+
+    def _begin_again(self) -> None:
+        """From metadata as it stands, without those."""
+        unfit = self._unfit
+        self._quarantine.update(unfit)
+        self._restarts += 1
+        if self._restarts > self._options.attempts_max:
+            why = f"too many replacements failed: ledger={self.ledger} last={', '.join(unfit)}"
+            self._fail(NotEnoughBookiesError(why))
+        else:
+            self._stop_waiting()
+            self._open()
 
     @property
     def _pushed(self) -> int:
@@ -404,11 +430,16 @@ class LedgerRecoverer:
         parts = self._digest.pack(entry_id, self._lac, length, (entry.payload,))
         message = AddEntry(self.ledger, entry_id, self._digest.master_key, parts, recovery=True, high_priority=True)
         self._effects += self._window.push(message, length)
+        for bookie in set(self._owed).intersection(self._window.members(entry_id)):
+            self._owed[bookie].add(entry_id)
         self._readded += 1
 
     def _mend(self, window: Window, *, again: bool) -> None:
         """Replace failed members in the local copy of metadata, from the entry after the last safe one on."""
-        exclude = () if again else self._quarantine
+        if self._unfit:
+            self._begin_again()
+            return
+        exclude = self._foreign if again else self._foreign | self._quarantine
         found = self._placement.replace(window.quorum, window.ensemble, window.failed_places(), exclude)
         if found:
             old = window.ensemble
@@ -416,7 +447,10 @@ class LedgerRecoverer:
             first = EntryId(window.lac + 1)
             self._local = self._local.with_ensemble(first, ensemble)
             self._quarantine.update(old[i] for i in found)
-            self._effects += window.adopt(ensemble)
+            sends = window.adopt(ensemble)
+            self._effects += sends
+            for bookie in found.values():
+                self._owed[bookie] = {send.message.entry for send in sends if send.peer == bookie}
             replaced = tuple((str(old[i]), str(new)) for i, new in found.items())
             self._effects.append(Tell(EnsembleChanged(self.ledger, first, replaced)))
         elif again:

@@ -148,6 +148,10 @@ class Window:
         self._unanswered[place] = 0
         return self._send_again(place)
 
+    def members(self, entry: EntryId) -> list[BookieId]:
+        """Who stores the entry, as the ensemble is now."""
+        return [bookie for _, bookie in self._targets[entry % self.quorum.ensemble]]
+
     def failed_places(self) -> list[int]:
         return [i for i, bookie in enumerate(self.ensemble) if bookie in self.failed]
 

@@ -1,8 +1,9 @@
 """A bookie as the ledger protocol sees it: small, and faithful in what must be durable before which answer.
 
 Adds and fences go to a journal and are answered once synced. What was accepted is readable at once. A fence refuses
-plain adds from the instant it is accepted. After a crash the state is what the journal kept. It is looser than the real
-machine (housed_bookie.py): what is not yet durable is readable, as on Java's bookie.
+plain adds from the instant it is accepted; an add of an entry that is held with another payload is refused. After a
+crash the state is what the journal kept. It is looser than the real machine (housed_bookie.py): what is not yet durable
+is readable, as on Java's bookie.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from dlog.machine import Effect, Fact, PeerLost, Persist, Persisted, Received, Send
 from dlog.wire.bookie import AddEntry, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.digest import is_copy
 
 
 class Ailments:
@@ -79,6 +81,9 @@ class BookieModel:
         if self.ailments.is_ill():
             return [Send(peer, EntryAdded(add.ledger, add.entry, Code.IO_ERROR))]
         packet = b"".join(bytes(part) for part in add.parts)
+        held = self.entries.get((add.ledger, add.entry))
+        if held is not None and not is_copy(held, packet, recovery=add.recovery):
+            return [Send(peer, EntryAdded(add.ledger, add.entry, Code.UNAUTHORIZED))]
         self.store(add.ledger, add.entry, packet)
         return self.persist(peer, add, ("add", add.ledger, add.entry, packet))
 

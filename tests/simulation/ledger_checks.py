@@ -57,7 +57,7 @@ class LedgerChecks:
         self.searching: dict[str, tuple[int, dict[int, set[BookieId]]]] = {}  # host -> from, denials by entry
         self._holds: dict[BookieId, set[int]] = {b: set() for b in bookies}
         self._fenced: set[BookieId] = set()
-        self._scanned: dict[BookieId, int] = dict.fromkeys(bookies, 0)
+        self._scanned: dict[BookieId, int] = {b: len(sim.disk(b).durable) for b in bookies}  # past an older ledger's
         sim.metadata.on_change = self.metadata_changed
         sim.on_fact = self.see_fact
         sim.on_effect = self.see_effect
@@ -296,7 +296,11 @@ class LedgerChecks:
         for bookie in self._holds:
             for _, data in self.sim.disk(bookie).durable:
                 for record in journal_records(data):
-                    if record[0] == "add" and record[2] <= metadata.last_entry:
+                    if (
+                        record[0] == "add"
+                        and record[2] <= metadata.last_entry
+                        and bookie in metadata.bookies_of(record[2])
+                    ):
                         payload = record[3][ENTRY_HEAD.size + self.digest.size :]
                         if payload != self.payloads[record[2]]:
                             raise Violation("L3", f"{bookie} holds other bytes for entry {record[2]}")

@@ -7,6 +7,8 @@ Styles of plan:
 - "frozen": one bookie stands still from before a recovery to the end, and shows it to nobody; the others fail for a
   moment and are back: the recovery must end long before the silent one is given up;
 - "orphan": the writer is cut off, stands still or dies with entries under way; the tail is asked for, then recovered;
+- "restored": as "churn" or "orphan", with spare bookies of which some hold another ledger under the same id, as after
+  ZooKeeper was restored from a backup; who creates a ledger has made sure that no member does;
 - "calm": nobody recovers until the writer is done: after the faults everything must be confirmed (half of "churn" too).
 """
 
@@ -23,14 +25,14 @@ from tests.simulation.plan import EVERY_KIND, Fault, FaultKind, Plan, draw_fault
 WRITER, TAIL, FINDER, RECOVERERS = "w", "t", "f", ("r1", "r2")
 QUORUMS = ((3, 3, 2), (3, 3, 2), (3, 2, 2), (4, 3, 2), (5, 3, 2), (5, 5, 3), (3, 3, 3), (2, 2, 1), (3, 2, 1))
 MARKS = ("recovery", "ensemble_change", "fenced_cover", "bookie_lost")
-STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "calm")
+STYLES = ("swarm", "churn", "scope", "frozen", "orphan", "told", "restored", "calm")
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
     """The plan that a seed means."""
     rng = random.Random(f"{style}/{seed}/plan")
     draws = {"swarm": _draw_swarm, "calm": _draw_swarm, "churn": _draw_churn, "scope": _draw_scope}
-    draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn}
+    draws |= {"frozen": _draw_frozen, "orphan": _draw_orphan, "told": _draw_churn, "restored": _draw_restored}
     plan = draws[style](seed, rng, style)
     if style == "told":
         plan = with_news(plan, TAIL, rng)
@@ -255,6 +257,29 @@ def _draw_orphan(seed: int, rng: random.Random, style: str) -> Plan:
             at_s, for_s = rng.uniform(0, 0.05), rng.choice((0.01, 0.3))
             faults.append(Fault(kind=what, a=bookie, b=b, at_s=at_s, for_s=for_s, mark=mark))
     return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def _draw_restored(seed: int, rng: random.Random, style: str) -> Plan:
+    """Spares that hold entries of another ledger under the same id, and members that have to be replaced."""
+    plan = rng.choice((_draw_churn, _draw_orphan))(seed, rng, style)
+    ensemble = plan.config["quorum"][0]
+    bookies = max(plan.config["bookies"], ensemble + 2)
+    spares = [f"b{n}" for n in range(ensemble + 1, bookies + 1)]
+    held = range(plan.config["entries"] + 3)
+    older = {
+        name: sorted(rng.sample(held, rng.randint(1, len(held))))
+        for name in rng.sample(spares, rng.randint(1, len(spares)))
+    }
+    members = [f"b{n + 1}" for n in range(ensemble)]
+    mark = rng.choice(("", "recovery", "fenced_cover"))
+    lost = Fault(
+        kind=rng.choice((FaultKind.CRASH, FaultKind.PAUSE)),
+        a=rng.choice(members),
+        at_s=rng.uniform(0, 0.02),
+        for_s=rng.uniform(0.1, 1.0),
+        mark=mark,
+    )
+    return with_config(replace(plan, faults=(*plan.faults, lost)), bookies=bookies, older=older)
 
 
 def with_config(plan: Plan, **values: Any) -> Plan:

@@ -40,6 +40,7 @@ from tests.simulation.ledger_drawing import (
     draw_plan,
 )
 from tests.simulation.ledger_news import News
+from tests.simulation.ledger_older import durable_records
 from tests.simulation.network import Node
 from tests.simulation.plan import Fault, Plan
 from tests.simulation.worlds import Outcome, Room
@@ -122,6 +123,10 @@ class LedgerWorld:
         self.tail_closed = False
         self.news = News(self, TAIL)
         self.finders = self.finding = 0  # that were, and that have no answer yet
+        self.bookie_class = parts.get("bookie", HousedBookie if config.get("real") else BookieModel)
+        for bookie, older in config.get("older", {}).items():
+            held = durable_records(self.digest, older, real=issubclass(self.bookie_class, HousedBookie))
+            self.sim.disk(bookie).durable.extend(held)
         self.checks = LedgerChecks(self.sim, KEY, self.bookies, quorum, self.digest, mute=parts.get("mute", ()))
         self.options = random.Random(f"{plan.seed}/options")
         metadata = LedgerMetadata(
@@ -146,9 +151,8 @@ class LedgerWorld:
     # ---- who lives here ----------------------------------------------------------------------------------------------
 
     def start_bookie(self, node: Node) -> None:
-        made = self.parts.get("bookie", HousedBookie if self.config.get("real") else BookieModel)
         name = BookieId(node.name)
-        self.sim.place(name, name, made(self.sim.disk(name).durable, self.ailments[name]), listens=True)
+        self.sim.place(name, name, self.bookie_class(self.sim.disk(name).durable, self.ailments[name]), listens=True)
 
     def start_recoverer(self, node: Node) -> None:
         options = draw(RecoveryOptions, self.options)

@@ -80,7 +80,7 @@ def test_bookkeeper_2615_an_empty_last_fragment_does_not_draw_the_search_back_be
     scenario = plan(
         Fault(kind=FaultKind.RESET, a="b1", b="w", mark="ack", count=5),
         Fault(kind=FaultKind.ENVIRONMENT, a="b1", message="read_only", for_s=7.0, mark="ack", count=5),
-        Fault(kind=FaultKind.CUT, a="w", b="b4", for_s=7.0, mark="ack", count=5),
+        Fault(kind=FaultKind.CUT, a="w", b="b4", for_s=7.0, mark="ensemble_change"),
         Fault(kind=FaultKind.CUT, a="w", b="b2", for_s=7.0, mark="ensemble_change"),
         Fault(kind=FaultKind.CUT, a="w", b="b3", for_s=7.0, mark="ensemble_change"),
         entries=8,

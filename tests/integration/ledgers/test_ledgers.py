@@ -259,10 +259,10 @@ async def test_metadata_out_of_reach_is_not_a_missing_ledger() -> None:
 
 async def test_appends_are_bounded_and_abandoned_ones_are_in_doubt() -> None:
     async with cluster() as made:
-        for bookie in made.bookies.values():
-            bookie.hold = True
         ledgers = await made.client(LedgersOptions(pending_entries_max=3))
         writer = await ledgers.create(E332)
+        for bookie in made.bookies.values():
+            bookie.hold = True
         futures = [writer.append((b"x",)) for _ in range(3)]
         with pytest.raises(OverCapacityError):
             writer.append((b"x",))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dlog.bookie.bookie import Bookie
 from dlog.ledger.adding import LedgerAdder
 from dlog.ledger.finding import TailFinder, _Sought
 from dlog.ledger.reading import LedgerReader
@@ -15,6 +16,7 @@ from dlog.ledger.recovery import LedgerRecoverer, _Search
 from dlog.ledger.tailing import LedgerTailer
 from dlog.ledger.window import Window
 from tests.simulation.bookie_model import BookieModel
+from tests.simulation.housed_bookie import HousedBookie
 from tests.simulation.mutants import edited
 from tests.simulation.worlds import Mutant
 
@@ -66,6 +68,18 @@ def sought(*edits: Edit) -> dict[str, Any]:
 
 def bookie(*edits: Edit, mute: tuple[str, ...] = ()) -> dict[str, Any]:
     return {"bookie": edited(BookieModel, *edits), "mute": mute}
+
+
+def real_bookie(*edits: Edit) -> dict[str, Any]:
+    """The bookie as it ships, edited."""
+    changed = edited(Bookie, *edits)
+
+    class Housed(HousedBookie):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.bookie.__class__ = changed
+
+    return {"bookie": Housed}
 
 
 NO_CERTAINTY = ("_settle_search", "assert len(search.negatives)", "len(search.negatives)")
@@ -428,4 +442,48 @@ WHO_DENIED = Mutant(
     parts={"reader": edited(LedgerReader, ("_note_metadata", "read.failed &= set(value.bookies_of(entry))", "pass"))},
 )
 
-MUTANTS = (*WRITER, *RECOVERY, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS)
+OLDER_LEDGERS = (
+    Mutant(
+        name="a replacement is named before it says that it does not know the ledger",
+        invariants=("L3", "L4", "L10"),
+        seeds=3000,
+        style="restored",
+        parts=adder(("_replace", "chosen.items() if b in self._vetted}", "chosen.items()}")),
+    ),
+    Mutant(
+        name="a replacement that knows the ledger is taken",
+        invariants=("L3", "L4", "L10"),
+        seeds=3000,
+        style="restored",
+        parts=adder(("_note_vetted", "if known is False:", "if known is not None:")),
+    ),
+    Mutant(
+        name="an add of a held entry with another payload is acknowledged",
+        invariants=("L3", "L4", "L10"),
+        seeds=3000,
+        style="restored",
+        parts=real_bookie(("_compare", "return Code.UNAUTHORIZED", "return Code.OK")),
+    ),
+    Mutant(
+        name="a recovery ends before its replacements have stored what they were sent",
+        invariants=("L3", "L4"),
+        seeds=6000,
+        style="restored",
+        parts=recoverer(
+            ("_settle_search", "and not any(self._owed.values())", ""),
+            ("_settle_search", "(len(self._window) or self._unfit)", "len(self._window)"),
+        ),
+    ),
+    Mutant(
+        name="a recovery goes on though a replacement of it failed",
+        invariants=("L3", "L4"),
+        seeds=6000,
+        style="restored",
+        parts=recoverer(
+            ("_settle_search", "and not any(self._owed.values())", ""),
+            ("_mend", "if self._unfit:", "if False:"),
+        ),
+    ),
+)
+
+MUTANTS = (*WRITER, *RECOVERY, *RECOVERY_LIVENESS, *BOOKIE, *READERS, *FINDERS, *OLDER_LEDGERS)

@@ -3,8 +3,8 @@
 quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, rolls and recoveries happen; scope: a
 small cluster, few records, the k-th message of a link. The rest are small clusters that meet faults of one family, many
 and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; the same
-without any event of ZooKeeper. In one of eight, of every style, half of ZooKeeper's events or all of them reach nobody,
-from the first to the last.
+without any event of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins. In one of
+eight, of every style, half of ZooKeeper's events or all of them reach nobody, from the first to the last.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
 
-STYLES = ("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "quiet")
+STYLES = ("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "restored", "quiet")
 
 _MARKS = (
     "stream.owned",
@@ -64,6 +64,7 @@ _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
     ),
     "hand-over": _HAND_OVER,
     "hints": _HAND_OVER,
+    "restored": (*_HAND_OVER, (FaultKind.CRASH, "")),
 }
 
 

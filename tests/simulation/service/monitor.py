@@ -90,6 +90,11 @@ class Monitor:
                     known = self._owners[stream, segment] = (place, set())
                 known[1].add(epoch)
 
+    def forget_metadata(self) -> None:
+        """ZooKeeper was restored from a backup: what was written since is in it no more."""
+        for known in (self.ledgers, self.deleted, self._epochs, self._claims, self._owned, self._owners):
+            known.clear()
+
     def note_owners(self) -> None:
         """At the end: tell the histories who appended to which segment."""
         for notes in self.world.streams:

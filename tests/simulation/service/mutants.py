@@ -6,7 +6,8 @@ The law of this file: a defect is one change of one production method, made whil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -14,16 +15,20 @@ from unittest import mock
 
 from actors.stream_tailer import StreamTailer
 from actors.upstream import Heard
+from dlog.bookie.bookie import Bookie
 from dlog.client.producer import Producer
 from dlog.errors import OwnedElsewhereError
 from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
+from dlog.io.ledgers import Ledgers
 from dlog.io.zookeeper_ledgers import LedgerTree
 from dlog.io.zookeeper_members import MemberList, Registrations
 from dlog.lease.lease import Lease
 from dlog.machine import OutcomeUnknown, Versioned
-from dlog.model.ids import Epoch
+from dlog.model.ids import Epoch, LedgerId
+from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamMetadata
+from dlog.wire.bookie import Code
 from proxies.link import Link
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.worlds import Mutant
@@ -34,6 +39,14 @@ Plant = Callable[[], AbstractContextManager[object]]
 def _instead(cls: type[Any], name: str, make: Callable[[Any], Any]) -> Plant:
     """Replace a method by what `make` makes of it."""
     return lambda: mock.patch.object(cls, name, make(getattr(cls, name)))
+
+
+@contextlib.contextmanager
+def _both(*plants: Plant) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for plant in plants:
+            stack.enter_context(plant())
+        yield
 
 
 def _unsynced(write: Any) -> Any:
@@ -151,6 +164,20 @@ def _sure(doubt: Any) -> Any:
     return lambda self: None
 
 
+def _unasked(choose_vetted: Any) -> Any:
+    """A ledger id is used as ZooKeeper gives it, whatever bookies know of it."""
+
+    async def wrong(self: Ledgers, ledger: LedgerId, quorum: Quorum, least: int) -> Any:
+        return await self._choose(quorum, least, ())
+
+    return wrong
+
+
+def _agreeable(compare: Any) -> Any:
+    """A bookie acknowledges an add of an entry that it holds, whatever its payload."""
+    return lambda self, m, held, out: Code.OK
+
+
 MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "journal not synced",
@@ -205,5 +232,19 @@ MUTANTS: tuple[Mutant, ...] = (
         _instead(StreamTailer, "doubt", _sure),
         style="hints",
         seeds=20,
+    ),
+    _mutant(
+        "a ledger id is used though bookies know it",
+        ("S2", "S3", "S4", "S5", "V1"),
+        _instead(Ledgers, "_choose_vetted", _unasked),
+        style="restored",
+        seeds=10,
+    ),
+    _mutant(
+        "a ledger id is used though bookies know it, and they acknowledge its entries",
+        ("S2", "S3", "S4", "S5"),
+        lambda: _both(_instead(Ledgers, "_choose_vetted", _unasked), _instead(Bookie, "_compare", _agreeable)),
+        style="restored",
+        seeds=10,
     ),
 )

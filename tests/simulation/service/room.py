@@ -26,6 +26,7 @@ MUST_REACH = (
     "fault.disk_full",
     "fault.slow_disk",
     "fault.rot",
+    "ledger.id_in_use",
 )
 
 

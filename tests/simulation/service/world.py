@@ -13,7 +13,7 @@ import dataclasses
 import gc
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dlog.bookie.options import BookieOptions
@@ -220,10 +220,7 @@ class World:
         self.zookeeper.boot()
         self.until(lambda: self.zookeeper.is_ready, BOOT_S, "ZooKeeper is up")
         self.ask("operator", lambda _: cluster_init(ZOOKEEPER, NAMESPACE), within_s=BOOT_S, what="cluster init")
-        service: list[Node] = [*self.bookies, *self.writers, *self.readers]
-        for node in service:
-            node.boot()
-        self.until(lambda: all(node.is_ready for node in service), BOOT_S, "the cluster is up")
+        self._start_service()
 
         async def create(_: Process) -> None:
             async with workload.connect(self.work) as client:
@@ -231,6 +228,43 @@ class World:
                     await workload.create(client, notes.name, self.settings)
 
         self.ask("operator", create, within_s=BOOT_S, what="streams are made")
+        if self.plan.config["style"] == "restored":
+            self._live_and_forget()
+
+    def _live_and_forget(self) -> None:
+        """A life of the cluster that ZooKeeper forgets: stopped, restored from a backup that is older, started again.
+        Bookies hold its ledgers, whose ids come again; nobody may be given what is in them."""
+        self._stop_service()
+        ensemble = self.zookeeper.ensemble
+        tree, zxid = ensemble.tree.copy(), ensemble.zxid
+        self._start_service()
+
+        async def live(_: Process) -> None:
+            async with workload.connect(self.work) as client:
+                for number in range(3):
+                    for notes in self.streams:
+                        await client.append(notes.name, b"forgotten %d" % number)
+                        await client.release(notes.name)  # whoever writes next begins a segment
+
+        self.ask("forgotten", live, within_s=2 * BOOT_S, what="a life that is forgotten")
+        self._stop_service()
+        self.zookeeper.kill()
+        ensemble.tree, ensemble.zxid = tree, zxid
+        self.zookeeper.boot()
+        self.until(lambda: self.zookeeper.is_ready, BOOT_S, "ZooKeeper is up again")
+        self.monitor.forget_metadata()
+        self._start_service()
+
+    def _start_service(self) -> None:
+        service: list[Node] = [*self.bookies, *self.writers, *self.readers]
+        for node in service:
+            node.boot()
+        self.until(lambda: all(node.is_ready for node in service), BOOT_S, "the cluster is up")
+
+    def _stop_service(self) -> None:
+        self.wanted_up = False
+        self._end(self.readers, self.writers, self.bookies)
+        self.wanted_up = True
 
     def heal(self) -> None:
         """All faults are over, every machine is up, nothing strikes any more."""
@@ -248,13 +282,17 @@ class World:
     def stop(self) -> None:
         """End everybody in order; nobody may leave a task or a connection behind."""
         self.wanted_up = False
-        for group in (self.clients, self.readers, self.writers, self.bookies, [self.zookeeper]):
+        self._end(self.clients, self.readers, self.writers, self.bookies, [self.zookeeper])
+        self.loop.run(until_s=self.loop.now_s + 1.0)
+        checks.nothing_left(self)
+
+    def _end(self, *groups: Sequence[Node]) -> None:
+        """Ask them to stop, one group after the other; returns when they have ended."""
+        for group in groups:
             for node in group:
                 node.ask_to_stop()
             nodes = list(group)
             self.until(lambda nodes=nodes: all(n.process is None for n in nodes), STOP_S, "asked to stop")  # type: ignore[misc]
-        self.loop.run(until_s=self.loop.now_s + 1.0)
-        checks.nothing_left(self)
 
     def until(
         self, holds: Callable[[], bool], within_s: float, what: str, detail: Callable[[], str] = lambda: ""

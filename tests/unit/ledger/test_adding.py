@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
+
 from dlog.ledger.adding import AddingOptions, Close, LedgerAdder
 from dlog.ledger.placement import RandomPlacement
-from dlog.machine import MetadataSeen, TimerFired, Versioned
-from dlog.model.ids import BookieId
+from dlog.machine import Fact, MetadataSeen, Received, TimerFired, Versioned
+from dlog.model.ids import NO_ENTRY, BookieId
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
-from dlog.wire.bookie import Code
-from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, spare
+from dlog.wire.bookie import Code, EntryRead
+from tests.unit.ledger.story import DIGEST, LEDGER, Story, ledger, only, packet, spare
 
 
 def writer(
@@ -20,7 +22,21 @@ def writer(
     placement: RandomPlacement | None = None,
     options: AddingOptions = AddingOptions(),  # noqa: B008 (frozen)
 ) -> Story:
-    return Story(LedgerAdder(LEDGER, Versioned(metadata or ledger(), 1), DIGEST, placement or spare("d"), options))
+    adder = LedgerAdder(LEDGER, Versioned(metadata or ledger(), 1), DIGEST, placement or spare("d"), options)
+    return VettedStory(adder)
+
+
+class VettedStory(Story):
+    """Whoever is to replace a member says at once that it knows nothing of the ledger; the lines leave that out."""
+
+    def hear(self, *facts: Fact) -> list[str]:
+        lines = super().hear(*facts)
+        while asked := [text.split()[3] for text in lines if text.startswith("read -1 of ")]:
+            lines = [text for text in lines if not text.startswith("read -1 of ")]
+            for bookie in asked:
+                answer = EntryRead(LEDGER, NO_ENTRY, Code.NO_LEDGER)
+                lines += super().hear(Received(BookieId(bookie), answer))
+        return lines
 
 
 def adder(story: Story) -> LedgerAdder:
@@ -94,6 +110,56 @@ def test_ensemble_change_the_head_that_reached_its_quorum_meanwhile_is_confirmed
     assert "write v1 open: 0 a b d" in story.lost("c"), "a fragment that would begin where the last does replaces it"
     assert story.stored(0, "a", "b") == []
     assert story.written(2) == ["store 0 on d lac=-1 length=1", "tell ensemble.changed", "answer 1 0"]
+
+
+class TestVetting:
+    """Whoever is to replace a member must know nothing of the ledger: after a restored backup of ZooKeeper a bookie may
+    hold the entries of another ledger under this id."""
+
+    def story(self, *spares: str) -> Story:
+        machine = LedgerAdder(LEDGER, Versioned(ledger(), 1), DIGEST, spare(*spares), AddingOptions())
+        story = Story(machine)
+        story.add()
+        return story
+
+    def says(self, story: Story, bookie: str, code: Code) -> list[str]:
+        data = packet(0, b"of the first ledger of that id") if code is Code.OK else b""
+        return story.hear(Received(bookie, EntryRead(LEDGER, NO_ENTRY, code, data)))
+
+    def test_a_replacement_is_asked_before_metadata_names_it(self) -> None:
+        story = self.story("d")
+        assert story.lost("c") == ["tell bookie.lost", "read -1 of d"]
+        assert story.stored(0, "a", "b") == ["answer 1 0"], "meanwhile it goes on as long as a quorum answers"
+        assert self.says(story, "d", Code.NO_LEDGER) == ["write v1 open: 0 a b c, 1 a b d"]
+
+    @pytest.mark.parametrize("code", [Code.OK, Code.NO_ENTRY])
+    def test_one_that_knows_the_ledger_is_never_taken(self, code: Code) -> None:
+        story = self.story("d")
+        story.lost("c")
+        assert self.says(story, "d", code) == []
+        assert story.fires("replace") == [], "nor is it asked again"
+
+    def test_another_one_is_asked_instead(self) -> None:
+        story = self.story("d", "e")
+        first = story.lost("c")[-1].split()[-1]
+        (other,) = {"d", "e"} - {first}
+        assert self.says(story, first, Code.OK) == [f"read -1 of {other}"]
+        assert self.says(story, other, Code.NO_LEDGER) == [f"write v1 open: 0 a b {other}"]
+
+    @pytest.mark.parametrize("code", [Code.IO_ERROR, Code.TOO_MANY_REQUESTS, None])
+    def test_one_that_cannot_say_is_asked_again_later(self, code: Code | None) -> None:
+        story = self.story("d")
+        story.lost("c")
+        assert (story.lost("d") if code is None else self.says(story, "d", code)) == []
+        assert story.fires("replace") == ["read -1 of d"]
+        assert self.says(story, "d", Code.NO_LEDGER) == ["write v1 open: 0 a b d"]
+
+    def test_a_former_member_may_come_back_with_what_it_holds(self) -> None:
+        story = self.story("c", "d")
+        story.lost("c")
+        self.says(story, "d", Code.NO_LEDGER)
+        story.written(2)
+        assert "write v2 open: 0 a b c" in story.lost("d") + story.fires("replace")
 
 
 def test_a_second_failure_during_a_change_starts_the_next_one() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from dlog.ledger.placement import RandomPlacement
 from dlog.ledger.recovery import LedgerRecoverer, Recover, RecoveryOptions
-from dlog.machine import Answer
+from dlog.machine import Answer, Send
 from dlog.model.ledger import LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.wire.bookie import Code
@@ -60,6 +62,41 @@ def test_a_bookie_that_holds_another_entry_under_the_id_ends_the_recovery() -> N
     (error,) = (e.result for e in story.effects if isinstance(e, Answer))
     assert "docs/restore.md" in str(error) and "ledger=7 entry=0 refused_by=c read_from=b" in str(error)
     assert story.stored(0, "a") == [], "it is over"
+
+
+def replacing() -> Story:
+    """A recovery that found entry 0, lost c, and sent the entry to d in its place; a and b have stored it."""
+    story = recovery(placement=spare("d", "e"))
+    story.has_not(-1, "a", "b")
+    story.has("a", 0, packet(0, b"x", length=1))
+    story.stored(0, "b")
+    assert [line.split(" lac")[0] for line in only(story.lost("c"), "store")] in (["store 0 on d"], ["store 0 on e"])
+    return story
+
+
+def test_the_end_is_not_written_before_a_replacement_has_stored_what_metadata_says_it_has() -> None:
+    """It may hold another ledger under this id, and has not said so yet."""
+    story = replacing()
+    (new,) = {"d", "e"} & {str(effect.peer) for effect in story.effects if isinstance(effect, Send)}
+    story.stored(0, "a")
+    assert story.has_not(1, "a", "b") == []
+    assert story.stored(0, new) == [f"write v2 closed at 0 length=1: 0 a b {new}"]
+
+
+def test_a_replacement_that_holds_another_ledger_is_never_named() -> None:
+    story = replacing()
+    (new,) = {"d", "e"} & {str(effect.peer) for effect in story.effects if isinstance(effect, Send)}
+    story.stored(0, "a")
+    story.has_not(1, "a", "b")
+    (other,) = {"d", "e"} - {new}
+    assert story.refused(0, new, Code.UNAUTHORIZED) == ["read metadata"], "it begins again"
+    story.reads(replace(ledger(), state=LedgerState.IN_RECOVERY), 2)
+    story.has_not(-1, "a", "b")
+    story.has("a", 0, packet(0, b"x", length=1))
+    story.stored(0, "a", "b")
+    assert only(story.lost("c"), "store") == [], "all that exists is safe without it"
+    assert story.has_not(1, "a", "b") == ["write v2 closed at 0 length=1: 0 a b c"]
+    assert other not in {str(effect.peer) for effect in story.effects if isinstance(effect, Send)}
 
 
 def test_entries_keep_the_length_that_they_have() -> None:
