@@ -315,16 +315,14 @@ class ZooKeeper:
                 pause_s = min(2 * pause_s, BACKOFF_MAX_S)
 
     async def _attach(self) -> Connection | None:
-        """Try the next address once: resolve, connect and shake hands under one timeout. None: it did not work out."""
+        """Try the next address once: resolve, connect and shake hands, each time limited. None: it did not work out."""
         loop = asyncio.get_running_loop()
-        limit_s = max(0.1, self._asked_timeout_s / (2 * self._servers.size))
         session_id = self.session_id
-        if session_id:
-            limit_s = min(limit_s, max(0.0, self._contact_s + self.timeout_s - loop.time()))
         connection = Connection(self._heard_event)
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(self._limit_s()):
                 host, port = await self._servers.next()
+            async with asyncio.timeout(self._limit_s()):
                 await loop.create_connection(lambda: connection, host, port)
                 given, password, timeout_s = await connection.shake_hands(
                     session_id=session_id,
@@ -345,6 +343,14 @@ class ZooKeeper:
             return None
         self._joined(connection, given, password, timeout_s)
         return connection
+
+    def _limit_s(self) -> float:
+        """How long one address is tried: so that all of them are within half a session timeout, and none when the
+        session is over anyway."""
+        limit_s = max(0.1, self._asked_timeout_s / (2 * self._servers.size))
+        if not self.session_id:
+            return limit_s
+        return min(limit_s, max(0.0, self._contact_s + self.timeout_s - asyncio.get_running_loop().time()))
 
     def _joined(self, connection: Connection, session_id: int, password: bytes, timeout_s: float) -> None:
         """Replay what the server must know before anyone may ask on this connection, then say CONNECTED."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
 
-STYLES = ("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "restored", "quiet")
+STYLES = ("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "restored", "watches", "quiet")
 
 _MARKS = (
     "stream.owned",
@@ -71,7 +71,7 @@ _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
 def draw(seed: int, style: str) -> Plan:
     """The plan of a seed in a style."""
     rng = random.Random(f"{seed}/{style}/plan")
-    small = style == "scope" or style in _FAMILIES
+    small = style in ("scope", "watches") or style in _FAMILIES
     quorum = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (2, 2, 2), (3, 3, 3)))
     bookies = max(quorum[0] + rng.randint(0, 1), 3)
     config: dict[str, Any] = {
@@ -106,8 +106,26 @@ def draw(seed: int, style: str) -> Plan:
     }
     chances = (1.0,) if style == "hints" else (0.0,) * 14 + (0.5, 1.0)
     config["events_lost"] = random.Random(f"{seed}/{style}/events").choice(chances)
-    faults = () if style == "quiet" else _faults(rng, config, style)
+    if style == "watches":
+        config |= {"watched": rng.randint(4, 12), "mute_address": rng.random() < 0.2}
+        config |= {"events_lost": 0.0, "duration_s": 2.0}
+    faults = () if style == "quiet" else _rejoins(rng, config) if style == "watches" else _faults(rng, config, style)
     return Plan(seed=seed, config=config, faults=tuple(faults))
+
+
+def _rejoins(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
+    """A subscriber is out of reach for a while, and so it is again when its watches have been set again in part."""
+    faults = []
+    for _ in range(rng.randint(1, 3)):
+        at_s, for_s = rng.uniform(0.3, config["duration_s"]), rng.uniform(0.2, 1.0)
+        cut: dict[str, Any] = {"kind": FaultKind.ENVIRONMENT, "message": "cut_sessions"}
+        faults += [
+            Fault(**cut, at_s=at_s),
+            Fault(kind=FaultKind.META_CUT, a="watcher", at_s=at_s, for_s=for_s),
+            Fault(kind=FaultKind.HOLD_KTH, a="zookeeper", b="watcher", at_s=at_s, count=rng.randint(2, 20), for_s=5.0),
+            Fault(**cut, at_s=at_s + for_s + rng.uniform(0.05, 0.5)),
+        ]
+    return faults
 
 
 def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Fault]:

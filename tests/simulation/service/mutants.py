@@ -21,8 +21,10 @@ from dlog.errors import OwnedElsewhereError
 from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledgers import Ledgers
+from dlog.io.zookeeper_hosts import Servers
 from dlog.io.zookeeper_ledgers import LedgerTree
 from dlog.io.zookeeper_members import MemberList, Registrations
+from dlog.io.zookeeper_watches import Watches
 from dlog.lease.lease import Lease
 from dlog.machine import OutcomeUnknown, Versioned
 from dlog.model.ids import Epoch, LedgerId
@@ -159,6 +161,38 @@ def _restless(hint: Any) -> Any:
     return wrong
 
 
+def _first_answer(chunk_set: Any) -> Any:
+    """When the first of many watches has been set again, the session counts as one that has heard everything."""
+
+    def wrong(self: Watches, connection: Any) -> Any:
+        done = chunk_set(self, connection)
+
+        def first(value: Any, error: Any) -> None:
+            done(value, error)
+            if error is None:
+                self._unanswered = 0
+
+        return first
+
+    return wrong
+
+
+def _until_rejoined(refused: Any) -> Any:
+    """A watch that the server refused is set on the next connection, and not before."""
+    return lambda self, connection: False
+
+
+def _one_address(following: Any) -> Any:
+    """Of a name's addresses the resolver's first is tried, and no other."""
+
+    async def wrong(self: Servers) -> tuple[str, int]:
+        (host, port), self._turn = self._hosts[self._turn % len(self._hosts)], self._turn + 1
+        found = await asyncio.get_running_loop().getaddrinfo(host, port)
+        return str(found[0][4][0]), port
+
+    return wrong
+
+
 def _sure(doubt: Any) -> Any:
     """The metadata of a quiet stream is never looked at again."""
     return lambda self: None
@@ -223,6 +257,27 @@ MUTANTS: tuple[Mutant, ...] = (
         ("V1",),
         _instead(MemberList, "_hint", _deaf_but_for_watches),
         style="hints",
+        seeds=5,
+    ),
+    _mutant(
+        "the first of many watches that is set again stands for all",
+        ("M4",),
+        _instead(Watches, "_chunk_set", _first_answer),
+        style="watches",
+        seeds=60,
+    ),
+    _mutant(
+        "a refused watch waits for the next connection",
+        ("M4",),
+        _instead(Watches, "_refused", _until_rejoined),
+        style="watches",
+        seeds=60,
+    ),
+    _mutant(
+        "one address of a name is tried",
+        ("M4", "V1"),
+        _instead(Servers, "next", _one_address),
+        style="watches",
         seeds=5,
     ),
     _mutant("members are read without end", ("V2",), _instead(MemberList, "_hint", _restless), style="quiet", seeds=5),

@@ -33,7 +33,7 @@ from proxies.write.options import WriteOptions
 from tests.history import History
 from tests.simulation.kernel import Violation
 from tests.simulation.plan import Plan
-from tests.simulation.service import checks, entropy, faults, hints, monitor, workload
+from tests.simulation.service import checks, entropy, faults, hints, monitor, watching, workload
 from tests.simulation.service.loop import MS, Process, S, SimulatedLoop
 from tests.simulation.service.network import Network
 from tests.simulation.service.nodes import (
@@ -81,6 +81,7 @@ class World:
         self.settings: dict[str, Any] = dict(config["settings"])
         self.faults = faults.Faults(self)
         self.monitor = monitor.Monitor(self)
+        self.watching = watching.Watching(self)
         self.followers: list[asyncio.Task[None]] = []
         self._build()
         self.streams = [
@@ -101,6 +102,8 @@ class World:
         )
         for number in range(config["clients"]):
             self.clients.append(self._add(WorkNode, f"client-{number + 1}", work=self._client(number)))
+        for name, work in self.watching.works.items():
+            self.clients.append(self._add(WorkNode, name, work=work))
 
     # ---- building ----------------------------------------------------------------------------------------------------
 
@@ -207,11 +210,12 @@ class World:
         self.boot()
         begun_s = self.loop.now_s
         for client in self.clients:
-            client.boot()
+            self.boot_if_down(client)
         self.faults.begin()
         self.loop.run(until_s=begun_s + self.plan.config["duration_s"])
         self.heal()
         checks.settled(self)
+        self.watching.judge()
         self.stop()
         checks.judge(self)
 
@@ -230,6 +234,10 @@ class World:
         self.ask("operator", create, within_s=BOOT_S, what="streams are made")
         if self.plan.config["style"] == "restored":
             self._live_and_forget()
+        if self.watching.works:
+            for name in self.watching.works:
+                self.nodes[name].boot()
+            self.until(self.watching.knows_all, BOOT_S, "a subscriber has seen every znode")
 
     def _live_and_forget(self) -> None:
         """A life of the cluster that ZooKeeper forgets: stopped, restored from a backup that is older, started again.
@@ -360,7 +368,8 @@ def run(plan: Plan, parts_: Mapping[str, Any] = {}, trace: bool = False) -> Outc
         loop, reached = world.loop, world.reached
         if lines is not None:
             loop.on_line = lines.append
-        with entropy.of(loop), world.monitor.watching(), hints.lost(plan), _planted(world):
+        watches = watching.few_a_packet(plan)
+        with entropy.of(loop), world.monitor.watching(), hints.lost(plan), watches, _planted(world):
             try:
                 world.run()
             except Violation as error:
