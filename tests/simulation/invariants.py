@@ -55,6 +55,18 @@ INVARIANTS = {
         "is to check is that a reader opened again at its position goes on exactly there, whatever died meanwhile.",
     ),
     "S13": Invariant("a sink's batch is there once, whole, in its order", STREAM, "SinkChecks.check, swept, listed"),
+    "S14": Invariant(
+        "what an owner says is not in the log was not, when it was asked",
+        STREAM,
+        "StreamChecks.said",
+        "The log holds what some owner said to be written by then; what another one confirms while the question is "
+        "under way is seen when the producer's next generation begins (S2).",
+    ),
+    "S15": Invariant(
+        "what is given up lies before what its producer got acknowledged later, or is never written",
+        STREAM,
+        "StreamChecks._check_given_up",
+    ),
     "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
     "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
     "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),
