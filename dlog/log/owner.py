@@ -87,7 +87,7 @@ from dlog.log.taking import MEND_TIMER, Taking
 from dlog.log.taking_in import TakingIn
 from dlog.log.tenure import Phase, Tenure
 from dlog.log.truncating import Truncating
-from dlog.log.writing import CONTROL_TIMER
+from dlog.log.writing import CONTROL_TIMER, tells_of_the_log
 from dlog.machine import (
     Answer,
     Asked,
@@ -402,7 +402,7 @@ class StreamOwner:
         if taking.table_known and not t.is_holding and not self.has_ended:
             if not t.writing.admit(ticket, request, refusal, t.out, is_confirmed=is_confirmed):
                 self._confirming.hold(ticket, request)
-        elif refusal is not None:
+        elif refusal is not None and (self.has_ended or not tells_of_the_log(refusal, request)):
             t.out.append(Answer(ticket, _not_taken(refusal)))
         elif taking.early and taking.early_bytes + len(request.body) > t.options.pending_bytes_max:
             t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for the recovery of this stream")))

@@ -61,6 +61,18 @@ INVARIANTS = {
         "RetentionChecks.changed",
         "Of the proxies' clocks and metadata's one kind is right; the others may say what they like.",
     ),
+    "S14": Invariant(
+        "what an owner says is not in the log was not, when it was asked",
+        STREAM,
+        "StreamChecks.said",
+        "The log holds what some owner said to be written by then; what another one confirms while the question is "
+        "under way is seen when the producer's next generation begins (S2).",
+    ),
+    "S15": Invariant(
+        "what is given up lies before what its producer got acknowledged later, or is never written",
+        STREAM,
+        "StreamChecks._check_given_up",
+    ),
     "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
     "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
     "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),

@@ -1,4 +1,4 @@
-"""What must hold of a stream: S1-S13 and T1-T7 of the reliability notes, over everything that was said and is stored.
+"""What must hold of a stream: S1-S15 and T1-T7 of the reliability notes, over everything that was said and is stored.
 
 Online checks (`changed`, `appended`, `answered`, `delivered`) fail at the event; `final` reads everything back once the
 world has settled. A payload says who wrote it: producer, sequence.
@@ -12,8 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from dlog.errors import Remedy, SequenceGapError
 from dlog.log.contents import read_contents
-from dlog.log.messages import BatchWritten
+from dlog.log.dedupe import NAME_BYTES
+from dlog.log.messages import BatchWritten, WriteBatch
 from dlog.log.owner import StreamOwner
 from dlog.log.tenure import Phase
 from dlog.model.dlsn import DLSN, of
@@ -21,6 +23,8 @@ from dlog.model.segment import Segment, StreamMetadata, Truncation
 from dlog.wire.entry import Record, decode_entry
 from tests.simulation.kernel import Violation
 from tests.simulation.store_model import StoredSegment, StoreModel
+
+_FOR_GOOD = (Remedy.FIX, Remedy.STOP, Remedy.REPORT)
 
 
 @dataclass(slots=True)
@@ -36,6 +40,7 @@ class Written:
     acked_at: int = 0
     epoch: int = 0  # of the owner that acknowledged it
     certainly_not: bool = False  # refused, and no attempt's outcome is unknown
+    is_given_up: bool = False  # its outcome is unknown for good
 
 
 @dataclass(slots=True)
@@ -57,6 +62,7 @@ class StreamChecks:
         self.places: dict[int, str] = {}  # segment number -> place that has held an entry
         self.claims: set[tuple[int, str]] = set()  # epoch, nonce
         self.point = of(1, 0, 0)  # acknowledged truncation point
+        self.confirmed: dict[bytes, int] = {}  # producer id -> sequence behind all that some owner said to be written
         self.misstated: set[str] = set()  # places whose end in the list may be another than the store's
         self._mute = mute
         self._txids: dict[DLSN, int] = {}  # of what was read back
@@ -153,6 +159,23 @@ class StreamChecks:
         if place is not None and result.dlsn.entry > place.confirmed:
             self.fail("S2", f"acknowledged {result.dlsn} before the store confirmed it, confirmed={place.confirmed}")
 
+    def confirmed_of(self, request: Any) -> int:
+        """How far the producer of a batch that comes to an owner was told that the log holds its records."""
+        return self.confirmed.get(request.producer, 0) if isinstance(request, WriteBatch) else 0
+
+    def said(self, request: Any, confirmed: int, result: Any) -> None:
+        """An owner answered: S14. confirmed: as it was when the request came to it."""
+        if not isinstance(request, WriteBatch):
+            return
+        if isinstance(result, BatchWritten):
+            after = request.sequence + request.count
+            self.confirmed[request.producer] = max(after, self.confirmed.get(request.producer, 0))
+        elif isinstance(result, SequenceGapError):
+            if result.expected < confirmed:
+                self.fail("S14", f"{result.expected} is said to be missing, and all below {confirmed} is in the log")
+        elif request.retry and result.remedy in _FOR_GOOD and request.sequence < confirmed:
+            self.fail("S14", f"{request.sequence} is refused for good, and in the log: {result!r}")
+
     def delivered(
         self, reader: Delivered, segment: int, first: int, payloads: list[bytes], skip: int, lac: int
     ) -> None:
@@ -246,6 +269,8 @@ class StreamChecks:
         for batch in self.batches:
             for i, payload in enumerate(batch.payloads):
                 places = found.pop(payload, [])
+                if places and batch.is_given_up:
+                    self._check_given_up(batch, places[0])
                 if len(places) > 1:
                     self.fail("S2", f"{payload!r} was written twice, at {places}")
                 if batch.result is not None:
@@ -254,6 +279,13 @@ class StreamChecks:
                     self.fail("S2", f"{payload!r} was refused for certain and lies at {places}")
         for payload, places in found.items():
             self.fail("S3", f"nobody wrote {payload!r} at {places}")
+
+    def _check_given_up(self, batch: Written, place: DLSN) -> None:
+        """S15: it lies before what its producer wrote under a later generation and got acknowledged."""
+        for later in self.batches:
+            is_later = later.producer[:NAME_BYTES] == batch.producer[:NAME_BYTES] and later.producer > batch.producer
+            if is_later and later.result is not None and of(0, 0, 0) < later.result.dlsn < place:
+                self.fail("S15", f"{batch} was given up, and came to lie at {place} behind {later}")
 
     def _check_acked(self, batch: Written, i: int, places: list[DLSN], kept_from: int) -> None:
         assert batch.result is not None

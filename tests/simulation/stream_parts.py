@@ -31,6 +31,7 @@ from dlog.events import (
 )
 from dlog.lease.evidence import Advice, Probe, judge
 from dlog.lease.lease import Claimant
+from dlog.log.dedupe import NAME_BYTES
 from dlog.log.messages import BatchWritten, StreamTaken, TakeStream, WriteBatch
 from dlog.log.owner import StreamOwner
 from dlog.log.read_messages import (
@@ -54,11 +55,15 @@ from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
 from proxies.write.tails import Tails
+from tests.simulation.kernel import S
 from tests.simulation.stream_checks import Delivered, Written, first_readable
 from tests.simulation.stream_retention import EPOCH_MS
 
 if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
+
+
+PATIENCE_S = 1000.0  # of a client that gives nothing up
 
 
 class Proxy:
@@ -103,11 +108,16 @@ class Proxy:
                 return
             owner = self.owner
         assert owner is not None
-        machine = owner
-        self.world.sim.ask(self.address, request, lambda result: self._answer(machine, result, reply))
+        machine, confirmed = owner, self.world.checks.confirmed_of(request)
+        self.world.sim.ask(
+            self.address, request, lambda result: self._answer(machine, request, confirmed, result, reply)
+        )
 
-    def _answer(self, machine: StreamOwner, result: Any, reply: Callable[[Any, int], None]) -> None:
+    def _answer(
+        self, machine: StreamOwner, request: Any, confirmed: int, result: Any, reply: Callable[[Any, int], None]
+    ) -> None:
         world = self.world
+        world.checks.said(request, confirmed, result)
         if isinstance(result, BatchWritten) and not result.duplicate:
             place = world.checks.places.get(result.dlsn.segment, "")
             world.checks.answered(machine, result, world.store.segments.get(place))
@@ -205,7 +215,11 @@ class Proxy:
 
 
 class Client:
-    """Writes batches in order, `window` at a time, and repeats what it does not know."""
+    """Writes batches in order, `window` at a time, and repeats what it does not know, for `patience_s` at most.
+
+    What it gives up it does not take along under its producer's next generation; what an owner refused it does, and an
+    owner that waits for a batch before says by that that a later one is not in the log (dlog/client/producer.py).
+    """
 
     def __init__(self, world: StreamWorld, name: str, batches: int) -> None:
         self.world = world
@@ -213,9 +227,12 @@ class Client:
         self.rng = random.Random(f"{world.plan.seed}/{name}")
         self.left = batches
         self.made = 0
-        self.generation = 0
+        self.generation = -1
         self.producer = b""
         self.sequence = 0
+        self.highest = 0  # all sequences of older generations are below
+        self.replaces: int | None = None
+        self.is_settling = False  # the next generation begins once every batch under way is answered
         self.since: tuple[int, int] | None = None  # of this producer id
         self.reached: tuple[int, int] | None = None  # the last place in the log that it was told
         self.queue: list[_Attempt] = []  # not answered, in order
@@ -235,23 +252,29 @@ class Client:
 
     def _new_producer(self) -> None:
         self.generation += 1
-        self.producer = f"{self.name}.{self.generation}".encode().ljust(16, b".")
+        self.producer = self.name.encode().ljust(NAME_BYTES, b".") + self.generation.to_bytes(4, "big")
         self.since = self.reached
-        self.sequence = 0
+        if self.generation:
+            carried = [attempt.written.sequence for attempt in self.queue]
+            self.highest = max(self.highest, self.sequence)
+            self.sequence = self.replaces = min([self.highest, *carried])
+        for attempt in self.queue:
+            attempt.begin_again(self)
+            self.sequence += len(attempt.written.payloads)
 
     def _fill(self) -> None:
         """Make new batches while the window has room."""
-        while self.left and len(self.queue) < self.world.config["window"] and not self.ended:
+        while self.left and len(self.queue) < self.world.config["window"] and not (self.ended or self.is_settling):
             self.left -= 1
             count = self.rng.choice((1, 1, 2, 5))
+            self.made += 1
             payloads = tuple(
-                f"{self.producer.decode()}:{self.sequence + i}:".encode() + bytes(self.rng.choice((0, 3, 40)))
-                for i in range(count)
+                f"{self.name}.{self.made}:{i}:".encode() + bytes(self.rng.choice((0, 3, 40))) for i in range(count)
             )
             txid = self.world.next_txid(self.rng)
             written = Written(self.producer, self.sequence, payloads, self.world.sim.now, txid)
             self.world.checks.batches.append(written)
-            attempt = _Attempt(written, build_record_set(payloads), self.since)
+            attempt = _Attempt(written, build_record_set(payloads), self.since, self.replaces)
             self.sequence += count
             self.queue.append(attempt)
             self._send(attempt)
@@ -274,9 +297,11 @@ class Client:
             attempt.unknown,
             proxy.unix_ms(),
             attempt.since,
+            attempt.replaces,
         )
         suspected, self.suspected = self.suspected, False
-        delay = self.rng.expovariate(1.0) * 0.001 + (self.rng.random() * 2 if self.rng.random() < 0.005 else 0)
+        is_late = self.rng.random() < world.config.get("late", 0.005)
+        delay = self.rng.expovariate(1.0) * 0.001 + (self.rng.random() * 2 if is_late else 0)
         self._last_arrival = max(self._last_arrival, world.sim.now_s + delay)
         world.sim.call_in(world.config["client_timeout_s"], self._overdue, attempt, number)
         if world.is_cut(self.name, self.proxy) or self.rng.random() < world.config["client_loss"]:
@@ -300,6 +325,12 @@ class Client:
         if attempt in self.queue and attempt.number == number:
             attempt.unknown = True
             self.suspected = True
+            patience_s = self.world.config.get("patience_s", PATIENCE_S)
+            if self.is_settling or self.world.sim.now - attempt.written.asked_at > patience_s * S:
+                self.world.sim.reach("given_up")
+                self.proxy = self._another()
+                self._give_up()
+                return
             self._reconnect(self._another())
 
     def _another(self) -> str:
@@ -319,18 +350,27 @@ class Client:
                 if result.dlsn.segment > 0:
                     self.reached = result.dlsn[:2]
                 world.sim.reach("duplicate" if result.duplicate else "ack")
-                self._fill()
+                if self.is_settling:
+                    self._settle()
+                else:
+                    self._fill()
                 return
             case SequenceGapError():
                 world.sim.reach("gap")
+                if result.expected < attempt.written.sequence:
+                    attempt.unknown = False  # the log says so
                 if not attempt.unknown:
                     attempt.refused = True
-                if self._is_forgotten(attempt, result.expected, epoch):
-                    self._give_up()
+                if self.is_settling or self._is_forgotten(attempt, result.expected, epoch):
+                    self._settle()
                     return
             case ProducerUnknownError():
                 world.sim.reach("producer_unknown")
                 self.reached = result.since or self.reached
+                attempt.unknown = attempt.unknown or result.outcome_unknown
+                attempt.refused = not attempt.unknown
+                for other in self.queue:  # nobody can prove any more that it was not written
+                    other.unknown = other.unknown or other.carried
                 self._give_up()
                 return
             case TxidOutOfOrderError() | EndOfStreamError():
@@ -339,6 +379,10 @@ class Client:
                 return
             case DLogError():
                 attempt.unknown = attempt.unknown or result.outcome_unknown
+                if self.is_settling:
+                    attempt.refused = not attempt.unknown
+                    self._settle()
+                    return
             case _:
                 raise AssertionError(f"not an answer to a write: {result}")
         location = result.location if isinstance(result, OwnedElsewhereError) else None
@@ -346,13 +390,11 @@ class Client:
         self._reconnect(hint or (self.proxy if isinstance(result, SequenceGapError) else self._another()))
 
     def _is_forgotten(self, attempt: _Attempt, expected: int, epoch: int) -> bool:
-        """Whether the owner waits for a batch that we have not got any more, because it was refused for good. If it was
-        acknowledged, the owner is one of the past."""
+        """Whether the owner waits for a batch that we have not got any more, because it was refused for good."""
         for batch in self.world.checks.batches:
-            if batch.producer == self.producer and batch.result is not None and batch.sequence >= expected:
-                if epoch >= batch.epoch and batch.acked_at < attempt.sent_at:
-                    self.world.checks.fail("S2", f"epoch {epoch} has forgotten {batch}, it expects {expected}")
-                return False
+            was_written = batch.result is not None and epoch >= batch.epoch and batch.acked_at < attempt.sent_at
+            if batch.producer == self.producer and was_written and batch.sequence >= expected:
+                self.world.checks.fail("S2", f"epoch {epoch} has forgotten {batch}, it expects {expected}")
         return expected < self.queue[0].written.sequence
 
     def _refused(self, attempt: _Attempt, ended: bool) -> None:
@@ -363,11 +405,22 @@ class Client:
             self.ended = not self.queue
             self.left = 0
             return
-        self._give_up()  # what follows names a sequence that will not come: begin anew
+        self._settle()  # what follows names a sequence that will not come: begin anew
+
+    def _settle(self) -> None:
+        """Begin the next generation once it is known of each batch whether it was refused."""
+        self.is_settling = True
+        if all(attempt.refused or attempt.unknown for attempt in self.queue):
+            self._give_up()
 
     def _give_up(self) -> None:
-        """The producer's numbers are of no use any more: what was sent stays unknown, a new producer goes on."""
-        self.queue.clear()
+        """The producer's numbers are of no use any more: what was sent stays unknown, the next generation goes on."""
+        for attempt in self.queue:
+            attempt.written.is_given_up = attempt.unknown or not attempt.refused
+        self.is_settling = False
+        self.queue = [attempt for attempt in self.queue if not attempt.written.is_given_up]
+        if self.queue:
+            self.world.sim.reach("carried")
         self._new_producer()
         self._reconnect(self.proxy)
         self._fill()
@@ -393,17 +446,36 @@ class Client:
 class _Attempt:
     """A batch on its way. unknown: some attempt's outcome is. number: of the attempt whose answer counts."""
 
-    __slots__ = ("body", "connection", "number", "refused", "sent_at", "since", "unknown", "written")
+    __slots__ = (
+        "body",
+        "carried",
+        "connection",
+        "number",
+        "refused",
+        "replaces",
+        "sent_at",
+        "since",
+        "unknown",
+        "written",
+    )
 
-    def __init__(self, written: Written, body: bytes, since: tuple[int, int] | None) -> None:
+    def __init__(self, written: Written, body: bytes, since: tuple[int, int] | None, replaces: int | None) -> None:
         self.written = written
         self.body = body
+        self.carried = False  # from an older generation
         self.since = since
+        self.replaces = replaces
         self.connection = -1
         self.number = 0
         self.sent_at = 0
         self.unknown = False
         self.refused = False
+
+    def begin_again(self, client: Client) -> None:
+        """Go on under the client's new generation, as its next batch."""
+        self.carried = True
+        self.since, self.replaces = client.since, client.replaces
+        self.written.producer, self.written.sequence = client.producer, client.sequence
 
 
 class ReaderHost:

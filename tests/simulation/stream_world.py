@@ -49,7 +49,7 @@ STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
 STORE_NODE, READ_NODE, STRANGE_NODE = "store", "r", "j"
 MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
-STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink", "clocks")
+STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink", "clocks", "given-up")
 MUST_REACH = (
     "ack",
     "duplicate",
@@ -73,6 +73,8 @@ MUST_REACH = (
     "sealed",
     "truncated",
     "producer_unknown",
+    "given_up",
+    "carried",
     "stalled",
     "stranger",
     "misstated",
@@ -153,6 +155,12 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
             messages=("AppendEntry", "EntryAppended", "RecoverSegment", "SegmentSealed", "SegmentCreated"),
         )
     )
+    if style == "given-up":
+        config["patience_s"] = rng.choice((0.01, 0.1, 0.5))
+        config["late"] = rng.choice((0.02, 0.1, 0.3))
+        config["client_loss"] = rng.choice((0.02, 0.1))
+        config["steal"] = rng.choice((0.0, 0.05, 0.5))
+        config["batches"] = 30
     config["too_small"] = 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.4))
     if style == "stranger":
         config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 4))))

@@ -20,7 +20,7 @@ MODULES = [
 
 
 def test_the_table_is_whole() -> None:
-    expected = {f"L{n}" for n in range(1, 13)} | {f"S{n}" for n in range(1, 14)}
+    expected = {f"L{n}" for n in range(1, 13)} | {f"S{n}" for n in range(1, 16)}
     expected |= {f"T{n}" for n in range(1, 8)} | {f"R{n}" for n in range(1, 6)}
     expected |= {"E1"}
     assert set(INVARIANTS) == expected

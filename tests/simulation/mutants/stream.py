@@ -11,7 +11,7 @@ from typing import Any
 from actors.upstream import Heard
 from dlog.lease.lease import Lease
 from dlog.log.changes import Expire, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
-from dlog.log.dedupe import ProducerTable
+from dlog.log.dedupe import Producer, ProducerTable
 from dlog.log.expiring import Expiring
 from dlog.log.owner import StreamOwner
 from dlog.log.reading import StreamReader
@@ -42,6 +42,73 @@ DOES_NOT_FENCE = (
     ("_confirm", "segment.end is not None and entry > segment.end", "False"),
 )
 HISTORY = {"T1", "T2", "T5", "S2", "S3", "S4", "S5", "S6", "S8", "S9", "S10"}
+
+#: A producer's generations are strangers to one another.
+UNRELATED = (
+    (Producer, edited(Producer, ("__init__", "id[:NAME_BYTES]", "id"))),
+    (
+        ProducerTable,
+        edited(
+            ProducerTable,
+            ("_find", "id[:NAME_BYTES]", "id"),
+            ("replay", "noted.producer[:NAME_BYTES]", "noted.producer"),
+        ),
+    ),
+)
+
+SAYING = (
+    Mutant(
+        name="an owner refuses before its claim is confirmed",
+        invariants=("S14",),
+        parts=planted(Writing, ("_refuse", "not is_confirmed and tells_of_the_log(error, request)", "False")),
+    ),
+    Mutant(
+        name="a read of metadata that was over before a batch came confirms the claim",
+        invariants=("S14",),
+        parts=planted(Register, ("request_read", "self._reads + 1", "max(1, self._reads)")),
+    ),
+    Mutant(
+        name="an owner that does not know the log yet says that the stream ends",
+        invariants=("S14",),
+        parts=planted(StreamOwner, ("write", "self.has_ended or not tells_of_the_log(refusal, request)", "True")),
+    ),
+    Mutant(
+        name="a producer's next generation does not end the older ones",
+        invariants=("S15", "S2"),
+        style="given-up",
+        parts={"planted": UNRELATED},
+    ),
+    Mutant(
+        name="an heir does not know that a producer's next generation began",
+        invariants=("S15", "S2"),
+        style="given-up",
+        parts=planted(
+            ProducerTable,
+            (
+                "replay",
+                "if producer is None or",
+                "if producer is not None and producer.id != noted.producer:\n"
+                "        return\n"
+                "    if producer is None or",
+            ),
+        ),
+    ),
+    Mutant(
+        name="a deposed owner is believed, and a generation begins whatever the log holds of what it replaces",
+        invariants=("S2",),
+        style="given-up",
+        parts={
+            "planted": (
+                (
+                    Writing,
+                    edited(Writing, ("_refuse", "not is_confirmed and tells_of_the_log(error, request)", "False")),
+                ),
+                (ProducerTable, edited(ProducerTable, ("_judge_generation", "first < known.next", "False"))),
+            ),
+            "mute": ("S14",),
+        },
+    ),
+)
 
 LEASE = (
     Mutant(
@@ -613,4 +680,4 @@ RETENTION = (
     ),
 )
 
-MUTANTS = (*LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS, *RETENTION)
+MUTANTS = (*SAYING, *LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS, *RETENTION)

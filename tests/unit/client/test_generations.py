@@ -148,5 +148,5 @@ async def test_an_owner_that_cannot_confirm_its_claim_is_not_the_one_that_is_ask
     ):
         await client.append("s", b"0")
         assert len(stale.writes) == 1
-        assert [m.suspect for m in owner.of(proxy.GetOwner)] == [stale.address]  # type: ignore[attr-defined]
+        assert [m.suspect for m in owner.heard if isinstance(m, proxy.GetOwner)] == [stale.address]
     assert log.payloads == [b"0"]

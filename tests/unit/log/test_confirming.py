@@ -20,6 +20,7 @@ from dlog.log.messages import (
     HINTS,
     STORE,
     AppendEntry,
+    RecoverSegment,
     SealStream,
     StoreFailed,
     StreamChanged,
@@ -92,6 +93,18 @@ def test_the_end_of_a_stream_that_is_being_sealed_is_not_told_to_a_batch_sent_be
     stage.hold(ReadMetadata)
     stale.ask(SealStream())
     assert not isinstance(stale.ask(batch(1, retry=True)), EndOfStreamError)
+
+
+def test_an_owner_that_does_not_know_the_log_yet_does_not_tell_a_batch_sent_before_that_the_stream_is_sealed() -> None:
+    stage = Stage()
+    stage.taken("p1").ask(batch(0))
+    heir = stage.owner("p2")
+    stage.hold(RecoverSegment)
+    heir.take()
+    heir.ask(SealStream())
+    assert heir.ask(batch(0, retry=True)) is None
+    stage.release()
+    assert heir.answers[max(heir.answers)].duplicate
 
 
 def test_a_refusal_that_says_nothing_of_the_log_does_not_wait_for_metadata() -> None:
