@@ -368,13 +368,13 @@ class Client:
     async def release(self, stream: str) -> dict[str, Any]:
         """Ask the owner to hand the stream back, at a good place; the next append finds another.
 
-        Raises InvalidRequestError when nobody owns it, RequestTimeoutError (it may or may not be handed back) when that
+        Idempotent: of a stream that nobody owns there is nothing to hand back.
+
+        Raises StreamNotFoundError, RequestTimeoutError (it may or may not be handed back) when that
         is not done in time, as without ZooKeeper.
         """
         router = self._check(stream)
-        return await router.ask(
-            lambda request: proxy.Release(request, stream), stream=stream, settled_by=InvalidRequestError
-        )
+        return await router.ask(lambda request: proxy.Release(request, stream), stream=stream)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
