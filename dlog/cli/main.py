@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -20,6 +20,7 @@ from dlog.cli.telling import (
     CommandError,
     OutputLostError,
     drop,
+    leaves,
     note,
     output,
     tell_error,
@@ -142,9 +143,9 @@ def _run(given: list[str], as_json: bool) -> int:
     except DLogError as error:
         return tell_error(error, as_json=as_json)
     except BaseExceptionGroup as group:
-        leaves = list(_leaves(group))
-        told = [error for error in leaves if isinstance(error, DLogError)]
-        if len(told) < len(leaves):
+        found = list(leaves(group))
+        told = [error for error in found if isinstance(error, DLogError)]
+        if len(told) < len(found):
             raise
         for leaf in told:
             if isinstance(leaf, OutputLostError):
@@ -153,14 +154,6 @@ def _run(given: list[str], as_json: bool) -> int:
     except KeyboardInterrupt:
         return EXIT_FAILED
     return result if isinstance(result, int) else EXIT_OK
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 if __name__ == "__main__":
