@@ -22,27 +22,50 @@ if TYPE_CHECKING:
     from dlog.client.client import AppendSummary, Client, connect
     from dlog.client.fate import Fate, Outcome
     from dlog.client.options import ClientOptions
+    from dlog.client.pipeline import Pipeline
     from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
     from dlog.client.record import Record, RecordBatch
     from dlog.client.sync import SyncClient, connect_sync
     from dlog.errors import (
+        ClosedError,
+        ClusterNotFoundError,
+        ConfigError,
         ConnectionLostError,
+        CookieError,
         DamagedError,
         DLogError,
         EndOfStreamError,
+        EntryMissingError,
+        EntryUnreadableError,
+        FencedError,
         InvalidRequestError,
+        InvalidStreamNameError,
+        LeaseLostError,
+        LedgerFencedError,
+        LedgerNotFoundError,
+        MetadataUnavailableError,
+        MetadataWentBackError,
+        NotEnoughBookiesError,
+        NotReadyError,
         OverCapacityError,
+        OwnedElsewhereError,
         ProducerUnknownError,
+        ProtocolError,
         RecordTooLargeError,
         Remedy,
         RequestTimeoutError,
+        SequenceGapError,
         StreamExistsError,
         StreamNotFoundError,
+        StreamUnavailableError,
         TruncatedError,
         TxidOutOfOrderError,
+        UnauthorizedError,
         UnavailableError,
+        UnsupportedVersionError,
     )
     from dlog.model.dlsn import DLSN
+    from dlog.model.sink import SinkBatch
 
 __all__ = [
     "DLSN",
@@ -52,27 +75,50 @@ __all__ = [
     "BatchResult",
     "Client",
     "ClientOptions",
+    "ClosedError",
+    "ClusterNotFoundError",
+    "ConfigError",
     "ConnectionLostError",
+    "CookieError",
     "DLogError",
     "DamagedError",
     "EndOfStreamError",
+    "EntryMissingError",
+    "EntryUnreadableError",
     "Fate",
+    "FencedError",
     "InvalidRequestError",
+    "InvalidStreamNameError",
+    "LeaseLostError",
+    "LedgerFencedError",
+    "LedgerNotFoundError",
+    "MetadataUnavailableError",
+    "MetadataWentBackError",
+    "NotEnoughBookiesError",
+    "NotReadyError",
     "Outcome",
     "OverCapacityError",
+    "OwnedElsewhereError",
+    "Pipeline",
     "Position",
     "ProducerUnknownError",
+    "ProtocolError",
     "Record",
     "RecordBatch",
     "RecordTooLargeError",
     "Remedy",
     "RequestTimeoutError",
+    "SequenceGapError",
+    "SinkBatch",
     "StreamExistsError",
     "StreamNotFoundError",
+    "StreamUnavailableError",
     "SyncClient",
     "TruncatedError",
     "TxidOutOfOrderError",
+    "UnauthorizedError",
     "UnavailableError",
+    "UnsupportedVersionError",
     "at_dlsn",
     "at_time",
     "at_txid",
@@ -81,21 +127,45 @@ __all__ = [
 ]
 
 _HOMES = {
-    "dlog.client.client": ("AppendSummary", "Client", "connect"),
-    "dlog.client.options": ("ClientOptions",),
-    "dlog.client.position": ("START", "TAIL", "Position", "at_dlsn", "at_time", "at_txid"),
     "dlog.client.batch": ("BatchResult",),
-    "dlog.client.fate": ("Fate", "Outcome"),
-    "dlog.client.record": ("Record", "RecordBatch"),
-    "dlog.client.sync": ("SyncClient", "connect_sync"),
+    "dlog.client.client": (
+        "AppendSummary",
+        "Client",
+        "connect",
+    ),
+    "dlog.client.fate": (
+        "Fate",
+        "Outcome",
+    ),
+    "dlog.client.options": ("ClientOptions",),
+    "dlog.client.pipeline": ("Pipeline",),
+    "dlog.client.position": (
+        "START",
+        "TAIL",
+        "Position",
+        "at_dlsn",
+        "at_time",
+        "at_txid",
+    ),
+    "dlog.client.record": (
+        "Record",
+        "RecordBatch",
+    ),
+    "dlog.client.sync": (
+        "SyncClient",
+        "connect_sync",
+    ),
     "dlog.model.dlsn": ("DLSN",),
+    "dlog.model.sink": ("SinkBatch",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME.get(name, "dlog.errors")), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a type checker would take it for every name there can be
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOME.get(name, "dlog.errors")), name)
+        globals()[name] = value
+        return value

@@ -28,13 +28,14 @@ class DLogError(Exception):
     """Root of all errors. `message` is lower case, variables last as key=value, and is not API.
 
     fates: of an error that a pipeline or `append_many` raises, what became of each record that was taken and not told
-    as written (dlog.Fate), in order.
+    as written (dlog.Fate), in order. next_step: what a person does, where a command knows it better than the class.
     """
 
     code = 500
     remedy = Remedy.REPORT
     outcome_unknown = False
     fates: tuple[Any, ...] = ()
+    next_step: str | None = None
 
     def __init__(self, message: str = "", *, location: str | None = None, outcome_unknown: bool | None = None) -> None:
         super().__init__(message or self.__class__.__name__)

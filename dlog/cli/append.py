@@ -10,19 +10,32 @@ import asyncio
 import contextlib
 import os
 import select
+import signal
 import stat
 import struct
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.telling import EXIT_OK, CommandError, note, say, say_json
+from dlog.cli.telling import (
+    EXIT_OK,
+    Changing,
+    CommandError,
+    StoppedError,
+    ending_signals,
+    note,
+    say,
+    say_json,
+)
 from dlog.client.batch import BatchResult
 from dlog.client.client import connect
+from dlog.client.fate import Outcome
 from dlog.client.options import RECORD_BYTES_MAX
 from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError, NotEnoughBookiesError, RecordTooLargeError, StreamExistsError
@@ -31,6 +44,7 @@ from dlog.model.dlsn import DLSN
 from dlog.model.ids import stream_name
 
 LASTING_S = 2.0  # an obstacle that lasts so long is told; too few bookies at once
+STOP_S = 3.0  # after a signal, until what is under way counts as unknown
 CHUNK_BYTES = 180 * 1024  # of input read at once: about a batch
 _LENGTH = struct.Struct(">I")
 
@@ -45,8 +59,8 @@ class Tally:
         self.bytes = 0
         self.first: DLSN | None = None
         self.last: DLSN | None = None
-        self._sizes: list[int] = []
-        self._told = 0
+        self.pipeline: Pipeline | None = None
+        self._sizes: deque[int] = deque()  # of batches that are under way
         self._progress = progress
 
     def sent(self, size: int) -> None:
@@ -55,8 +69,7 @@ class Tally:
 
     def written(self, batch: BatchResult) -> None:
         """The next batch is durable."""
-        size = self._sizes[self._told]
-        self._told += 1
+        size = self._sizes.popleft()
         self.records += batch.count
         self.bytes += size
         if self.first is None:
@@ -65,7 +78,11 @@ class Tally:
         self._progress(batch.count, size)
 
 
-@click.command()
+@click.command(
+    cls=Changing,
+    when_unknown="whether the last records were written is unknown, and they may still appear: sent again they may be "
+    "there twice; docs/reliability.md, 'Outcome unknown'",
+)
 @click.argument("stream")
 @click.argument("file", required=False, default="-")
 @click.option("--framed", is_flag=True, help="Input is records with a 4-byte big-endian length before each.")
@@ -76,42 +93,98 @@ def append(
 ) -> int:
     """Append the lines of FILE (or of standard input) to STREAM, a record each.
 
-    The last line of output tells how many records were acknowledged, and the first and the last of their places.
+    The last line of output tells how many records were acknowledged, and the first and the last of their places; also
+    when a signal or a failure ended it. At the first signal no more is read, and what is under way is waited for.
     """
     stream_name(stream)
-    with _input(file) as descriptor:
-        return asyncio.run(_append(target(connect, directory), stream, file, descriptor, framed, make, as_json))
-
-
-async def _append(to: str, stream: str, file: str, descriptor: int, framed: bool, make: bool, as_json: bool) -> int:
     begun_s = monotonic_s()
     failure: DLogError | None = None
-    with _progress(descriptor, quiet=as_json) as progress:
+    with _input(file) as descriptor, _progress(descriptor, quiet=as_json) as progress:
         tally = Tally(progress)
-        async with connect(to) as client:
-            await client.reach()
-            if make:
-                with contextlib.suppress(StreamExistsError):
-                    await client.create(stream)
-            pipeline = client.pipeline(stream, tally.written)
-            async with asyncio.TaskGroup() as tasks:
-                telling = tasks.create_task(_tell_why_it_waits(pipeline, quiet=as_json), name="tell why it waits")
-                try:
-                    await _send(pipeline, tally, framed_batches(descriptor) if framed else line_batches(descriptor))
-                except DLogError as error:
-                    failure = error
-                finally:
-                    telling.cancel()
-    seconds = monotonic_s() - begun_s
-    if failure is not None and not tally.records:
-        raise failure
-    if not tally.records and file != "-":
+        work = _append(target(connect, directory), stream, tally, descriptor, framed, make, as_json)
+        try:
+            failure = asyncio.run(work)
+        except KeyboardInterrupt:  # a second signal
+            failure = _stopped(tally)
+    if not tally.records and failure is None and file != "-":
         raise CommandError(f"nothing to append, the file is empty: file={file}", "check the name of the file")
-    _tell(tally, stream, seconds, as_json)
+    if tally.records or failure is None or isinstance(failure, StoppedError):
+        _tell(tally, stream, monotonic_s() - begun_s, as_json)
     if failure is not None:
-        note("the rest was not acknowledged:")
+        if tally.records and not isinstance(failure, StoppedError):
+            note("the rest was not acknowledged:")
         raise failure
     return EXIT_OK
+
+
+async def _append(
+    to: str, stream: str, tally: Tally, descriptor: int, framed: bool, make: bool, as_json: bool
+) -> DLogError | None:
+    """Send all of it; what ended it before that, or None. Everything that was acknowledged is in the tally then."""
+    async with connect(to) as client:
+        await client.reach()
+        if make:
+            with contextlib.suppress(StreamExistsError):
+                await client.create(stream)
+        pipeline = tally.pipeline = client.pipeline(stream, tally.written)
+        batches = framed_batches(descriptor) if framed else line_batches(descriptor)
+        async with asyncio.TaskGroup() as tasks:
+            telling = tasks.create_task(_tell_why_it_waits(pipeline, quiet=as_json), name="tell why it waits")
+            sending = tasks.create_task(_send(pipeline, tally, batches), name="send")
+            with _ended_by_signals(sending):
+                await asyncio.wait((sending,))
+                telling.cancel()
+                if not sending.cancelled():
+                    return sending.result()
+                with contextlib.suppress(DLogError, TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await pipeline.drain()
+                await client.close(orderly=False)
+    return _stopped(tally)
+
+
+@contextmanager
+def _ended_by_signals(sending: asyncio.Task[Any]) -> Iterator[None]:
+    """The first signal that asks for the end cancels this task; the second one is KeyboardInterrupt."""
+    loop = asyncio.get_running_loop()
+    numbers = ending_signals()
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def restore() -> None:
+        for number in numbers:
+            loop.remove_signal_handler(number)
+            signal.signal(number, before[number])
+
+    def end() -> None:
+        restore()
+        sending.cancel()
+
+    for number in numbers:
+        loop.add_signal_handler(number, end)
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _stopped(tally: Tally) -> StoppedError:
+    """What a signal leaves open. The client is closed: every record that was handed over has a fate."""
+    counts = dict.fromkeys(Outcome, 0)
+    for fate in tally.pipeline.fates if tally.pipeline is not None else ():
+        counts[fate.outcome] += fate.count
+    unknown = counts[Outcome.UNKNOWN]
+    message = f"stopped by a signal: {tally.records + counts[Outcome.WRITTEN]} records are written"
+    if unknown:
+        return StoppedError(
+            f"{message}, {unknown} more may be",
+            "those that may be written may still appear: sent again they may be there twice; "
+            "docs/reliability.md, 'Outcome unknown'",
+        )
+    return StoppedError(
+        f"{message}, and nothing else of the input",
+        "go on with the record behind those that are written",
+        outcome_unknown=False,
+    )
 
 
 async def _tell_why_it_waits(pipeline: Pipeline, *, quiet: bool) -> None:
@@ -129,11 +202,16 @@ async def _tell_why_it_waits(pipeline: Pipeline, *, quiet: bool) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _send(pipeline: Pipeline, tally: Tally, batches: AsyncIterator[tuple[list[bytes], int]]) -> None:
-    async for records, size in batches:
-        tally.sent(size)
-        await pipeline.put(records)
-    await pipeline.finish()
+async def _send(pipeline: Pipeline, tally: Tally, batches: AsyncIterator[tuple[list[bytes], int]]) -> DLogError | None:
+    """Hand all over; what failed, or None."""
+    try:
+        async for records, size in batches:
+            tally.sent(size)
+            await pipeline.put(records)
+        await pipeline.finish()
+    except DLogError as error:
+        return error
+    return None
 
 
 def _tell(tally: Tally, stream: str, seconds: float, as_json: bool) -> None:

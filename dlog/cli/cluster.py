@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
-from dlog.cli.telling import say, say_json, say_table
+from dlog.cli.telling import Changing, say, say_json, say_table
 from dlog.hostport import join_host_port
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def cluster() -> None:
     """Make a cluster on a ZooKeeper, or tell how one is."""
 
 
-@cluster.command()
+@cluster.command(cls=Changing, when_unknown="whether it was made is unknown: run it again, that is harmless")
 @zookeeper_options
 def init(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
     """Make the root of a cluster and bind the namespace to it. Harmless when that was done before."""

@@ -14,7 +14,7 @@ import click
 
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, note, say, say_bytes, say_json, say_table
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, Changing, CommandError, note, say, say_bytes, say_json, say_table
 from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
@@ -163,7 +163,9 @@ def verify(number: int, hosts: str | None, namespace: str | None, directory: str
     return EXIT_FAILED if wrong else EXIT_OK
 
 
-@ledger.command()
+@ledger.command(
+    cls=Changing, when_unknown="`dlog ledger show LEDGER` tells whether it is closed; to recover it again is harmless"
+)
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @zookeeper_options

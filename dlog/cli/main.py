@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -21,6 +21,7 @@ from dlog.cli.telling import (
     FileRefusedError,
     OutputLostError,
     drop,
+    leaves,
     note,
     output,
     tell_error,
@@ -148,12 +149,12 @@ def _run(given: list[str], as_json: bool) -> int:
             raise
         return tell_error(FileRefusedError(error), as_json=as_json)
     except BaseExceptionGroup as group:
-        leaves = [
+        found = [
             FileRefusedError(error) if isinstance(error, OSError) and names_file(error) else error
-            for error in _leaves(group)
+            for error in leaves(group)
         ]
-        told = [error for error in leaves if isinstance(error, DLogError)]
-        if len(told) < len(leaves):
+        told = [error for error in found if isinstance(error, DLogError)]
+        if len(told) < len(found):
             raise
         for leaf in told:
             if isinstance(leaf, OutputLostError):
@@ -162,14 +163,6 @@ def _run(given: list[str], as_json: bool) -> int:
     except KeyboardInterrupt:
         return EXIT_FAILED
     return result if isinstance(result, int) else EXIT_OK
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 if __name__ == "__main__":

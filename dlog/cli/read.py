@@ -34,7 +34,7 @@ _LENGTH = struct.Struct(">I")
 @click.option(
     "--from-txid", type=click.IntRange(0), metavar="N", help="Begin at the first record with this txid or above."
 )
-@click.option("--from-time", metavar="TIME", help="Begin at a time: 2026-11-20T08:00, unix seconds, or 10m (ago).")
+@click.option("--from-time", metavar="TIME", help="Begin at a time: 2026-11-20T08:00Z, unix seconds, or 10m (ago).")
 @click.option("--from-start", is_flag=True, help="Begin at the first record there is (the default).")
 @click.option("--tail", is_flag=True, help="Begin with what is written from now on; implies --follow.")
 @click.option("--follow", "-f", is_flag=True, help="Wait at the end for more, until the stream is sealed or Ctrl-C.")
@@ -122,11 +122,17 @@ def parse_time(text: str, now_s: float) -> Position:
         seconds = float(body)
         return at_time(seconds / 1000 if seconds > 1e11 else seconds)
     with contextlib.suppress(ValueError, InvalidRequestError):
-        return at_time(datetime.fromisoformat(body))
+        moment = datetime.fromisoformat(body)
+        if moment.utcoffset() is None:
+            raise CommandError(
+                f"a time without a time zone: value={text[:60]!r}",
+                "write 2026-11-20T08:00Z for UTC, or +01:00 at its end",
+            )
+        return at_time(moment)
     if body and body[0].isdigit() and body[-1] in "smhd":
         return at_time(max(0.0, now_s - parse_duration_s(body)))
     raise CommandError(
-        f"not a time: value={text[:60]!r}", "write 2026-11-20T08:00, unix seconds, or how long ago, as in 10m"
+        f"not a time: value={text[:60]!r}", "write 2026-11-20T08:00Z, unix seconds, or how long ago, as in 10m"
     )
 
 

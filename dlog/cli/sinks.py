@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import click
 
 from dlog.cli.discovery import zookeeper, zookeeper_options
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, say, say_json, say_table
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, Changing, CommandError, say, say_json, say_table
 from dlog.io.clock import unix_ms
 from dlog.model.sink import sink_name
 from dlog.spark.reach import Work, reach
@@ -38,7 +38,11 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
         )
 
 
-@sink.command(name="retire")
+@sink.command(
+    name="retire",
+    cls=Changing,
+    when_unknown="what was done and what was not is unknown: run it again, that is harmless",
+)
 @click.argument("name", metavar="SINK")
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and do nothing.")
 @zookeeper_options

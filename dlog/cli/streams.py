@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.telling import CommandError, dlsn_text, say, say_json, say_table, size_text
+from dlog.cli.telling import Changing, CommandError, dlsn_text, say, say_json, say_table, size_text
 from dlog.client.client import Client, connect
 from dlog.model import dlsn as places
 from dlog.model.ids import stream_name
@@ -31,7 +31,10 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
     return asyncio.run(run())
 
 
-@click.command()
+@click.command(
+    cls=Changing,
+    when_unknown="whether the stream was made is unknown: `dlog ls` tells; to create it again is harmless",
+)
 @click.argument("stream")
 @click.option("--store", help="Where its segments lie: ledger, kafka or s3.")
 @click.option("--ensemble", type=click.IntRange(1), help="Bookies that a segment is striped over.")
@@ -123,7 +126,10 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
         )
 
 
-@click.command()
+@click.command(
+    cls=Changing,
+    when_unknown="whether it was truncated is unknown: `dlog show STREAM` tells; to truncate it again is harmless",
+)
 @click.argument("stream")
 @click.argument("dlsn")
 @cluster_options
@@ -138,7 +144,10 @@ def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None,
         say(f"truncated {stream}; the first record kept is at {dlsn_text(told.get('first'))}")
 
 
-@click.command()
+@click.command(
+    cls=Changing,
+    when_unknown="whether it was sealed is unknown: `dlog show STREAM` tells; to seal it again is harmless",
+)
 @click.argument("stream")
 @cluster_options
 def seal(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
@@ -151,7 +160,10 @@ def seal(stream: str, connect: str | None, directory: str | None, as_json: bool)
         say(f"sealed {stream}")
 
 
-@click.command()
+@click.command(
+    cls=Changing,
+    when_unknown="whether it was deleted is unknown: `dlog ls` tells; what is listed there may be deleted again",
+)
 @click.argument("stream")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @cluster_options

@@ -10,7 +10,9 @@ import contextlib
 import errno
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
@@ -25,10 +27,15 @@ from dlog.errors import (
     DamagedError,
     DLogError,
     EndOfStreamError,
+    EntryUnreadableError,
     InvalidRequestError,
     LedgerNotFoundError,
     MetadataUnavailableError,
+    MetadataWentBackError,
     NotEnoughBookiesError,
+    NotReadyError,
+    OverCapacityError,
+    OwnedElsewhereError,
     RecordTooLargeError,
     RequestTimeoutError,
     StreamExistsError,
@@ -51,8 +58,13 @@ _NEXT: dict[type[DLogError], str] = {
     LedgerNotFoundError: "`dlog ledger ls` lists the ledgers",
     NotEnoughBookiesError: "`dlog bookie ls` shows who is there; start more, or use a smaller --ensemble",
     MetadataUnavailableError: "check that ZooKeeper runs and can be reached; `dlog cluster status` asks it",
+    MetadataWentBackError: "bring the newest ZooKeeper data back; docs/operations.md, `metadata.went_back`",
+    EntryUnreadableError: "`dlog bookie ls` shows which bookies are there; start those that are missing",
+    NotReadyError: "try again in a moment; `dlog owners` shows who serves what",
+    OverCapacityError: "try again in a moment; too much waits there already",
+    OwnedElsewhereError: "try again in a moment; `dlog owners` shows who serves what",
     ClusterNotFoundError: "`dlog cluster init` makes one on this ZooKeeper",
-    RequestTimeoutError: "`dlog cluster status` shows which parts answer",
+    RequestTimeoutError: "try again; `dlog cluster status` shows which parts answer",
     ConnectionLostError: "try again; `dlog owners` shows who serves what",
     UnavailableError: "start a cluster with `dlog up`, or say where one is with --connect or DLOG_CONNECT",
     DamagedError: "`dlog ledger verify LEDGER` shows which replica is damaged",
@@ -64,6 +76,8 @@ _STATE = (StreamNotFoundError, StreamExistsError, TxidOutOfOrderError, ClusterNo
 
 class CommandError(DLogError):
     """An error of a command itself, with its own advice."""
+
+    next_step: str
 
     def __init__(self, message: str, next_step: str, *, misused: bool = True) -> None:
         super().__init__(message)
@@ -87,6 +101,71 @@ class OutputLostError(CommandError):
         super().__init__(f"cannot write the output: {why}", "make room where it goes", misused=False)
 
 
+class StoppedError(CommandError):
+    """A signal ended the command before it was known whether what it asked for was done."""
+
+    def __init__(self, message: str, next_step: str, *, outcome_unknown: bool = True) -> None:
+        super().__init__(message, next_step, misused=False)
+        self.outcome_unknown = outcome_unknown
+
+
+class Changing(click.Command):
+    """A command that changes something. when_unknown: what a person does when nobody knows whether it was done.
+
+    A signal ends it with StoppedError, which says the same.
+    """
+
+    def __init__(self, *given: Any, when_unknown: str, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.when_unknown = when_unknown
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with _interrupted_by_any_signal():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise StoppedError("stopped before the answer came", self.when_unknown) from None
+        except BaseException as error:
+            for leaf in leaves(error):
+                if isinstance(leaf, DLogError) and leaf.outcome_unknown and leaf.next_step is None:
+                    leaf.next_step = self.when_unknown
+            raise
+
+
+#: signals that ask a command to end; one that whoever started it had ignored stays ignored (nohup, a job of a script)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """Those that may end this process."""
+    return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+@contextmanager
+def _interrupted_by_any_signal() -> Iterator[None]:
+    """In here every signal that asks for the end does it as Ctrl-C does: by KeyboardInterrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in ending_signals()}
+    for number in before:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """The errors of a group, and of the groups in it; of any other error itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
+
+
 @contextmanager
 def output() -> Iterator[None]:
     """What writes to standard output does it in here. Raises OutputLostError."""
@@ -98,13 +177,8 @@ def output() -> Iterator[None]:
 
 def next_step(error: DLogError) -> str | None:
     """What a person does about it."""
-    if isinstance(error, CommandError):
+    if error.next_step is not None:
         return error.next_step
-    if error.outcome_unknown and isinstance(error, UnavailableError):
-        return (
-            "whether the last records were written is unknown, and they may still appear: sent again they may be there "
-            "twice; docs/reliability.md, 'Outcome unknown'"
-        )
     for cls in type(error).__mro__:
         if cls in _NEXT:
             return _NEXT[cls]

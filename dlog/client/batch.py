@@ -30,6 +30,12 @@ class BatchResult:
     duplicate: bool = False  # this sending was a repetition; the batch was there already
     index: int = 0  # how many records its pipeline had taken before these
 
+    def dlsns(self) -> list[DLSN]:
+        """The place of each record, in order."""
+        if self.first == DLSN_INVALID:
+            return [self.first] * self.count
+        return [self.first.next_slot(n) for n in range(self.count)]
+
 
 class Teller(Protocol):
     """Who put some of a batch's records into it."""

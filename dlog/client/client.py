@@ -54,27 +54,11 @@ _forks = 0  # how often this process was forked off, counted from the first that
 
 @dataclass(frozen=True, slots=True)
 class AppendSummary:
-    """What `append_many` wrote: its records in order, as one or more batches."""
+    """What `append_many` wrote. Where each record lies was told to its `on_written`."""
 
-    batches: tuple[BatchResult, ...]
-
-    @property
-    def count(self) -> int:
-        return sum(b.count for b in self.batches)
-
-    @property
-    def first(self) -> DLSN | None:
-        """Place of the first record; None if there was none."""
-        return self.batches[0].first if self.batches else None
-
-    @property
-    def last(self) -> DLSN | None:
-        """Place of the last record; None if there was none."""
-        return self.batches[-1].last if self.batches else None
-
-    def dlsns(self) -> list[DLSN]:
-        """The place of every record, in the order given."""
-        return [b.first.next_slot(i) for b in self.batches for i in range(b.count)]
+    count: int = 0
+    first: DLSN | None = None  # place of the first record; None if there was none
+    last: DLSN | None = None  # place of the last one
 
 
 class Client:
@@ -176,19 +160,21 @@ class Client:
         *,
         on_written: Callable[[BatchResult], None] | None = None,
     ) -> AppendSummary:
-        """Append any number of records in order, as batches that follow each other closely; return where they lie.
+        """Append any number of records in order, as batches that follow each other closely; also without end: what is
+        held does not grow.
 
-        on_written: told of each batch, in order, as it becomes durable. The first failure ends it: nothing behind the
-        record that failed is sent any more. It is raised when the fate of every record taken is known, and tells it:
-        `error.fates` says of each run of records that `on_written` was not told of whether they are written (and
-        where), certainly not written, or unknown (see dlog.Fate; `index` counts `payloads` from 0). If the error's
-        `outcome_unknown` is False, all of them are certainly not written, and may be sent again. Cancelling stops
-        taking records; those taken are still written.
+        on_written: told of each batch, in order, as it becomes durable, and of where its records lie. The first failure
+        ends it: nothing behind the record that failed is sent any more. It is raised when the fate of every record
+        taken is known, and tells it: `error.fates` says of each run of records that `on_written` was not told of
+        whether they are written (and where), certainly not written, or unknown (see dlog.Fate; `index` counts
+        `payloads` from 0). If the error's `outcome_unknown` is False, all of them are certainly not written, and may be
+        sent again. Cancelling stops taking records; those taken are still written.
         """
-        batches: list[BatchResult] = []
+        summary = AppendSummary()
 
         def written(batch: BatchResult) -> None:
-            batches.append(batch)
+            nonlocal summary
+            summary = AppendSummary(summary.count + batch.count, summary.first or batch.first, batch.last)
             if on_written is not None:
                 on_written(batch)
 
@@ -202,7 +188,7 @@ class Client:
                 while not pipeline.append(payload):
                     await pipeline.room()
         await pipeline.drain()
-        return AppendSummary(tuple(batches))
+        return summary
 
     def pipeline(self, stream: str, on_written: Callable[[BatchResult], None] | None = None) -> Pipeline:
         """Append without waiting for each answer: record by record (`append`) or batch by batch (`put`).
@@ -382,13 +368,13 @@ class Client:
     async def release(self, stream: str) -> dict[str, Any]:
         """Ask the owner to hand the stream back, at a good place; the next append finds another.
 
-        Raises InvalidRequestError when nobody owns it, RequestTimeoutError (it may or may not be handed back) when that
+        Idempotent: of a stream that nobody owns there is nothing to hand back.
+
+        Raises StreamNotFoundError, RequestTimeoutError (it may or may not be handed back) when that
         is not done in time, as without ZooKeeper.
         """
         router = self._check(stream)
-        return await router.ask(
-            lambda request: proxy.Release(request, stream), stream=stream, settled_by=InvalidRequestError
-        )
+        return await router.ask(lambda request: proxy.Release(request, stream), stream=stream)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 

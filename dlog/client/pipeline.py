@@ -45,7 +45,6 @@ class Pipeline:
         self._taken = 0  # records that are numbered: all but those in the lot
         self._told = 0  # records told of
         self._rows: deque[_Row] = deque()  # not told yet, in order
-        self._results: list[BatchResult] = []
         self._hole: int | None = None  # number of a record that failed; nothing from it on is sent any more
         self._cause: Exception | None = None  # why the first one in order failed
         self._fates: list[Fate] = []  # of the records from that one on
@@ -108,7 +107,7 @@ class Pipeline:
         if not self._producer.has_room:
             await self._producer.wait_room()
             await self._settled()
-        row = _Row(self, 0, keeps=True)
+        row = _Row(self, 0)
         row.count = len(records)
         self._producer.add_whole(records, txid, row)
         self._number(row)
@@ -125,18 +124,14 @@ class Pipeline:
             await self._news()
         await self._settled()
 
-    async def finish(self) -> list[BatchResult]:
-        """As `drain`; returns where each batch that was `put` lies, in order, unless `on_written` was told of it.
-
-        Records taken one by one are in none.
-        """
+    async def finish(self) -> None:
+        """As `drain`."""
         await self.drain()
-        return self._results
 
     # ---- what the producer says (Filler) --------------------------------------------------------------------------
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> Teller:
-        row = self._lot = _Row(self, slot, keeps=False)
+        row = self._lot = _Row(self, slot)
         self._take = take
         self._left = self._granted = bytes_max - SLOT_BYTES
         return row
@@ -200,8 +195,6 @@ class Pipeline:
     def _tell(self, row: _Row, result: BatchResult) -> None:
         self._told += row.count
         if self._on_written is None:
-            if row.keeps:
-                self._results.append(result)
             return
         try:
             self._on_written(result)
@@ -228,14 +221,13 @@ class Pipeline:
 class _Row:
     """Consecutive records of a pipeline in one batch."""
 
-    __slots__ = ("count", "error", "index", "keeps", "pipeline", "result", "slot")
+    __slots__ = ("count", "error", "index", "pipeline", "result", "slot")
 
-    def __init__(self, pipeline: Pipeline, slot: int, *, keeps: bool) -> None:
+    def __init__(self, pipeline: Pipeline, slot: int) -> None:
         self.pipeline = pipeline
         self.slot = slot  # of the first, in the batch
         self.count = 0
         self.index = 0  # the first one's number
-        self.keeps = keeps  # the pipeline remembers the result
         self.result: BatchResult | None = None
         self.error: DLogError | None = None
 

@@ -40,7 +40,15 @@ def at_txid(txid: int) -> Position:
 
 
 def at_time(when: datetime | float) -> Position:
-    """From the first record taken at or after `when`: a datetime (naive: local time) or unix seconds."""
+    """From the first record taken at or after `when`: a datetime that says of which time zone it is, or unix seconds.
+
+    Raises InvalidRequestError, also for a datetime without a zone: local time to some, UTC to others.
+    """
+    if isinstance(when, datetime) and when.utcoffset() is None:
+        raise InvalidRequestError(
+            "a datetime without a time zone is not a point in time; write when.astimezone() if it is local time, "
+            f"when.replace(tzinfo=UTC) if it is UTC: time={when!r}"
+        )
     seconds = when.timestamp() if isinstance(when, datetime) else float(when)
     if not 0 <= seconds < 2**53:
         raise InvalidRequestError(f"a time is given in unix seconds or as a datetime: time={when!r}")

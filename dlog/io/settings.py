@@ -22,7 +22,7 @@ from dlog.options import build
 T = TypeVar("T")
 
 #: sections a configuration file may have: one a role, read by its process only; cold: by whoever reads cold segments
-SECTIONS = frozenset({"bookie", "write", "read", "client", "up", "cold"})
+SECTIONS = frozenset({"bookie", "write", "read", "up", "cold"})
 
 _SECRETS = ("password", "secret", "token")
 

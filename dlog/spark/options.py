@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import Enum
 from typing import Any
 
@@ -366,7 +366,7 @@ def _txid(name: str, value: Any) -> Bound:
 
 
 def _time(name: str, value: Any) -> Bound:
-    """Unix milliseconds, or ISO 8601; without a zone it is UTC."""
+    """Unix milliseconds, or ISO 8601 with a zone: without one it were local time to some, UTC to others."""
     text = str(value).strip()
     if re.fullmatch(r"\d{1,15}", text):
         return Bound(Kind.TIME, int(text))
@@ -376,7 +376,10 @@ def _time(name: str, value: Any) -> Bound:
         raise ConfigError(
             f"{name}: a time is unix milliseconds or as 2026-11-22T12:00:00Z: value={text[:60]!r}"
         ) from None
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    if moment.utcoffset() is None:
+        raise ConfigError(
+            f"{name}: which time zone? write 2026-11-22T12:00:00Z for UTC, or +01:00 at its end: value={text[:60]!r}"
+        )
     return Bound(Kind.TIME, int(moment.timestamp() * 1000))
 
 

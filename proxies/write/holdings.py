@@ -22,7 +22,6 @@ from actors.supervisor import Supervisor
 from dlog.errors import (
     ClosedError,
     DLogError,
-    InvalidRequestError,
     NotEnoughBookiesError,
     OverCapacityError,
     OwnedElsewhereError,
@@ -201,10 +200,11 @@ class Holdings:
         return True
 
     async def hand_back(self, stream: StreamName) -> None:
-        """`release` for who asks for it. A stream that is being taken, or whose owner is gone, is taken first.
+        """`release` for who asks for it. A stream that is being taken, or whose owner is gone, is taken first. Of one
+        that nobody owns there is nothing to do.
 
         Raises OwnedElsewhereError (it is, or would be, another's), StreamUnavailableError (its owner changes just now:
-        ask again), InvalidRequestError (nobody owns it), and what `release` and `ask` raise.
+        ask again), and what `release` and `ask` raise.
         """
         if await self.release(stream):
             return
@@ -213,7 +213,7 @@ class Holdings:
             if isinstance(advice, Theirs):
                 raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
             if not advice.held_by:
-                raise InvalidRequestError(f"nobody owns this stream: stream={stream}")
+                return
         await self.ask(stream, None)
         if not await self.release(stream):
             raise StreamUnavailableError(f"its owner changes just now, ask again: stream={stream}")

@@ -26,12 +26,14 @@ async def test_record_sets_of_a_completed_stream(proxies: ProxyCluster, logs: Ja
     written = numbered("ours", 0, 1000)
     async with dlog.connect(proxies.target) as client:
         await client.create(stream)
-        summary = await client.append_many(stream, written)
+        rows: list[dlog.BatchResult] = []
+        await client.append_many(stream, written, on_written=rows.append)
         await client.release(stream)
         seen = await we_read(client, stream)
     found = await logs.read(stream, 1000, **STRICT)
     assert java_read(found) == seen
-    assert payloads_of(seen) == written and [dlsn for dlsn, _, _ in seen] == summary.dlsns()
+    told = [dlsn for row in rows for dlsn in row.dlsns()]
+    assert payloads_of(seen) == written and [dlsn for dlsn, _, _ in seen] == told
     assert [record.sequence for record in found] == list(range(1000))
     assert [record.position for record in found] == list(range(1, 1001))
 

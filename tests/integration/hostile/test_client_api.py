@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ CASES: dict[str, Call] = {
     "stream-unknown": lambda c: c.append("no-such-stream", b"x"),
     "start-number": lambda c: first(c, 17),
     "start-nonsense": lambda c: first(c, "yesterday"),
+    "start-time-without-a-zone": lambda c: first(c, datetime(2026, 11, 20, 8, 0)),
     "setting-unknown": lambda c: c.create("s", colour="red"),
     "setting-half-a-pair": lambda c: c.create("s", store="\ud800"),
     "setting-beyond-64-bits": lambda c: c.create("s", segment_bytes=2**80),
@@ -88,6 +90,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "option-unknown": {"colour": "red"},
     "option-zero": {"inflight_batches_max": 0},
     "option-type": {"buffer_bytes_max": "many"},
+    "option-batch-beyond-the-record": {"batch_bytes_max": 1048576},
 }
 
 

@@ -11,7 +11,6 @@ import pytest
 
 from dlog.bookie.options import BookieOptions
 from dlog.cli.plan import UpOptions
-from dlog.client.options import ClientOptions
 from dlog.errors import ConfigError
 from dlog.io.settings import load
 from proxies.read.options import ReadOptions
@@ -24,7 +23,6 @@ CLASSES: dict[str, type[Any]] = {
     "write": WriteOptions,
     "read": ReadOptions,
     "up": UpOptions,
-    "client": ClientOptions,
 }
 
 #: what a file says
@@ -67,8 +65,7 @@ FILES: dict[str, bytes] = {
     "reserve-above-minimum": b'[bookie]\ndisk_free_reserve_bytes = "2GiB"\ndisk_free_min_bytes = "1GiB"',
     "journal-file-tiny": b"[bookie]\njournal_file_bytes = 1024",
     "too-many-bookies": b"[up]\nbookies = 65",
-    "client-batch-beyond-the-record": b"[client]\nbatch_bytes_max = 1048576",
-    "client-window-zero": b"[client]\ninflight_batches_max = 0",
+    "section-of-a-client": b"[client]\nbatch_bytes_max = 1048576",  # nobody would read it
 }
 
 #: DLOG_<ROLE>_<KEY>

@@ -26,12 +26,13 @@ async def owner_of(cluster: ProxyCluster, load: Load) -> ServerProcess:
 async def test_what_one_proxy_wrote_is_read_through_any_other(cluster: ProxyCluster) -> None:
     async with dlog.connect("dlog://" + cluster.writers[0].address) as writer:
         await writer.create("orders")
-        summary = await writer.append_many("orders", [b"%d" % i for i in range(1000)])
+        rows: list[dlog.BatchResult] = []
+        await writer.append_many("orders", [b"%d" % i for i in range(1000)], on_written=rows.append)
     for reader in cluster.readers:
         async with dlog.connect("dlog://" + reader.address) as client:
             records = [record async for record in client.read("orders")]
             assert [record.payload for record in records] == [b"%d" % i for i in range(1000)]
-            assert [record.dlsn for record in records] == summary.dlsns()
+            assert [record.dlsn for record in records] == [dlsn for row in rows for dlsn in row.dlsns()]
 
 
 async def test_an_owner_killed_under_load_loses_and_repeats_nothing(cluster: ProxyCluster) -> None:

@@ -16,8 +16,10 @@ from unittest import mock
 from actors.stream_tailer import StreamTailer
 from actors.upstream import Heard
 from dlog.bookie.bookie import Bookie
+from dlog.client.batch import Batch
+from dlog.client.pipeline import Pipeline
 from dlog.client.producer import Producer
-from dlog.errors import OwnedElsewhereError
+from dlog.errors import DLogError, OwnedElsewhereError
 from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledgers import Ledgers
@@ -96,6 +98,31 @@ def _drops(on_refused: Any) -> Any:
         on_refused(self, connection, batch, error)
         if isinstance(error, OwnedElsewhereError) and batch in self._ready:
             self._ready.remove(batch)
+
+    return wrong
+
+
+def _stays(withdraw: Any) -> Any:
+    """Records behind a refused one are told as not written, and sent all the same."""
+
+    def wrong(self: Batch) -> int:
+        for teller in self.tellers:
+            if teller.is_withdrawn:
+                teller.withdrawn()
+        return 0
+
+    return wrong
+
+
+def _for_all(on_failed: Any) -> Any:
+    """What failed one record of a pipeline is told of all behind it at once, while these go on."""
+
+    def wrong(self: Pipeline, index: int) -> None:
+        self._producer.settle()
+        for row in self._rows:
+            if row.result is None and row.error is None:
+                row.error = DLogError("a record before it failed", outcome_unknown=False)
+        self._on_answered()
 
     return wrong
 
@@ -236,6 +263,20 @@ MUTANTS: tuple[Mutant, ...] = (
         _instead(Producer, "on_refused", _drops),
         style="hand-over",
         seeds=30,
+    ),
+    _mutant(
+        "what is told as withdrawn is sent",
+        ("S2", "S1", "S4"),
+        _instead(Batch, "withdraw", _stays),
+        style="scope",
+        seeds=60,
+    ),
+    _mutant(
+        "the error of one record is told of all behind it",
+        ("S2", "S1", "S4"),
+        _instead(Pipeline, "_on_failed", _for_all),
+        style="scope",
+        seeds=60,
     ),
     _mutant(
         "serves beyond the LAC", ("S8", "S9", "V1", "V3"), _instead(Heard, "__call__", _early), style="swarm", seeds=30

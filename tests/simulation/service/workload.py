@@ -16,6 +16,7 @@ from typing import Any
 
 import dlog
 from dlog.client.client import Client
+from dlog.client.fate import Outcome
 from dlog.client.options import ClientOptions
 from dlog.client.position import START, Position, at_dlsn, at_txid
 from dlog.errors import (
@@ -28,6 +29,8 @@ from dlog.model.dlsn import DLSN, DLSN_INVALID
 from loadtest.records import RecordMaker
 from tests.history import End, History, start_at
 from tests.simulation.service.loop import Process, SimulatedLoop
+
+REFUSED = 0.01  # share of the records handed over one by one that the owner refuses
 
 
 @dataclass(slots=True)
@@ -92,7 +95,7 @@ async def writing(work: Work, client: Client, notes: StreamNotes, process: Proce
     maker = RecordMaker(number, max(16, int(work.record_bytes * rng.choice((0.2, 1.0, 1.0, 4.0)))))
     one_by_one: OneByOne | None = None
     if process.rng(f"ways of producer {number}").random() < 0.3:
-        one_by_one = OneByOne(work, client, notes, number, maker)
+        one_by_one = OneByOne(work, client, notes, number, maker, process.rng(f"refusals of producer {number}"))
     sequence = 0
     while True:
         await asyncio.sleep(rng.expovariate(1.0) * work.pace_s)
@@ -132,8 +135,11 @@ async def writing(work: Work, client: Client, notes: StreamNotes, process: Proce
 class OneByOne:
     """A producer that hands its records over one by one and is told of them in rows: each is an operation."""
 
-    def __init__(self, work: Work, client: Client, notes: StreamNotes, number: int, maker: RecordMaker) -> None:
+    def __init__(
+        self, work: Work, client: Client, notes: StreamNotes, number: int, maker: RecordMaker, rng: random.Random
+    ) -> None:
         self._work = work
+        self._rng = rng
         self._client = client
         self._notes = notes
         self._number = number
@@ -150,7 +156,8 @@ class OneByOne:
             async with asyncio.timeout(patience_s):
                 for _ in range(count):
                     record = self._maker.make(self._sequence)
-                    while not self._pipeline.append(record):
+                    txid = 0 if self._rng.random() < REFUSED else None  # below all that the owner gives: refused
+                    while not self._pipeline.append(record, txid=txid):
                         await self._pipeline.room()
                     self._ops.append(history.invoke(self._number, self._sequence, 1, work.loop.now))
                     self._sequence += 1
@@ -159,11 +166,26 @@ class OneByOne:
             work.reached["append.cancelled"] += 1
         except DLogError as error:
             work.reached["append.unknown" if error.outcome_unknown else "append.failed"] += 1
-            for op in self._ops:  # the first of them is what failed; of the others nothing is known
-                history.unknown(op, work.loop.now)
-            self._ops.clear()
+            self._tell(error)
             self._pipeline = self._client.pipeline(self._notes.name, self._written)
         self._wait(bool(self._ops))  # what was taken from who lost patience is written all the same
+
+    def _tell(self, error: DLogError) -> None:
+        """What the pipeline's error says of each record that was not told of."""
+        history, now = self._notes.history, self._work.loop.now
+        for fate in error.fates:
+            for n in range(fate.count):
+                op = self._ops.popleft()
+                if fate.result is not None:
+                    known = fate.result.first != DLSN_INVALID
+                    place = fate.result.first.next_slot(n) if known else fate.result.first
+                    history.ok(op, now, place, fate.result.txid, duplicate=fate.result.duplicate)
+                elif fate.outcome is Outcome.UNKNOWN:
+                    history.unknown(op, now)
+                else:
+                    history.failed(op, now)
+                    self._work.reached["append.not_written"] += 1
+        assert not self._ops, "the error of a pipeline tells the fate of every record that it took"
 
     async def end(self) -> None:
         """What was taken has an answer."""

@@ -119,7 +119,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (StreamNotFoundError("x"), "dlog create"),
         (UnavailableError("x"), "dlog up"),
-        (RequestTimeoutError("x"), "unknown"),
+        (RequestTimeoutError("x"), "try again"),
         (RequestTimeoutError("x", outcome_unknown=False), "cluster status"),
     ],
 )

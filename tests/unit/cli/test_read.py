@@ -43,3 +43,11 @@ def test_what_is_no_time_says_how_one_is_written(text: str) -> None:
     with pytest.raises(CommandError) as caught:
         parse_time(text, now_s=1000.0)
     assert "10m" in caught.value.next_step
+
+
+@pytest.mark.parametrize("text", ["2023-11-14T22:13:20", "2023-11-14", "2023-11-14 22:13"])
+def test_a_time_says_of_which_zone_it_is(text: str) -> None:
+    """Else it is another time in the program beside this one, or on another machine."""
+    with pytest.raises(CommandError, match="without a time zone") as caught:
+        parse_time(text, now_s=1000.0)
+    assert "Z for UTC" in caught.value.next_step

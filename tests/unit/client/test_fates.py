@@ -297,4 +297,4 @@ def _places(log: Log) -> list[tuple[dlog.DLSN, bytes]]:
 
 
 def _of(row: dlog.BatchResult) -> list[dlog.DLSN]:
-    return [row.first.next_slot(n) for n in range(row.count)]
+    return row.dlsns()

@@ -69,7 +69,7 @@ async def test_a_full_buffer_refuses_and_room_is_waited_for() -> None:
             while not pipeline.append(b"%06d" % taken):
                 await pipeline.room()
             taken += 1
-        assert await pipeline.finish() == []
+        await pipeline.finish()
     assert double.log.payloads == [b"%06d" % n for n in range(100)]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -545,16 +546,31 @@ async def test_closing_says_of_each_append_what_is_known() -> None:
 
 
 async def test_append_many_tells_where_everything_lies() -> None:
-    told: list[int] = []
+    told: list[dlog.BatchResult] = []
     async with Double() as double, dlog.connect(double.target, batch_bytes_max=100) as client:
-        summary = await client.append_many(
-            "s", (b"%04d" % n for n in range(100)), on_written=lambda batch: told.append(batch.count)
-        )
+        summary = await client.append_many("s", (b"%04d" % n for n in range(100)), on_written=told.append)
         nothing = await client.append_many("s", [])
     assert double.log.payloads == [b"%04d" % n for n in range(100)]
-    assert (summary.count, sum(told)) == (100, 100)
-    assert summary.dlsns()[:13] == [of(1, 0, n) for n in range(12)] + [of(1, 1, 0)]
+    places = [place for row in told for place in row.dlsns()]
+    assert places[:13] == [of(1, 0, n) for n in range(12)] + [of(1, 1, 0)]
+    assert (summary.count, summary.first, summary.last) == (100, places[0], places[-1])
     assert (nothing.count, nothing.first, nothing.last) == (0, None, None)
+
+
+async def test_append_many_of_records_without_end_holds_no_more_the_longer_it_lasts() -> None:
+    held: list[int] = []
+
+    def endless() -> Iterator[bytes]:
+        for n in range(300):
+            if n == 299:
+                gc.collect()
+                held.append(sum(type(thing) is dlog.BatchResult for thing in gc.get_objects()))
+            yield b"%05d" % n
+
+    async with Double() as double, dlog.connect(double.target, batch_bytes_max=1, buffer_bytes_max=1) as client:
+        await client.append_many("s", endless())
+    assert len(double.writes) == 300
+    assert held[0] < 10, "one for each batch would be some 300"
 
 
 async def test_append_many_stops_at_the_first_failure() -> None:

@@ -59,7 +59,7 @@ def test_places_by_stream_leave_the_others_at_their_default() -> None:
 
 def test_times_are_read_as_written() -> None:
     assert batch(startingTimestamp="2026-11-22T10:00:00Z").starting.default.value == 1795341600000
-    assert batch(startingTimestamp="2026-11-22T10:00:00").starting.default.value == 1795341600000
+    assert batch(startingTimestamp="2026-11-22T12:00:00+02:00").starting.default.value == 1795341600000
     assert batch(endingTimestamp="1795341600000").ending.default.value == 1795341600000
 
 
@@ -97,6 +97,7 @@ def test_times_are_read_as_written() -> None:
         ({"startingOffsets": '{"other":[1,0]}'}, "starting place of a stream that is not read"),
         ({"startingTxid": "-3"}, "startingTxid: a txid is a whole number"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp: a time is unix milliseconds or as"),
+        ({"startingTimestamp": "2026-11-22T10:00:00"}, "startingTimestamp: which time zone?"),
         ({"readerId": "r"}, "readerId is an option of streaming reads only"),
         ({"maxBytesPerTrigger": "1m"}, "maxBytesPerTrigger is an option of streaming reads only"),
     ],

@@ -1,0 +1,135 @@
+"""What a command says to do next fits the command: no talk of records where there are none, and none of a new cluster
+where one answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+import pytest
+
+from dlog.cli.main import dlog, main
+from dlog.cli.telling import Changing, next_step
+from dlog.errors import (
+    ConnectionLostError,
+    DLogError,
+    EntryUnreadableError,
+    FencedError,
+    MetadataUnavailableError,
+    MetadataWentBackError,
+    NotReadyError,
+    OverCapacityError,
+    ProducerUnknownError,
+    RequestTimeoutError,
+    StreamUnavailableError,
+)
+
+#: what they need; a command that is not listed needs nothing
+WORDS: dict[str, tuple[str, ...]] = {
+    "create": ("s",),
+    "append": ("s", "-"),
+    "read": ("s",),
+    "show": ("s",),
+    "truncate": ("s", "1:0:0"),
+    "seal": ("s",),
+    "delete": ("s", "--yes"),
+    "explain": ("s", "1:0:0"),
+    "ledger show": ("1",),
+    "ledger read": ("1",),
+    "ledger verify": ("1",),
+    "ledger recover": ("1", "--yes"),
+    "sink retire": ("k",),
+}
+#: change nothing, or have no one answer that could be lost, as `up` that runs until it is ended
+OTHERS = {
+    "up",
+    "read",
+    "ls",
+    "show",
+    "owners",
+    "explain",
+    "cluster status",
+    "sink ls",
+    "bookie ls",
+    "bookie status",
+} | {f"ledger {name}" for name in ("ls", "show", "read", "verify")}
+
+
+def commands(group: Any = dlog, before: str = "") -> Iterator[tuple[str, click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        if name == "pipeline":
+            continue  # needs Spark
+        found = group.get_command(context, name)
+        if isinstance(found, click.Group):
+            yield from commands(found, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", found
+
+
+ALL = list(commands())
+UNKNOWN = [
+    RequestTimeoutError("x", outcome_unknown=True),
+    ConnectionLostError("x"),
+    MetadataUnavailableError("x", outcome_unknown=True),
+    FencedError("x"),
+    ProducerUnknownError("x"),
+    DLogError("x", outcome_unknown=True),
+]
+
+
+@pytest.mark.parametrize(("name", "command"), ALL, ids=[name for name, _ in ALL])
+@pytest.mark.parametrize("error", UNKNOWN, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_unknown_outcome_is_explained_by_the_command(
+    name: str,
+    command: click.Command,
+    error: DLogError,
+    grouped: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(**_: object) -> None:
+        told = type(error)(error.message, outcome_unknown=True)
+        raise BaseExceptionGroup("of tasks", [told]) if grouped else told
+
+    monkeypatch.setattr(command, "callback", fail)
+    assert main([*name.split(), *WORDS.get(name, ())]) == 1
+    said = capsys.readouterr().err
+    assert isinstance(command, Changing) != (name in OTHERS), "does it change something?"
+    if isinstance(command, Changing):
+        assert command.when_unknown in said
+    assert ("written" in said or "record" in said) == (name == "append"), said
+
+
+@pytest.mark.parametrize(("name", "command"), ALL, ids=[name for name, _ in ALL])
+def test_what_was_stopped_says_what_is_left_open(
+    name: str, command: click.Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(**_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "callback", stop)
+    assert main([*name.split(), *WORDS.get(name, ())]) == 1
+    said = capsys.readouterr().err
+    if isinstance(command, Changing):
+        assert "stopped before the answer came" in said and command.when_unknown in said
+    else:
+        assert said.strip() == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (OverCapacityError("x"), "try again in a moment"),
+        (NotReadyError("x"), "try again in a moment"),
+        (StreamUnavailableError("x"), "try again in a moment"),
+        (EntryUnreadableError("x"), "dlog bookie ls"),
+        (MetadataWentBackError("x"), "newest ZooKeeper data"),
+    ],
+)
+def test_whoever_answered_is_not_to_be_started(error: DLogError, advice: str) -> None:
+    said = next_step(error) or ""
+    assert advice in said
+    assert "dlog up" not in said
