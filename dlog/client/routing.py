@@ -380,6 +380,7 @@ class Router:
                         if unknown and settled_by is not None and isinstance(error, settled_by):
                             return {}
                         if error.remedy not in (Remedy.RETRY, Remedy.FOLLOW, Remedy.REOPEN):
+                            error.outcome_unknown = error.outcome_unknown or unknown
                             raise
                         if isinstance(error, ProducerUnknownError):
                             raise  # asked again it would be the same: who asks must look

@@ -150,6 +150,11 @@ class StreamOwner:
         return self._tenure.lease.claimant.nonce
 
     @property
+    def life(self) -> str | None:
+        """Which stream of this name is owned, once that is known."""
+        return self._tenure.lease.life
+
+    @property
     def location(self) -> str | None:
         """host:port of the newest claim seen that is not ours, if any."""
         newest = self._tenure.lease.newest
@@ -208,6 +213,12 @@ class StreamOwner:
                 self._take(ticket, if_epoch)
             case _ if self.has_ended or t.phase is Phase.IDLE:
                 t.out.append(Answer(ticket, self.refusal()))
+            case TruncateBefore() | TakeIn() | AppendOnce() | RelocateSegment() | SealStream() if request.life not in (
+                None,
+                self.life,
+            ):
+                t.out.append(Answer(ticket, StreamUnavailableError("not owned here in this life, ask again")))
+                self._check_claim()  # it may be ours that is gone
             case TakeIn() | AppendOnce():
                 self._taking_in.ask(ticket, request)
             case RelocateSegment():
