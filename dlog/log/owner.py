@@ -213,10 +213,7 @@ class StreamOwner:
                 self._take(ticket, if_epoch)
             case _ if self.has_ended or t.phase is Phase.IDLE:
                 t.out.append(Answer(ticket, self.refusal()))
-            case TruncateBefore() | TakeIn() | AppendOnce() | RelocateSegment() | SealStream() if request.life not in (
-                None,
-                self.life,
-            ):
+            case _ if not self._is_of_this_life(request):
                 t.out.append(Answer(ticket, StreamUnavailableError("not owned here in this life, ask again")))
                 self._check_claim()  # it may be ours that is gone
             case TakeIn() | AppendOnce():
@@ -422,6 +419,13 @@ class StreamOwner:
         if self._sealers:
             return EndOfStreamError("the stream is being sealed")
         return StreamUnavailableError("the stream is handed over, ask again who owns it")
+
+    def _is_of_this_life(self, request: Any) -> bool:
+        """Whether the stream that it is asked of is ours, as far as it says."""
+        match request:
+            case TruncateBefore() | TakeIn() | AppendOnce() | RelocateSegment() | SealStream():
+                return request.life is None or request.life == self.life
+        return True
 
     def _appended(self, number: int, entry: int) -> None:
         t = self._tenure

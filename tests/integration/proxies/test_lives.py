@@ -18,7 +18,6 @@ from dlog.wire.proxy import (
     Create,
     Delete,
     Failed,
-    Message,
     Release,
     Relocate,
     Seal,
@@ -149,7 +148,7 @@ async def test_what_lies_before_the_door_of_a_frozen_owner_does_not_touch_the_ne
             deletions = (await raw.life(STREAM))["deletions"]
             owner.freeze()
             batches = [producer.batch([b"late %d" % n]) for n in range(5)]
-            late: list[Message] = [cls(raw.next_request(), *fields) for cls, fields in questions_of(life)]
+            late: list[Any] = [cls(raw.next_request(), *fields) for cls, fields in questions_of(life)]
             late.append(Delete(raw.next_request(), STREAM, life, True))
             late.append(Create(raw.next_request(), "another", "a1", deletions, {}))
             raw.say(*batches, *late)

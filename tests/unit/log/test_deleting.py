@@ -27,7 +27,7 @@ from dlog.log.messages import (
 )
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost
 from dlog.model.dlsn import DLSN_FIRST
-from dlog.model.ids import Epoch, SegmentNumber, Txid
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
 from dlog.model.segment import Segment
 from dlog.model.sink import SinkBatch
 from dlog.stores.contract import SegmentCorruptError, SegmentNotFoundError, StoreUnavailableError
@@ -231,7 +231,7 @@ OF_ANOTHER_LIFE = [
     SealStream("b2"),
     TruncateBefore(DLSN_FIRST, "b2"),
     RelocateSegment(SegmentNumber(1), "1a", "cold", "x", "b2"),
-    TakeIn(None, (("1", 0),), life="b2"),
+    TakeIn(None, (("1", EntryId(0)),), life="b2"),
     AppendOnce(SINK, batch(0, producer=SINK.producer), "b2"),
 ]
 
