@@ -99,6 +99,11 @@ class StreamOwner:
         return self._driver.ended
 
     @property
+    def life(self) -> str | None:
+        """Which stream of this name is owned, once that is known."""
+        return self._machine.life
+
+    @property
     def waiting(self) -> int:
         """Requests without an answer."""
         return self._driver.waiting

@@ -79,6 +79,12 @@ class StreamExistsError(InvalidRequestError):
     code = 522
 
 
+class StaleRequestError(InvalidRequestError):
+    """The request names a state that is over, nothing was done: read what is now, and ask anew."""
+
+    code = 555
+
+
 class TxidOutOfOrderError(InvalidRequestError):
     """The transaction id is below `last`, which is in the stream already (-1: not told)."""
 
@@ -279,6 +285,12 @@ class MetadataWentBackError(DamagedError):
     """A stream's metadata is older than what this process has seen of it: nothing is served from it."""
 
     code = 540
+
+
+class SegmentNotEndedError(DLogError):
+    """A stream is not deleted: a segment that may still be written cannot be ended. Force deletes it all the same."""
+
+    code = 556
 
 
 class EntryUnreadableError(UnavailableError):

@@ -100,7 +100,12 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """There is no such key. For a CompareAndSet with a version: it was deleted; nothing was written."""
+    """There is no such key. For a CompareAndSet with a version: it was deleted; nothing was written.
+
+    left: what an unfinished deletion has left of the value; only a later deletion, or a creation, looks at it.
+    """
+
+    left: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ def describe(value: StreamMetadata) -> dict[str, Any]:
     owner = value.owner
     return {
         "stream": value.name,
+        "life": value.life,
         "sealed": value.is_sealed,
         "settings": settings_to_map(value.settings),
         "owner": {

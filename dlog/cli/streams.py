@@ -166,15 +166,21 @@ def seal(stream: str, connect: str | None, directory: str | None, as_json: bool)
 )
 @click.argument("stream")
 @click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Delete it also if its last segment cannot be ended, because too few of its bookies are left. An owner that "
+    "is cut off may then acknowledge records that nobody will ever read.",
+)
 @cluster_options
-def delete(stream: str, yes: bool, connect: str | None, directory: str | None, as_json: bool) -> None:
-    """Delete STREAM and all its records."""
+def delete(stream: str, yes: bool, force: bool, connect: str | None, directory: str | None, as_json: bool) -> None:
+    """Delete STREAM and all its records. Nothing is acknowledged in it afterwards."""
     stream_name(stream)
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise CommandError("nobody can be asked here whether to delete all records: not a terminal", "add --yes")
         click.confirm(f"Delete {stream} and all its records?", abort=True, err=True)
-    ask(connect, directory, lambda client: client.delete(stream))
+    ask(connect, directory, lambda client: client.delete(stream, force=force))
     if as_json:
         say_json({"stream": stream, "deleted": True})
     else:

@@ -37,6 +37,8 @@ from dlog.errors import (
     ClosedError,
     DLogError,
     InvalidRequestError,
+    RequestTimeoutError,
+    StaleRequestError,
     StreamExistsError,
     StreamNotFoundError,
 )
@@ -258,26 +260,74 @@ class Client:
         """Create a stream.
 
         settings: store, ensemble, write_quorum, ack_quorum, segment_bytes, segment_age_s, retention_s.
-        Raises StreamExistsError, InvalidStreamNameError, InvalidRequestError (a setting).
+        Raises StreamExistsError, InvalidStreamNameError, InvalidRequestError (a setting); RequestTimeoutError, when it
+        may have been made. However often that is tried, it is made once: not again after somebody has deleted it.
         """
         router = self._check(stream)
-        await router.ask(lambda request: proxy.Create(request, stream, settings), settled_by=StreamExistsError)
+        life, unknown = os.urandom(12).hex(), False
+        while True:
+            told = await router.ask(lambda request: proxy.Life(request, stream))
+            if told["life"] == life:
+                return
+            if told["life"] is not None and not told["deleted"]:
+                raise StreamExistsError(f"a stream of that name exists: stream={stream}")
+            if unknown:
+                raise RequestTimeoutError(
+                    "whether the stream was made is unknown: it is not there now, and streams were deleted meanwhile; "
+                    f"look whether it is missed, and create it again: stream={stream}"
+                )
+            make = partial(_create, stream=stream, life=life, deletions=told["deletions"], settings=settings)
+            try:
+                await router.ask(make)
+            except StaleRequestError as error:
+                unknown = error.outcome_unknown
+            else:
+                return
 
-    async def delete(self, stream: str) -> None:
-        """Delete a stream and all its records. Raises StreamNotFoundError."""
+    async def delete(self, stream: str, *, force: bool = False) -> None:
+        """Delete a stream and all its records; nothing is acknowledged in it afterwards, whoever believes to own it.
+
+        What is deleted is the stream that has the name when this is called, never the next one of that name. force:
+        delete it also if its last segment cannot be ended, since too few of its bookies are left; an owner that is cut
+        off may then acknowledge records that nobody will read. Raises StreamNotFoundError, SegmentNotEndedError.
+        """
         router = self._check(stream)
-        await router.ask(lambda request: proxy.Delete(request, stream), stream=stream, settled_by=StreamNotFoundError)
+        told = await router.ask(lambda request: proxy.Life(request, stream))
+        life = told["life"]
+        if life is None:
+            raise StreamNotFoundError(f"no such stream: stream={stream}")
+        if not told["deleted"]:
+            try:
+                await router.ask(lambda request: proxy.Delete(request, stream, life, force), stream=stream)
+            except StreamNotFoundError:
+                pass  # marked as deleted: nobody owns it, and any proxy finishes it
+            else:
+                return
+        await router.ask(lambda request: proxy.Delete(request, stream, life, force))
+
+    async def life(self, stream: str) -> str:
+        """Which stream has this name now: another one for each that is made under it. Raises StreamNotFoundError.
+
+        For who plans something now and does it later, by `take_in`, `append_once` or `relocate`: a stream that was
+        deleted meanwhile is missed by name, and the next one is not touched.
+        """
+        told = await self._check(stream).ask(lambda request: proxy.Life(request, stream))
+        if told["life"] is None or told["deleted"]:
+            raise StreamNotFoundError(f"no such stream: stream={stream}")
+        return str(told["life"])
 
     async def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:
         """Let records before `dlsn` go, by whole segments. The point only moves forward."""
         router = self._check(stream)
         place = parse(dlsn) if isinstance(dlsn, str) else dlsn
-        return await router.ask(lambda request: proxy.Truncate(request, stream, (*place,)), stream=stream)
+        life = await self.life(stream)
+        return await router.ask(lambda request: proxy.Truncate(request, stream, life, (*place,)), stream=stream)
 
     async def seal(self, stream: str) -> dict[str, Any]:
         """End a stream for good after what is acknowledged now. Idempotent."""
         router = self._check(stream)
-        return await router.ask(lambda request: proxy.Seal(request, stream), stream=stream)
+        life = await self.life(stream)
+        return await router.ask(lambda request: proxy.Seal(request, stream, life), stream=stream)
 
     async def take_in(
         self,
@@ -286,6 +336,7 @@ class Client:
         batch: SinkBatch | None = None,
         *,
         since: tuple[int, int] | None = None,
+        life: str | None = None,
     ) -> dict[str, Any]:
         """Let closed ledgers that were written for this stream (dlog/stores/contract.py, STAGE) become its next
         segments, in this order, all of them or none: no byte moves. parts: place and last entry of each, at most 1000.
@@ -295,13 +346,17 @@ class Client:
         list already is not taken again. Raises TxidOutOfOrderError (`last`: what txids must not be below), and
         InvalidRequestError: no such stage, or a program of another query or of a higher epoch writes for this sink;
         ProducerUnknownError: the batch was to be appended before, and whether it was must be read in the log, up to
-        the error's `since`; if it is not there, ask again with that `since`. Repeating it is harmless.
+        the error's `since`; if it is not there, ask again with that `since`. Repeating it is harmless. life: which
+        stream of this name they were written for (`life`); None: the one that is there now.
         """
         router = self._check(stream)
+        of_life = life or await self.life(stream)
         b = batch or SinkBatch("", 0, "", 0)
         told = tuple((place, int(last)) for place, last in parts)
         return await router.ask(
-            lambda request: proxy.TakeIn(request, stream, b.sink, b.epoch, b.query, b.batch, _place(since), told),
+            lambda request: proxy.TakeIn(
+                request, stream, of_life, b.sink, b.epoch, b.query, b.batch, _place(since), told
+            ),
             stream=stream,
         )
 
@@ -313,29 +368,36 @@ class Client:
         *,
         txid: int | None = None,
         since: tuple[int, int] | None = None,
+        life: str | None = None,
     ) -> dict[str, Any]:
         """Append a sink's batch as one record set; the same batch is appended once, however often it is repeated, also
         by another process ({"duplicate": True}). Raises as `append_batch`, and InvalidRequestError if a program of
-        another query or of a higher epoch writes for this sink; ProducerUnknownError as of `take_in`."""
+        another query or of a higher epoch writes for this sink; ProducerUnknownError as of `take_in`. life: as of
+        `take_in`."""
         router = self._check(stream)
         records = checked_batch(payloads)
         check_txid(txid)
         body = build_record_set(records)
         crc, b = crc32c(body), batch
+        of_life = life or await self.life(stream)
         return await router.ask(
             lambda request: proxy.SinkWrite(
-                request, stream, b.sink, b.epoch, b.query, b.batch, _place(since), len(records), txid, crc, body
+                *(request, stream, of_life, b.sink, b.epoch, b.query, b.batch, _place(since)),
+                *(len(records), txid, crc, body),
             ),
             stream=stream,
         )
 
-    async def relocate(self, stream: str, number: int, *, place: str, to_store: str, to_place: str) -> dict[str, Any]:
+    async def relocate(
+        self, stream: str, number: int, *, place: str, to_store: str, to_place: str, life: str | None = None
+    ) -> dict[str, Any]:
         """Let completed segment `number`, which lies at `place` of its store, lie at `to_place` of `to_store` from now
         on: the same entries under the same places, put there before. What lies at `place` is left alone. Idempotent.
-        Raises InvalidRequestError, TruncatedError."""
+        Raises InvalidRequestError, TruncatedError. life: as of `take_in`."""
         router = self._check(stream)
+        of_life = life or await self.life(stream)
         return await router.ask(
-            lambda request: proxy.Relocate(request, stream, number, place, to_store, to_place), stream=stream
+            lambda request: proxy.Relocate(request, stream, of_life, number, place, to_store, to_place), stream=stream
         )
 
     async def stat(self, stream: str) -> dict[str, Any]:
@@ -374,7 +436,8 @@ class Client:
         is not done in time, as without ZooKeeper.
         """
         router = self._check(stream)
-        return await router.ask(lambda request: proxy.Release(request, stream), stream=stream)
+        life = await self.life(stream)
+        return await router.ask(lambda request: proxy.Release(request, stream, life), stream=stream)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -434,6 +497,10 @@ def connect(target: str | None = None, *, options: ClientOptions | None = None, 
 
 def _place(since: tuple[int, int] | None) -> tuple[int, int, int] | None:
     return None if since is None else (*since, 0)
+
+
+def _create(request: int, *, stream: str, life: str, deletions: int, settings: dict[str, Any]) -> proxy.Create:
+    return proxy.Create(request, stream, life, deletions, settings)
 
 
 def _list(request: int, after: str) -> proxy.List:

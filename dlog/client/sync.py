@@ -124,8 +124,11 @@ class SyncClient:
     def create(self, stream: str, **settings: Any) -> None:
         self._ask(lambda client: client.create(stream, **settings))
 
-    def delete(self, stream: str) -> None:
-        self._ask(lambda client: client.delete(stream))
+    def delete(self, stream: str, *, force: bool = False) -> None:
+        self._ask(lambda client: client.delete(stream, force=force))
+
+    def life(self, stream: str) -> str:
+        return self._ask(lambda client: client.life(stream))
 
     def take_in(
         self,
@@ -134,9 +137,10 @@ class SyncClient:
         batch: SinkBatch | None = None,
         *,
         since: tuple[int, int] | None = None,
+        life: str | None = None,
     ) -> dict[str, Any]:
         given = list(parts)
-        return self._ask(lambda client: client.take_in(stream, given, batch, since=since))
+        return self._ask(lambda client: client.take_in(stream, given, batch, since=since, life=life))
 
     def append_once(
         self,
@@ -146,13 +150,16 @@ class SyncClient:
         *,
         txid: int | None = None,
         since: tuple[int, int] | None = None,
+        life: str | None = None,
     ) -> dict[str, Any]:
         records = list(payloads)
-        return self._ask(lambda client: client.append_once(stream, records, batch, txid=txid, since=since))
+        return self._ask(lambda client: client.append_once(stream, records, batch, txid=txid, since=since, life=life))
 
-    def relocate(self, stream: str, number: int, *, place: str, to_store: str, to_place: str) -> dict[str, Any]:
+    def relocate(
+        self, stream: str, number: int, *, place: str, to_store: str, to_place: str, life: str | None = None
+    ) -> dict[str, Any]:
         return self._ask(
-            lambda client: client.relocate(stream, number, place=place, to_store=to_store, to_place=to_place)
+            lambda client: client.relocate(stream, number, place=place, to_store=to_store, to_place=to_place, life=life)
         )
 
     def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:

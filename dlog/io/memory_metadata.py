@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from dlog.errors import CookieError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
+from dlog.io.metadata import Absent, BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
@@ -31,6 +31,7 @@ class MemoryMetadata:
         self._values: dict[Key, Versioned] = {}
         self._versions = 0
         self._ledgers = 0
+        self._deletions = 0  # of streams
         self._members = Members({}, {}, {}, {})
         self._cookies: dict[BookieId, Versioned] = {}
         self._watches: dict[Key, list[Callable[[], None]]] = {}
@@ -42,19 +43,27 @@ class MemoryMetadata:
 
     async def read(self, key: Key) -> Outcome:
         await asyncio.sleep(0)
-        return self._values.get(key) or Missing()
+        found = self._values.get(key)
+        if found is None or (isinstance(found.value, StreamMetadata) and found.value.owner.deleted):
+            return Missing(left=found)
+        return found
 
     async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
         await asyncio.sleep(0)
         now = self._values.get(key)
+        if isinstance(version, Absent):
+            if version.deletions != self._deletions:
+                return Missing()
+            version = None
         if now is None and version is not None:
             return Missing()
         if now is not None and now.version != version:
             return Conflict()
         self._versions += 1
         if isinstance(value, StreamMetadata):
-            life = now.value.life if now is not None else str(self._versions)
+            life = now.value.life if now is not None else value.life or str(self._versions)
             value = replace(value, life=life).stamped(self._clock.unix_ms())
+            self._deletions += value.owner.deleted
         written = self._values[key] = Versioned(value, self._versions)
         self._tell(key)
         if self.drop_replies:
@@ -62,10 +71,22 @@ class MemoryMetadata:
             return OutcomeUnknown("the reply was dropped")
         return written
 
-    async def delete(self, key: Key) -> None:
+    async def delete(self, key: LedgerKey) -> None:
         await asyncio.sleep(0)
         if self._values.pop(key, None) is not None:
             self._tell(key)
+
+    async def remove(self, stream: StreamName, life: str) -> None:
+        await asyncio.sleep(0)
+        key = StreamKey(stream)
+        now = self._values.get(key)
+        if now is not None and now.value.life == life and now.value.owner.deleted:
+            del self._values[key]
+            self._tell(key)
+
+    async def deletions(self) -> int:
+        await asyncio.sleep(0)
+        return self._deletions
 
     def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:
         watchers = self._watches.setdefault(key, [])

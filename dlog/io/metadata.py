@@ -16,6 +16,7 @@ from typing import Protocol
 
 from dlog.machine import Key, Missing, Outcome, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
+from dlog.model.ledger import LedgerKey
 
 
 class SessionState(enum.Enum):
@@ -67,6 +68,17 @@ class Members:
         return address
 
 
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The version of a stream that is not there. deletions: a count by `Metadata.deletions` before it is made.
+
+    A creation under this version takes place only while no stream was deleted since that count, so one that comes late
+    cannot make its stream a second time.
+    """
+
+    deletions: int
+
+
 Unsubscribe = Callable[[], None]
 
 
@@ -85,11 +97,27 @@ class Metadata(Protocol):
     async def read(self, key: Key) -> Outcome: ...
 
     async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
-        """version None creates. The claim of a stream (a higher owner epoch) also moves the stream's lock node."""
+        """version None creates; so does Absent, for a stream: Missing if one was deleted since. The claim of a stream
+        (a higher owner epoch) also moves the stream's lock node.
+
+        A created stream has the life that the value names, or a new one. A stream whose owner is written as deleted
+        is gone at that moment: it is read as Missing, with what is left of it, and one more deletion is counted.
+        """
         ...
 
-    async def delete(self, key: Key) -> None:
-        """Idempotent. For a stream: its whole subtree (its ledgers are the caller's work)."""
+    async def delete(self, key: LedgerKey) -> None:
+        """Idempotent."""
+        ...
+
+    async def remove(self, stream: StreamName, life: str) -> None:
+        """Remove what is left of a stream that was marked as deleted in this life (its ledgers are the caller's work).
+
+        Does nothing if that life is gone, or is not marked. Idempotent.
+        """
+        ...
+
+    async def deletions(self) -> int:
+        """How many streams of the namespace were deleted so far."""
         ...
 
     def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:

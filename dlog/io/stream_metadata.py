@@ -49,6 +49,19 @@ def life_path(root: str, life: str) -> str:
     return f"{root}/life-{life}"
 
 
+def plan_removal(root: str, life: str, owner_version: int, below: list[str], at_once: int) -> list[list[Op]]:
+    """Remove all that is `below` (paths, the stream's own among them) of a stream that was deleted in this life.
+
+    The znodes that make it this stream, `owner` and `life` among them, go together and last: until then whoever comes
+    finds that it was deleted, and as which life. Every multi checks both, so none touches the next stream of the name.
+    """
+    same: list[Op] = [Check(life_path(root, life), 0), Check(f"{root}/owner", owner_version)]
+    first = sorted(path for path in below if path.startswith(f"{root}/ledgers/"))
+    last = sorted((path for path in below if path not in set(first)), key=lambda path: -path.count("/"))
+    chunks = [first[start : start + at_once] for start in range(0, len(first), at_once)] + [last]
+    return [[*same, *(Delete(path) for path in chunk)] for chunk in chunks]
+
+
 def plan_creation(root: str, value: StreamMetadata, life: str) -> list[Op]:
     """All znodes below and including R. The first six are DistributedLog's, in its order."""
     ops: list[Op] = [

@@ -1,8 +1,8 @@
 """Where things lie in ZooKeeper: BookKeeper's tree for ledgers, DistributedLog's for streams. Names only, no calls.
 
-What is ours beyond theirs: `<namespace>/.proxies/<role>/<id>`, and `owner`, `settings`, `sinks` and `life-<nonce>`
-beside a stream's own znodes. Java tools skip them. Source: BookKeeper `HierarchicalLedgerManager`,
-`ZKRegistrationManager`; DistributedLog `LogMetadata`, `ZKSessionLock`.
+What is ours beyond theirs: `<namespace>/.proxies/<role>/<id>`, `<namespace>/.deletions`, and `owner`, `settings`,
+`sinks` and `life-<nonce>` beside a stream's own znodes. Java tools skip them. Source: BookKeeper
+`HierarchicalLedgerManager`, `ZKRegistrationManager`; DistributedLog `LogMetadata`, `ZKSessionLock`.
 """
 
 from __future__ import annotations
@@ -111,6 +111,11 @@ class StreamPaths:
     def root(self, stream: StreamName) -> str:
         """R, below which all of a stream lies."""
         return f"{self.namespace}/{stream}/<default>"
+
+    @property
+    def deletions(self) -> str:
+        """The znode whose version counts the streams that were deleted in this namespace."""
+        return f"{self.namespace}/.deletions"
 
     @property
     def proxies(self) -> str:

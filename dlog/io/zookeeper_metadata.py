@@ -103,12 +103,14 @@ class ZooKeeperMetadata:
         assert isinstance(value, StreamMetadata)
         return await self._streams.compare_and_set(key.stream, value, version)
 
-    async def delete(self, key: Key) -> None:
-        if isinstance(key, LedgerKey):
-            await self._ledgers.delete(key.ledger)
-            return
-        assert isinstance(key, StreamKey)
-        await self._streams.delete(key.stream)
+    async def delete(self, key: LedgerKey) -> None:
+        await self._ledgers.delete(key.ledger)
+
+    async def remove(self, stream: StreamName, life: str) -> None:
+        await self._streams.remove(stream, life)
+
+    async def deletions(self) -> int:
+        return await self._streams.deletions()
 
     def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:
         if isinstance(key, LedgerKey):

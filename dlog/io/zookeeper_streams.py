@@ -12,6 +12,10 @@ Each life of a stream has a znode of its own, `R/life-<nonce>`, that every chang
 a stream is deleted and made again. A stream that Java made is given one before we change it for the first time, and is
 changed only if it is then what it was when read.
 
+A stream is deleted by one change of its owner's znode, which says so from then on: it is Missing to whoever reads, and
+`remove` takes the znodes away under that life, now or when somebody finds them left. The same change counts the
+deletion, and a creation names the count that it was asked under: one that comes late makes no second life.
+
 The claim of a stream takes the place of every lock member in the multi that raises the epoch, so that Java writers see
 the lock taken. Safety does not rest on that node: the epoch and the fence decide.
 """
@@ -22,16 +26,24 @@ import asyncio
 import random
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError
 from dlog.io import stream_metadata
-from dlog.io.metadata import SessionState, Unsubscribe
+from dlog.io.metadata import Absent, SessionState, Unsubscribe
 from dlog.io.stream_marks import StreamMarks
 from dlog.io.stream_metadata import StreamVersion
-from dlog.io.zookeeper import Check, Create, Delete, Stat, ZooKeeper
+from dlog.io.zookeeper import ANY_VERSION, Check, Create, Delete, Set, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths, lock_member, parents_of
-from dlog.io.zookeeper_protocol import MultiFailedError, NodeExistsError, NoNodeError, NotEmptyError, Op
+from dlog.io.zookeeper_protocol import (
+    BadVersionError,
+    MultiFailedError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    Op,
+)
 from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
 from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings
@@ -144,39 +156,52 @@ class StreamTree:
                 raise
         if isinstance(found, Missing):
             self._forget(stream)
-        else:
-            self._marks.check(stream, before, found.version)
-        return found
+            return found
+        self._marks.check(stream, before, found.version)
+        return Missing(left=found) if found.value.owner.deleted else found
 
     async def compare_and_set(self, stream: StreamName, value: StreamMetadata, version: object) -> Outcome:
         """Raises RequestTooLargeError when more changes at once than a multi can hold (about 5,000 segments)."""
         assert value.name == stream
         try:
-            if version is None:
-                return await self._create(stream, value)
+            if version is None or isinstance(version, Absent):
+                return await self._create(stream, value, version)
             assert isinstance(version, StreamVersion)
             return await self._change(stream, value, version)
         except MetadataUnavailableError as error:
             return OutcomeUnknown(error.message)
 
-    async def delete(self, stream: StreamName) -> None:
-        """Owner first, so that nobody's compare-and-set succeeds on what is left if we die half-way."""
+    async def remove(self, stream: StreamName, life: str) -> None:
+        """Remove what is left of a stream that was marked as deleted in this life; another one is not touched."""
         root = self._paths.root(stream)
-        self._held.pop(stream, None)
         for _ in range(DELETE_TRIES):
             below = await self._descendants(self._paths.stream(stream), fresh=True)
-            if not below:
+            if stream_metadata.life_path(root, life) not in below:
                 return
-            below.sort(key=lambda path: (path != f"{root}/owner", -path.count("/")))
             try:
-                for start in range(0, len(below), DELETE_AT_ONCE):
-                    await self._zk.multi([Delete(path) for path in below[start : start + DELETE_AT_ONCE]])
+                data, stat = await self._zk.get(f"{root}/owner")
+            except NoNodeError:
+                continue
+            if decode_life(data) != life or not decode_owner(data).deleted:
+                return
+            try:
+                for ops in stream_metadata.plan_removal(root, life, stat.version, below, DELETE_AT_ONCE):
+                    await self._zk.multi(ops)
             except MultiFailedError as failed:
-                if not isinstance(failed.error, (NoNodeError, NotEmptyError)):
+                if not isinstance(failed.error, (NoNodeError, NotEmptyError, BadVersionError)):
                     raise
             else:
                 return
         raise MetadataUnavailableError(f"znodes are made as fast as they are deleted: stream={stream}")
+
+    async def deletions(self) -> int:
+        """How many streams of the namespace were deleted so far: the version of a znode that each deletion sets."""
+        while True:
+            stat = await self._zk.exists(self._paths.deletions, fresh=True)
+            if stat is not None:
+                return stat.version
+            with suppress(NodeExistsError):
+                await self._zk.create(self._paths.deletions, parents=True)
 
     def watch(self, stream: StreamName, callback: Callable[[], None]) -> Unsubscribe:
         """Lock members come and go without being told."""
@@ -286,15 +311,20 @@ class StreamTree:
 
     # ---- changing --------------------------------------------------------------------------------------------------
 
-    async def _create(self, stream: StreamName, value: StreamMetadata) -> Outcome:
+    async def _create(self, stream: StreamName, value: StreamMetadata, version: Absent | None) -> Outcome:
         root = self._paths.root(stream)
         claims = value.owner.epoch > 0 and not value.owner.released
-        life = self._new_life()
+        life = value.life or self._new_life()
+        same: list[Op] = []
+        if version is not None:
+            if await self.deletions() != version.deletions:
+                return Missing()
+            same = [Check(self._paths.deletions, version.deletions)]
         for _ in range(LOCK_TRIES):
             if await self._zk.exists(root, fresh=True) is not None:
                 return Conflict()
             above: list[Op] = [Create(path) for path in parents_of(root) if await self._zk.exists(path) is None]
-            ops = above + stream_metadata.plan_creation(root, value, life)
+            ops = same + above + stream_metadata.plan_creation(root, value, life)
             if claims:
                 ops.append(self._member(root, value))
             if claims:
@@ -302,6 +332,8 @@ class StreamTree:
             try:
                 results = await self._zk.multi(ops)
             except MultiFailedError as failed:
+                if isinstance(failed.error, BadVersionError):
+                    return Missing()  # a stream was deleted since it was counted
                 if isinstance(failed.error, (NodeExistsError, NoNodeError)):
                     continue  # somebody made (or removed) part of it; look again
                 raise
@@ -320,6 +352,10 @@ class StreamTree:
         ops = stream_metadata.plan_change(root, version, value)
         claims = value.owner.epoch > version.value.owner.epoch and not value.owner.released
         releases = value.owner.released and not version.value.owner.released
+        if value.owner.deleted:
+            await self.deletions()  # there is something to count with
+            ops.append(Set(self._paths.deletions, b"", ANY_VERSION))
+            releases = True
         for _ in range(LOCK_TRIES):
             lock_ops = await self._lock_ops(stream, value, claims=claims, releases=releases)
             if claims:
@@ -332,7 +368,7 @@ class StreamTree:
                 if ops[failed.index].path.startswith(f"{root}/ledgers/"):
                     self._mirror(stream).invalidate()  # of this segment's change no watch may have told
                 return await self._refused(stream, failed)
-            if value.owner.released:
+            if value.owner.released or value.owner.deleted:
                 self._held.pop(stream, None)
             value = value.stamped(stream_metadata.time_of(results))
             changed = stream_metadata.version_after(root, version, value, ops, results[: len(ops)])
@@ -396,7 +432,7 @@ class StreamTree:
             self._held.pop(stream, None)
             return
         owner = decode_owner(data)
-        if owner.released or (owner.epoch, owner.claim) != (held.owner.epoch, held.owner.claim):
+        if owner.released or owner.deleted or (owner.epoch, owner.claim) != (held.owner.epoch, held.owner.claim):
             self._held.pop(stream, None)
             return
         value = StreamMetadata(name=stream, owner=owner)

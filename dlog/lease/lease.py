@@ -71,6 +71,7 @@ class Lease:
         "epoch",
         "error",
         "key",
+        "life",
         "newest",
         "previous",
         "seen",
@@ -86,14 +87,17 @@ class Lease:
         self.newest = Owner()  # the newest claim seen, ours or not
         self.seen: Versioned | None = None  # the stream as our claim left it, until `take_seen`
         self.error: DLogError | None = None  # why it is lost
+        self.life: str | None = None  # the life of the stream that is meant, once it is known
         self._options = options
         self._base: Epoch | None = None  # the epoch we may replace
         self._question = 0  # the only one whose answer counts
 
-    def claim(self, if_epoch: Epoch | None) -> list[Effect]:
-        """Begin. if_epoch: replace only this claim; None: the one found at the first read."""
+    def claim(self, if_epoch: Epoch | None, life: str | None = None) -> list[Effect]:
+        """Begin. if_epoch: replace only this claim; None: the one found at the first read. life: claim only this life
+        of the stream; None: the one that is found."""
         assert self.state is LeaseState.IDLE, "a lease is claimed once"
         self.state = LeaseState.CLAIMING
+        self.life = life
         self._base = if_epoch
         return self._read()
 
@@ -109,6 +113,9 @@ class Lease:
 
     def observe(self, value: StreamMetadata) -> bool:
         """Whether the stream, as just read, is still ours; if not, the lease is lost for good."""
+        if self.life is not None and value.life != self.life:
+            self._lose(StreamNotFoundError(f"the stream was deleted, another has its name: stream={self.key.stream}"))
+            return False
         self.newest = value.owner
         if self._is_ours(value):
             return True
@@ -157,9 +164,13 @@ class Lease:
                 return [cancel, SetTimer(self._token(), self._options.retry_after_s)]
 
     def _saw(self, value: StreamMetadata) -> list[Effect]:
-        self.newest = value.owner
         cancel = CancelTimer(self._token())
+        if self.life is not None and value.life != self.life:
+            self.observe(value)
+            return [cancel]
+        self.newest = value.owner
         if self._is_ours(value):
+            self.life = value.life
             self.state = LeaseState.HELD
             self.epoch = value.owner.epoch
             return [cancel]

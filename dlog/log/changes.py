@@ -295,6 +295,22 @@ class MarkReleased:
         return replace(value, owner=replace(value.owner, released=True))
 
 
+@dataclass(frozen=True, slots=True)
+class MarkDeleted:
+    """Delete the stream: from this change on it is missing to everybody.
+
+    ended: places of the segments in progress that are fenced and ended; None: whatever is in progress. Changes nothing
+    while another segment is in progress: somebody who does not ask for the claim, a Java writer, has begun it since.
+    """
+
+    ended: frozenset[str] | None
+
+    def apply(self, value: StreamMetadata) -> StreamMetadata:
+        if self.ended is not None and any(segment.place not in self.ended for segment in value.in_progress):
+            return value
+        return replace(value, owner=replace(value.owner, deleted=True))
+
+
 Change = (
     Refresh
     | StartSegment
@@ -309,6 +325,7 @@ Change = (
     | RememberSink
     | Relocate
     | MarkReleased
+    | MarkDeleted
 )
 
 

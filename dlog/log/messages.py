@@ -76,9 +76,14 @@ class BatchWritten:
 
 @dataclass(frozen=True, slots=True)
 class TruncateBefore:
-    """Records before `dlsn` may go."""
+    """Records before `dlsn` may go.
+
+    life: which stream of this name is meant; None: the one that is owned. The owner of another one does nothing and
+    raises StreamUnavailableError: it may itself be the one that is gone.
+    """
 
     dlsn: DLSN
+    life: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +96,15 @@ class TakeIn:
     what is in the list already is not taken again. since: who asks has read the log, and nothing of this batch lies
     below this segment and entry. Raises InvalidRequestError (no such stage, it ends elsewhere, another program writes
     under this name), TxidOutOfOrderError (`last`: write them again with that txid or a higher one), OverCapacityError,
-    ProducerUnknownError (it was to be appended before: read the log from what is remembered to `since`).
+    ProducerUnknownError (it was to be appended before: read the log from what is remembered to `since`). life: as of
+    TruncateBefore.
     """
 
     batch: SinkBatch | None
     parts: tuple[tuple[str, EntryId], ...]
     store: str = "ledger"
     since: tuple[int, int] | None = None
+    life: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,26 +121,44 @@ class TakenIn:
 class AppendOnce:
     """Append a sink's batch, as one record set; a repeated one is answered and not written again. Answered with
     BatchWritten. write: producer and sequence of it are ours to choose; its `since` as of TakeIn. Raises as WriteBatch,
-    and InvalidRequestError (another program writes under this name)."""
+    and InvalidRequestError (another program writes under this name). life: as of TruncateBefore."""
 
     batch: SinkBatch
     write: WriteBatch
+    life: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RelocateSegment:
     """Let a completed segment lie elsewhere: the same entries, under the same ids. Answered with None. Raises
-    InvalidRequestError (not completed, or not where it is said to be), TruncatedError."""
+    InvalidRequestError (not completed, or not where it is said to be), TruncatedError. life: as of TruncateBefore."""
 
     number: SegmentNumber
     place: str
     to_store: str
     to_place: str
+    life: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SealStream:
-    """End the stream for good."""
+    """End the stream for good. life: as of TruncateBefore."""
+
+    life: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteStream:
+    """Claim this life of the stream, end its segments, and mark it as deleted (dlog/log/deleting.py). Answered with
+    None once metadata says so, or says that this life is gone.
+
+    if_epoch: as of TakeStream. force: delete it also if a segment cannot be ended. Raises OwnedElsewhereError (somebody
+    else claimed it: ask there), SegmentNotEndedError.
+    """
+
+    life: str
+    if_epoch: Epoch | None
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)

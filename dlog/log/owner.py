@@ -165,6 +165,11 @@ class StreamOwner:
         return self._tenure.lease.claimant.nonce
 
     @property
+    def life(self) -> str | None:
+        """Which stream of this name is owned, once that is known."""
+        return self._tenure.lease.life
+
+    @property
     def location(self) -> str | None:
         """host:port of the newest claim seen that is not ours, if any."""
         newest = self._tenure.lease.newest
@@ -224,6 +229,9 @@ class StreamOwner:
                 self._take(ticket, if_epoch)
             case _ if self.has_ended or t.phase is Phase.IDLE:
                 t.out.append(Answer(ticket, self.refusal()))
+            case _ if not self._is_of_this_life(request):
+                t.out.append(Answer(ticket, StreamUnavailableError("not owned here in this life, ask again")))
+                self._check_claim()  # it may be ours that is gone
             case TakeIn() | AppendOnce():
                 self._taking_in.ask(ticket, request)
             case RelocateSegment():
@@ -432,6 +440,13 @@ class StreamOwner:
         if self._sealers:
             return EndOfStreamError("the stream is being sealed")
         return StreamUnavailableError("the stream is handed over, ask again who owns it")
+
+    def _is_of_this_life(self, request: Any) -> bool:
+        """Whether the stream that it is asked of is ours, as far as it says."""
+        match request:
+            case TruncateBefore() | TakeIn() | AppendOnce() | RelocateSegment() | SealStream():
+                return request.life is None or request.life == self.life
+        return True
 
     def _appended(self, number: int, entry: int) -> None:
         t = self._tenure

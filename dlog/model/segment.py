@@ -82,6 +82,7 @@ class Owner:
     address: str = ""  # host:port clients connect to
     claim: str = ""  # nonce of the claim, to recognise our own write after a lost reply
     released: bool = False  # handed back on purpose: anybody may claim without evidence
+    deleted: bool = False  # the stream is deleted: nobody reads or claims it, what is left is removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

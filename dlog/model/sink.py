@@ -89,12 +89,14 @@ def standing(record: SinkRecord | None, batch: SinkBatch) -> Standing:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredStage:
-    """A stage: the ledger it is, the stream it was written for, whose batch, and when it was begun by some clock."""
+    """A stage: the ledger it is, the stream it was written for, whose batch, and when it was begun by some clock. life:
+    which stream of that name; "": not known."""
 
     place: str
     stream: StreamName
     batch: SinkBatch
     unix_ms: int
+    life: str = ""
 
 
 def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | None:
@@ -103,12 +105,15 @@ def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | N
         return None
     stream, query = told.get("stream"), told.get("query")
     epoch, batch, unix_ms = told.get("epoch"), told.get("batch"), told.get("unix_ms")
-    if not (isinstance(stream, str) and isinstance(query, str)):
+    life = told.get("life", "")
+    if not (isinstance(stream, str) and isinstance(query, str) and isinstance(life, str)):
         return None
     if not (_is_count(epoch) and _is_count(batch) and _is_count(unix_ms)):
         return None
     try:
-        return RegisteredStage(place, stream_name(stream), SinkBatch(sink, epoch, sink_name(query), batch), unix_ms)
+        return RegisteredStage(
+            place, stream_name(stream), SinkBatch(sink, epoch, sink_name(query), batch), unix_ms, life
+        )
     except DLogError:
         return None
 
@@ -121,11 +126,12 @@ def _is_count(value: object) -> TypeGuard[int]:
 @dataclass(frozen=True, slots=True)
 class StreamLook:
     """One reading of a stage's stream. record: what it remembers of the sink. places: of its segments, in the store of
-    stages. is_open: or it is sealed or gone, and refuses everybody."""
+    stages. is_open: or it is sealed or gone, and refuses everybody. life: which stream of that name it is."""
 
     record: SinkRecord | None = None
     places: frozenset[str] = frozenset()
     is_open: bool = True
+    life: str = ""
 
 
 class Verdict(enum.Enum):
@@ -171,6 +177,8 @@ class Sweep:
         the log says so to whoever asks."""
         if not look.is_open or not self.is_numbered:
             return True
+        if stage.life and look.life and stage.life != look.life:
+            return True  # taken in is what names the life that it was written for
         verdict = standing(look.record, stage.batch)
         return verdict is not Standing.NEW and (verdict is not Standing.REPEATED or self._is_own(stage))
 

@@ -14,6 +14,7 @@ from dlog.errors import (
     ConfigError,
     DLogError,
     ProducerUnknownError,
+    StreamNotFoundError,
     TruncatedError,
     TxidOutOfOrderError,
     UnavailableError,
@@ -96,9 +97,11 @@ class _Publishing:
         self._batch = batch
         self._name = name
         self.has_staged = False
+        self._life = ""  # of the stream that the batch is for
         self._since: tuple[int, int] | None = None
 
     async def run(self, pieces: Sequence[Piece]) -> int:
+        self._life = await self._client.life(self._stream)
         rows = [row for piece in pieces for row in piece.inline.get(self._stream, ())]
         has_stages = any(s.stream == self._stream for piece in pieces for s in piece.staged)
         if rows and not has_stages:
@@ -119,7 +122,9 @@ class _Publishing:
             return (await self._client.append_batch(self._stream, values, txid=txid)).count
         while True:
             try:
-                told = await self._client.append_once(self._stream, values, self._batch, txid=txid, since=self._since)
+                told = await self._client.append_once(
+                    self._stream, values, self._batch, txid=txid, since=self._since, life=self._life
+                )
             except ProducerUnknownError as error:
                 if await self._is_in_log(error):
                     return 0
@@ -128,9 +133,13 @@ class _Publishing:
 
     async def _take_in(self, parts: list[Staged]) -> int:
         for number in range(_TRIES):
+            if any(part.life not in ("", self._life) for part in parts):
+                raise StreamNotFoundError(
+                    f"rows were staged for a stream that was deleted since, another has its name: stream={self._stream}"
+                )
             try:
                 named = [(part.place, part.last_entry) for part in parts]
-                told = await self._client.take_in(self._stream, named, self._batch, since=self._since)
+                told = await self._client.take_in(self._stream, named, self._batch, since=self._since, life=self._life)
             except TxidOutOfOrderError as error:
                 if number == _TRIES - 1 or any(part.has_own_txids for part in parts):
                     raise
@@ -182,7 +191,13 @@ class _Publishing:
         assert self._batch is not None
         value = await stream_of(self._cluster, self._stream)
         record = value.sink(self._batch.sink)
-        if record is None or record.last != self._batch or record.since is None or unknown.since is None:
+        if (
+            value.life != self._life
+            or record is None
+            or record.last != self._batch
+            or record.since is None
+            or unknown.since is None
+        ):
             return False  # somebody else has gone on: the owner judges anew
         (first, entry), (last, end) = record.since, unknown.since
         for segment in value.segments:

@@ -35,7 +35,8 @@ _TXID = re.compile(r"([0-9]{1,19})-(.+)-([0-9]{1,19})\Z")
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A stage that is complete. has_own_txids: rows brought their own, so it cannot be written again with others."""
+    """A stage that is complete. has_own_txids: rows brought their own, so it cannot be written again with others. life:
+    of the stream that it was written for."""
 
     stream: str
     place: str
@@ -43,6 +44,7 @@ class Staged:
     records: int
     bytes: int
     has_own_txids: bool = False
+    life: str = ""
 
 
 def sink_path(namespace: str, sink: str) -> str:
@@ -91,14 +93,15 @@ class Stager:
         writer = await store.create(value.name, STAGE, Epoch(0), value.settings.quorum)
         path = f"{sink_path(self._namespace, self._batch.sink)}/stage-{writer.place}"
         told = {"stream": stream, "query": self._batch.query, "batch": self._batch.batch, "unix_ms": unix_ms()}
-        told["epoch"] = self._batch.epoch
+        told |= {"epoch": self._batch.epoch, "life": value.life}
         await self._cluster.metadata.zookeeper.create(path, json.dumps(told).encode(), parents=True)
-        return _Stage(stream, writer, StagePacker(self._batch.producer))
+        return _Stage(stream, value.life, writer, StagePacker(self._batch.producer))
 
 
 class _Stage:
-    def __init__(self, stream: str, writer: SegmentWriter, packer: StagePacker) -> None:
+    def __init__(self, stream: str, life: str, writer: SegmentWriter, packer: StagePacker) -> None:
         self.stream = stream
+        self.life = life
         self.writer = writer
         self.has_own_txids = False
         self._packer = packer
@@ -119,7 +122,15 @@ class _Stage:
             await self._under_way.popleft()
         last = await self.writer.seal()
         assert last == self._entries - 1, "a stage holds what was appended to it"
-        return Staged(self.stream, self.writer.place, int(last), self._packer.position, self._bytes, self.has_own_txids)
+        return Staged(
+            self.stream,
+            self.writer.place,
+            int(last),
+            self._packer.position,
+            self._bytes,
+            self.has_own_txids,
+            self.life,
+        )
 
 
 async def write_again(cluster: Cluster, namespace: str, batch: SinkBatch, staged: Staged, txid: int) -> Staged:
@@ -232,7 +243,7 @@ async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
     except StreamNotFoundError:
         return StreamLook(is_open=False)
     places = frozenset(s.place for s in value.segments if s.store == STORE)
-    return StreamLook(value.sink(sink), places, is_open=not value.is_sealed)
+    return StreamLook(value.sink(sink), places, is_open=not value.is_sealed, life=value.life)
 
 
 async def _drop(cluster: Cluster, path: str) -> None:

@@ -41,6 +41,7 @@ class Op(enum.IntEnum):
     TAKE_IN = 17
     SINK_WRITE = 18
     RELOCATE = 19
+    LIFE = 20
     WELCOME = 64
     WRITTEN = 65
     FAILED = 66
@@ -147,39 +148,64 @@ class Cancel:
 @dataclass(frozen=True, slots=True)
 class Create:
     """Create a stream. settings: keys of StreamSettings flattened (store, ensemble, write_quorum, ack_quorum,
-    segment_bytes, segment_age_s, retention_s)."""
+    segment_bytes, segment_age_s, retention_s).
+
+    life: of the stream to be made, drawn by who asks, the same in each try: a repetition finds that it is made.
+    deletions: as Life told them before the first try; once a stream was deleted since, the answer is 555.
+    """
 
     request: int
     stream: str
+    life: str
+    deletions: int
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Delete:
+    """Delete the stream of this name and life, with all its segments; one that is gone already is deleted. force: also
+    if a segment in progress cannot be ended (556)."""
+
     request: int
     stream: str
+    life: str
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Records before `dlsn` may go. The point only moves forward."""
+    """Records before `dlsn` may go. The point only moves forward. life: see Life."""
 
     request: int
     stream: str
+    life: str
     dlsn: tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """End the stream for good after what is acknowledged now."""
+    """End the stream for good after what is acknowledged now. life: see Life."""
+
+    request: int
+    stream: str
+    life: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What is known of a stream: answered by Done with a map (docs/protocol.md)."""
 
     request: int
     stream: str
 
 
 @dataclass(frozen=True, slots=True)
-class Stat:
-    """What is known of a stream: answered by Done with a map (docs/protocol.md)."""
+class Life:
+    """Which stream has this name now? Asked once by who then asks for something that may be repeated or come late, and
+    names the life in each try: what was meant for a stream that was deleted never changes the next one of its name.
+
+    Done {"life": str or nil (there is none), "deleted": bool (a deletion is not finished), "deletions": n}.
+    """
 
     request: int
     stream: str
@@ -213,10 +239,11 @@ class GetOwners:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Hand the stream back (planned hand-over): seal at the LAC, mark released."""
+    """Hand the stream back (planned hand-over): seal at the LAC, mark released. life: see Life."""
 
     request: int
     stream: str
+    life: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +265,14 @@ class TakeIn:
     """Take closed ledgers in as segments, behind all that is written, in this order: all of them or none. parts: place
     and last entry of each. sink, epoch, query, batch: whose batch it is (dlog/model/sink.py); sink "": nobody's, what
     is in the list is not taken again. since: who asks has read the log, and nothing of the batch lies below. A
-    batch may have no parts: it is remembered.
+    batch may have no parts: it is remembered. life: see Life.
 
     Done {"first": segment, "segments": n, "records": n, "duplicate": bool}.
     """
 
     request: int
     stream: str
+    life: str
     sink: str
     epoch: int
     query: str
@@ -256,10 +284,11 @@ class TakeIn:
 @dataclass(frozen=True, slots=True)
 class SinkWrite:
     """Append a sink's batch as one record set, once whatever is repeated. Done {"dlsn": [s, e, slot] or nil, "count":
-    n, "txid": n, "duplicate": bool}."""
+    n, "txid": n, "duplicate": bool}. life: see Life."""
 
     request: int
     stream: str
+    life: str
     sink: str
     epoch: int
     query: str
@@ -273,10 +302,12 @@ class SinkWrite:
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Completed segment `segment` lies at `to_place` of `to_store` from now on, no longer at `place`."""
+    """Completed segment `segment` lies at `to_place` of `to_store` from now on, no longer at `place`. life: see
+    Life."""
 
     request: int
     stream: str
+    life: str
     segment: int
     place: str
     to_store: str
@@ -385,6 +416,7 @@ Question = (
     | Truncate
     | Seal
     | Stat
+    | Life
     | List
     | GetOwner
     | GetOwners

@@ -23,6 +23,7 @@ from dlog.errors import InvalidRequestError, ProtocolError
 from dlog.wire import proxy
 from dlog.wire.framing import Buffer, Decoder
 from dlog.wire.proxy import Message, Op, ReaderEventKind, Start
+from dlog.wire.stream_metadata import LIFE_NAME
 
 HELLO_LENGTH_MAX = 4096  # until a hello was taken, nobody may make us keep more
 HEADER_BYTES_MAX = 65_535
@@ -110,6 +111,12 @@ def _producer(value: Any) -> bytes:
     return value
 
 
+def _life(value: Any) -> str:
+    if type(value) is not str or not LIFE_NAME.match(value):
+        raise ValueError("not the life of a stream")
+    return value
+
+
 def _lengths(value: Any) -> tuple[int, ...]:
     if type(value) is not bytes or len(value) % 4:
         raise ValueError("not packed u32")
@@ -133,6 +140,7 @@ U16 = _integer("u16", 0, 2**16 - 1)
 COUNT = _integer("count", 1, 2**31 - 1)
 BOOL = Kind("bool", _flag)
 TEXT = Kind("str", _text)
+LIFE = Kind("life", _life)
 MAP = Kind("map", _map)
 LIMITS = Kind("map of u63", _limits)
 DLSN = Kind("dlsn", _dlsn)
@@ -189,33 +197,46 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     ),
     Op.CREDIT: (proxy.Credit, (("request", U63), ("bytes", U63))),
     Op.CANCEL: (proxy.Cancel, (("request", U63),)),
-    Op.CREATE: (proxy.Create, (("request", U63), ("stream", TEXT), ("settings", MAP))),
-    Op.DELETE: (proxy.Delete, (("request", U63), ("stream", TEXT))),
-    Op.TRUNCATE: (proxy.Truncate, (("request", U63), ("stream", TEXT), ("dlsn", DLSN))),
-    Op.SEAL: (proxy.Seal, (("request", U63), ("stream", TEXT))),
+    Op.CREATE: (
+        proxy.Create,
+        (("request", U63), ("stream", TEXT), ("life", LIFE), ("deletions", U63), ("settings", MAP)),
+    ),
+    Op.DELETE: (proxy.Delete, (("request", U63), ("stream", TEXT), ("life", LIFE), ("force", BOOL))),
+    Op.TRUNCATE: (proxy.Truncate, (("request", U63), ("stream", TEXT), ("life", LIFE), ("dlsn", DLSN))),
+    Op.SEAL: (proxy.Seal, (("request", U63), ("stream", TEXT), ("life", LIFE))),
     Op.STAT: (proxy.Stat, (("request", U63), ("stream", TEXT))),
     Op.LIST: (proxy.List, (("request", U63), ("after", TEXT), ("limit", U32))),
     Op.OWNER: (proxy.GetOwner, (("request", U63), ("stream", TEXT), ("suspect", _or_nil(TEXT)))),
     Op.OWNERS: (proxy.GetOwners, (("request", U63),)),
-    Op.RELEASE: (proxy.Release, (("request", U63), ("stream", TEXT))),
+    Op.RELEASE: (proxy.Release, (("request", U63), ("stream", TEXT), ("life", LIFE))),
     Op.TAIL: (proxy.Tail, (("request", U63), ("stream", TEXT))),
     Op.PING: (proxy.Ping, (("request", U63),)),
-    Op.TAKE_IN: (proxy.TakeIn, (("request", U63), ("stream", TEXT), *_SINK)),
+    Op.TAKE_IN: (proxy.TakeIn, (("request", U63), ("stream", TEXT), ("life", LIFE), *_SINK)),
     Op.SINK_WRITE: (
         proxy.SinkWrite,
-        (("request", U63), ("stream", TEXT), *_SINK, ("count", COUNT), ("txid", _or_nil(U63)), ("crc", U32)),
+        (
+            ("request", U63),
+            ("stream", TEXT),
+            ("life", LIFE),
+            *_SINK,
+            ("count", COUNT),
+            ("txid", _or_nil(U63)),
+            ("crc", U32),
+        ),
     ),
     Op.RELOCATE: (
         proxy.Relocate,
         (
             ("request", U63),
             ("stream", TEXT),
+            ("life", LIFE),
             ("segment", U63),
             ("place", TEXT),
             ("to_store", TEXT),
             ("to_place", TEXT),
         ),
     ),
+    Op.LIFE: (proxy.Life, (("request", U63), ("stream", TEXT))),
     Op.WELCOME: (
         proxy.Welcome,
         (("request", U63), ("version", U16), ("server", TEXT), ("role", TEXT), ("limits", LIMITS)),

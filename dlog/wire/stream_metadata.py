@@ -42,7 +42,7 @@ LOG_VERSION = b"\xff\xff\xff\xff"
 _VERSIONS = range(2, VERSION + 1)
 _INTEGER = re.compile(r"-?[0-9]{1,19}\Z", re.ASCII)
 _NAME = re.compile(r"(inprogress|logrecs)_([0-9]{18})\Z", re.ASCII)
-_LIFE = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
+LIFE_NAME = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
 _TAIL = {2: 0, 3: 2, 4: 2, 5: 3}
 _LEDGER = "ledger"
 
@@ -209,7 +209,8 @@ def encode_owner(owner: Owner, life: str = "") -> bytes:
         "claim": owner.claim,
         "released": owner.released,
     }
-    return _json(told | ({"life": life} if life else {}))
+    deleted = {"deleted": True} if owner.deleted else {}
+    return _json(told | deleted | ({"life": life} if life else {}))
 
 
 def decode_owner(data: Buffer) -> Owner:
@@ -226,13 +227,14 @@ def decode_owner(data: Buffer) -> Owner:
         address=_typed(found, "address", str, ""),
         claim=_typed(found, "claim", str, ""),
         released=_typed(found, "released", bool, False),
+        deleted=_typed(found, "deleted", bool, False),
     )
 
 
 def decode_life(data: Buffer) -> str:
     """Which life of the stream R/owner tells of; "" if it tells none. Raises DamagedError."""
     life = _typed(_object(_text(data), "owner"), "life", str, "") if data else ""
-    if life and not _LIFE.match(life):
+    if life and not LIFE_NAME.match(life):
         raise DamagedError(f"owner has a life that is no name of a znode: life={life[:40]!r}")
     return life
 

@@ -16,11 +16,11 @@ from dlog.errors import ConnectionLostError, RequestTimeoutError, StreamUnavaila
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Metadata
 from dlog.lease.ring import Ring
-from dlog.wire.proxy import Create, Delete, GetOwner, Release, Relocate, Seal, SinkWrite, TakeIn, Truncate
+from dlog.wire.proxy import Create, Delete, GetOwner, Life, Release, Relocate, Seal, SinkWrite, TakeIn, Truncate
 from proxies.dialling import Dialler
 from proxies.link import Link
 
-Handed = Create | Delete | GetOwner | Release | Relocate | Seal | SinkWrite | TakeIn | Truncate
+Handed = Create | Delete | GetOwner | Life | Release | Relocate | Seal | SinkWrite | TakeIn | Truncate
 
 CONNECT_S = 0.3
 ANSWER_S = 15.0
@@ -53,7 +53,7 @@ class Relay:
                     answer: dict[str, Any] = await link.ask(_numbered(question))
             except ConnectionLostError:
                 self._fail(address)
-                if isinstance(question, GetOwner):
+                if isinstance(question, GetOwner | Life):
                     continue
                 raise
             except TimeoutError as error:

@@ -1,8 +1,9 @@
 """Create, delete, describe: what is asked of streams as wholes.
 
 The law of this room: metadata decides, by compare-and-set, and is changed first when a stream is made and when it is
-deleted. A crash between metadata and stores leaves bytes that nobody names (a check of the cluster finds them), never
-a name without its bytes.
+deleted. Whoever asks names the life of the stream that is meant, so that what is repeated or comes late changes nothing
+of the next stream of that name. A deletion that was interrupted has left the stream marked, with all that it holds: the
+next who deletes it, or makes a stream of that name, finishes it.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from dlog.errors import (
     InvalidRequestError,
     MetadataUnavailableError,
     OwnedElsewhereError,
+    StaleRequestError,
     StreamExistsError,
+    StreamNotFoundError,
 )
 from dlog.events import Event, SegmentDeleted, SegmentLeftBehind
-from dlog.io.metadata import Metadata
+from dlog.io.metadata import Absent, Metadata
 from dlog.log.changes import allocated_place
-from dlog.log.messages import StatStream, StreamStat
+from dlog.log.messages import DeleteStream, StatStream, StreamStat
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
-from dlog.model.ids import SegmentNumber, stream_name
+from dlog.model.ids import SegmentNumber, StreamName, stream_name
 from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
 from dlog.stores.contract import SegmentRef, SegmentStore
 from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
-from proxies.streams import read_stream
+from proxies.streams import check_life, read_stream, which_life
 from proxies.write.holdings import Holdings, Placement
-from proxies.write.placing import Theirs
+from proxies.write.placing import Ours, Theirs
 
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_AGE_S_MIN = 1
@@ -53,24 +56,45 @@ class Admin:
         self._placement = placement
         self._tell = tell
 
-    async def create(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a stream.
+    async def life(self, name: str) -> dict[str, Any]:
+        """Which stream has this name now. Raises InvalidStreamNameError, MetadataUnavailableError."""
+        return await which_life(self._metadata, stream_name(name))
 
-        Raises InvalidStreamNameError, InvalidRequestError, StreamExistsError, MetadataUnavailableError (may be made).
+    async def check_life(self, name: str, life: str) -> None:
+        """Raises StreamNotFoundError if this life of the stream is gone, MetadataUnavailableError."""
+        await check_life(self._metadata, stream_name(name), life)
+
+    async def create(self, name: str, settings: Mapping[str, Any], life: str, deletions: int) -> dict[str, Any]:
+        """Make a stream of this life, unless one was deleted since so many deletions were counted. Idempotent.
+
+        Raises InvalidStreamNameError, InvalidRequestError, StreamExistsError, StaleRequestError (count again: this
+        request will never make it), MetadataUnavailableError (may be made).
         """
         stream = stream_name(name)
-        made = StreamMetadata(name=stream, settings=self._settings(settings))
+        made = StreamMetadata(name=stream, settings=self._settings(settings), life=life)
+        done = {"settings": settings_to_map(made.settings)}
+        if await self._has_life(stream, life):
+            return done
         self._check_ensemble(made.settings)
-        outcome = await self._metadata.compare_and_set(StreamKey(stream), made, None)
+        await self._finish_deletion(stream)
+        outcome = await self._metadata.compare_and_set(StreamKey(stream), made, Absent(deletions))
         match outcome:
             case Versioned():
-                return {"settings": settings_to_map(made.settings)}
-            case Conflict() | Missing():
+                return done
+            case Conflict():
+                if await self._has_life(stream, life):
+                    return done  # made by another try of the same request, just now
                 raise StreamExistsError(f"a stream of that name exists: stream={stream}")
+            case Missing():
+                raise StaleRequestError(f"streams were deleted since this was asked, count again: stream={stream}")
             case OutcomeUnknown(reason):
                 raise MetadataUnavailableError(
                     f"whether the stream was made is unknown: {reason}", outcome_unknown=True
                 )
+
+    async def _has_life(self, stream: StreamName, life: str) -> bool:
+        found = await self._metadata.read(StreamKey(stream))
+        return isinstance(found, Versioned) and found.value.life == life
 
     def _check_ensemble(self, settings: StreamSettings) -> None:
         """A stream that could not have a first segment is a mistake, told now and not by its first write."""
@@ -82,20 +106,45 @@ class Admin:
                 f"ensemble={settings.quorum.ensemble} bookies={bookies}"
             )
 
-    async def delete(self, name: str) -> dict[str, Any]:
-        """Delete a stream with all its segments. Raises OwnedElsewhereError while another proxy owns it."""
+    async def delete(self, name: str, life: str, *, force: bool) -> dict[str, Any]:
+        """Delete the stream of this life with all its segments; if that life is gone, it is deleted.
+
+        It is claimed, and what may still be written is fenced and ended, before metadata says that it is deleted: from
+        then on nothing is acknowledged in it. Raises OwnedElsewhereError while another proxy owns it, and what
+        Holdings.delete raises.
+        """
         stream = stream_name(name)
-        if self._holdings.find(stream) is None:
+        found = await self._metadata.read(StreamKey(stream))
+        match found:
+            case Versioned(value) if value.life == life:
+                await self._mark_deleted(stream, life, force=force)
+            case OutcomeUnknown(reason):
+                raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
+        return {"segments": await self._finish_deletion(stream, life)}
+
+    async def _mark_deleted(self, stream: StreamName, life: str, *, force: bool) -> None:
+        try:
             advice = await self._placement.judge(stream)
-            if isinstance(advice, Theirs) and advice.is_owner:
-                raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
-        seen = await read_stream(self._metadata, stream)
-        await self._holdings.abandon(stream)
-        await self._metadata.delete(StreamKey(stream))
+        except StreamNotFoundError:
+            return
+        if isinstance(advice, Theirs) and advice.is_owner:
+            raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
+        if_epoch = advice.if_epoch if isinstance(advice, Ours) else advice.epoch
+        await self._holdings.delete(stream, DeleteStream(life, if_epoch, force))
+
+    async def _finish_deletion(self, stream: StreamName, life: str | None = None) -> int:
+        """Delete what a stream that is marked as deleted has in stores, then the mark; returns how many segments went.
+
+        life: only of this one; None: of whichever is marked.
+        """
+        found = await self._metadata.read(StreamKey(stream))
+        if not isinstance(found, Missing) or found.left is None or life not in (None, found.left.value.life):
+            return 0
         deleted = 0
-        for store, ref in _places(seen.value):
+        for store, ref in _places(found.left.value):
             deleted += await self._delete_segment(store, ref)
-        return {"segments": deleted}
+        await self._metadata.remove(stream, found.left.value.life)
+        return deleted
 
     async def stat(self, name: str) -> dict[str, Any]:
         """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""

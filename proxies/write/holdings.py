@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from actors.runtime import Lifetime
+from actors.stream_deletion import StreamDeletion
 from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
 from dlog.errors import (
@@ -29,7 +30,7 @@ from dlog.errors import (
     StreamUnavailableError,
 )
 from dlog.io.driver import Sink
-from dlog.log.messages import StreamTaken
+from dlog.log.messages import DeleteStream, StreamTaken
 from dlog.model.ids import Epoch, StreamName, stream_name
 from proxies.write.placing import Ours, Theirs
 from proxies.write.takes import Takes
@@ -72,7 +73,7 @@ class Holding:
         self.used_s = 0.0  # loop's time of the last request
         self.inherited_from: str | None = None  # address of a dead proxy; nobody has asked for the stream
         self.obstacle = ""  # why it cannot be taken for now
-        self.state = "claiming"  # then serving, draining
+        self.state = "claiming"  # then serving, draining; or deleting
         self.doubted = _NOBODY  # addresses that failed somebody who wants this stream
         self.waiting: list[tuple[Any, Sink]] = []  # requests for the owner, None for "tell me when it serves"
 
@@ -80,7 +81,8 @@ class Holding:
 class Holdings:
     """All holdings of one process.
 
-    build: makes an owner, not yet alive, that calls back when its life ends. waiting_max: how many requests may wait
+    build: makes an owner, not yet alive, that calls back when its life ends. build_deletion: makes a deletion, not yet
+    alive. waiting_max: how many requests may wait
     for one stream to be taken. on_gone: called when a stream is not owned here any more. is_followed: whether somebody
     listens to a stream's LAC. may_retire: whether metadata can be reached, without which nothing is handed back.
     idle_s: a stream that was not used for so long is handed back. streams_max: beyond so many those are handed back
@@ -94,6 +96,7 @@ class Holdings:
         placement: Placement,
         build: Callable[[StreamName, Callable[[StreamOwner], None]], StreamOwner],
         *,
+        build_deletion: Callable[[StreamName], StreamDeletion],
         takes: Takes,
         waiting_max: int,
         idle_s: float,
@@ -110,6 +113,7 @@ class Holdings:
         self._tasks = tasks
         self._placement = placement
         self._build = build
+        self._build_deletion = build_deletion
         self._waiting_max = waiting_max
         self._idle_s = idle_s
         self._streams_max = streams_max
@@ -175,8 +179,11 @@ class Holdings:
         self.submit(stream, request, settle, doubted, inherited=inherited)
         return await future
 
-    async def release(self, stream: str) -> bool:
+    async def release(self, stream: str, life: str | None = None) -> bool:
         """Hand a stream over: finish what was taken, complete its segment, give the claim back. False: not ours.
+
+        life: hand over only this stream of that name; raises StreamUnavailableError if another one is owned here, which
+        may itself be the one that is gone.
 
         What comes meanwhile waits and is then sent to the next owner. Raises what the owner answers, and after
         `release_s` RequestTimeoutError (metadata cannot be reached: the claim may or may not be given back); the stream
@@ -185,6 +192,8 @@ class Holdings:
         holding = self._holdings.get(stream)
         if holding is None or holding.owner is None or not holding.serving:
             return False
+        if life is not None and holding.owner.life != life:
+            raise StreamUnavailableError(f"not owned here in this life, ask again: stream={stream}")
         holding.serving = False
         holding.state = "draining"
         try:
@@ -199,14 +208,14 @@ class Holdings:
             self._drop(holding, None)
         return True
 
-    async def hand_back(self, stream: StreamName) -> None:
+    async def hand_back(self, stream: StreamName, life: str) -> None:
         """`release` for who asks for it. A stream that is being taken, or whose owner is gone, is taken first. Of one
         that nobody owns there is nothing to do.
 
         Raises OwnedElsewhereError (it is, or would be, another's), StreamUnavailableError (its owner changes just now:
         ask again), and what `release` and `ask` raise.
         """
-        if await self.release(stream):
+        if await self.release(stream, life):
             return
         if self.find(stream) is None:
             advice = await self._placement.judge(stream, ())
@@ -215,7 +224,7 @@ class Holdings:
             if not advice.held_by:
                 return
         await self.ask(stream, None)
-        if not await self.release(stream):
+        if not await self.release(stream, life):
             raise StreamUnavailableError(f"its owner changes just now, ask again: stream={stream}")
 
     def drain(self) -> list[StreamName]:
@@ -239,15 +248,35 @@ class Holdings:
                     for stream in self._unused():
                         group.create_task(self._retire(stream, room), name=f"retire {stream}")
 
-    async def abandon(self, stream: str) -> None:
-        """Stop owning a stream that is to be deleted; its segment is left as it is."""
-        holding = self._holdings.get(stream)
-        if holding is None:
-            return
-        self.takes.forget(stream)
-        if holding.owner is not None:
-            holding.owner.stop()
-        self._drop(holding, StreamUnavailableError(f"the stream is being deleted: stream={stream}"))
+    async def delete(self, stream: StreamName, request: DeleteStream) -> None:
+        """Have a stream claimed, fenced and marked as deleted; it is not owned here from now on.
+
+        What comes meanwhile waits and then hears that it is deleted. Raises what the deletion answers, and
+        StreamUnavailableError (a deletion is under way here: ask again); after `release_s` RequestTimeoutError.
+        """
+        former = self._holdings.get(stream)
+        if former is not None:
+            if former.state == "deleting":
+                raise StreamUnavailableError(f"the stream is being deleted, ask again: stream={stream}")
+            self.takes.forget(stream)
+            if former.owner is not None:
+                former.owner.stop()
+            self._drop(former, StreamUnavailableError(f"the stream is being deleted: stream={stream}"))
+        holding = self._holdings[stream] = Holding(stream)
+        holding.state = "deleting"
+        deletion = self._build_deletion(stream)
+        self._supervisor.start(deletion)
+        try:
+            async with asyncio.timeout(self._release_s):
+                await deletion.delete(request)
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"not deleted within {self._release_s:g} s, metadata may be out of reach; it may be deleted yet, "
+                f"delete it again: stream={stream}"
+            ) from None
+        finally:
+            deletion.stop()
+            self._drop(holding, StreamUnavailableError(f"the stream is being deleted: stream={stream}"))
 
     def lost(self, stream: str, owner: StreamOwner) -> None:
         """The owner told that it lost the stream, or its life is over."""

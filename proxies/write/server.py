@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from actors.runtime import Lifetime
+from actors.stream_deletion import StreamDeletion
 from actors.stream_owner import StreamOwner
 from actors.supervisor import Supervisor
 from dlog.errors import DLogError
@@ -143,9 +144,10 @@ class WriteProxy:
         members = self._metadata.known_members().write_proxies.values()
         return sorted(p.address for p in members if p.proxy != self.id and not self._detector.suspects(p.address))
 
-    async def release(self, stream: str) -> dict[str, Any]:
+    async def release(self, stream: str, life: str) -> dict[str, Any]:
         """Hand a stream over; see Holdings.hand_back."""
-        await self.holdings.hand_back(stream_name(stream))
+        await self.admin.check_life(stream, life)
+        await self.holdings.hand_back(stream_name(stream), life)
         return {}
 
     async def stat(self, stream: str) -> dict[str, Any]:
@@ -199,6 +201,7 @@ class WriteProxy:
             self.tasks,
             self.placing,
             self._build,
+            build_deletion=self._build_deletion,
             takes=Takes(
                 self.tasks,
                 at_once=options.takes_at_once,
@@ -217,10 +220,22 @@ class WriteProxy:
     def _open_session(self, connection: Connection, hello: Hello) -> Session:
         return WriteSession(self, connection, hello)
 
+    def _claimant(self) -> Claimant:
+        return Claimant(proxy=self.id, address=self.address, nonce=os.urandom(8).hex())
+
+    def _build_deletion(self, stream: StreamName) -> StreamDeletion:
+        return StreamDeletion(
+            stream,
+            self._claimant(),
+            metadata=self._metadata,
+            stores=self._stores,
+            options=self._owner_options,
+        )
+
     def _build(self, stream: StreamName, on_end: Callable[[StreamOwner], None]) -> StreamOwner:
         return StreamOwner(
             stream,
-            Claimant(proxy=self.id, address=self.address, nonce=os.urandom(8).hex()),
+            self._claimant(),
             metadata=self._metadata,
             stores=self._stores,
             options=self._owner_options,

@@ -23,7 +23,7 @@ from dlog.errors import (
 from dlog.io.clock import unix_ms
 from dlog.log import messages as asked
 from dlog.log.messages import AppendOnce, BatchWritten, RelocateSegment, SealStream, TruncateBefore, WriteBatch
-from dlog.model.dlsn import DLSN, of
+from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber, Txid, stream_name
 from dlog.model.sink import SinkBatch, sink_name
 from dlog.wire.digest import crc32c
@@ -37,6 +37,7 @@ from dlog.wire.proxy import (
     GetOwner,
     GetOwners,
     Hello,
+    Life,
     Read,
     ReaderEvent,
     ReaderEventKind,
@@ -81,7 +82,7 @@ class House(dispatch.House, Protocol):
         """Addresses of the other write proxies that live."""
         ...
 
-    async def release(self, stream: str) -> dict[str, Any]:
+    async def release(self, stream: str, life: str) -> dict[str, Any]:
         """Hand a stream over."""
         ...
 
@@ -100,6 +101,7 @@ class WriteSession(Dispatch):
             Cancel: self._cancel,
             GetOwner: self._get_owner,
             GetOwners: self._get_owners,
+            Life: self._life,
             Create: self._create,
             Delete: self._delete,
             Truncate: self._truncate,
@@ -253,20 +255,23 @@ class WriteSession(Dispatch):
     def _location(self, address: str, epoch: int) -> dict[str, Any]:
         return {"location": address, "epoch": epoch, "proxies": self._house.proxies()}
 
+    def _life(self, m: Life) -> None:
+        self._answer(m, self._house.admin.life(m.stream))
+
     def _create(self, m: Create) -> None:
-        self._answer(m, self._house.admin.create(m.stream, m.settings))
+        self._answer(m, self._house.admin.create(m.stream, m.settings, m.life, m.deletions))
 
     def _delete(self, m: Delete) -> None:
-        self._answer(m, self._house.admin.delete(m.stream))
+        self._answer(m, self._house.admin.delete(m.stream, m.life, force=m.force))
 
     def _truncate(self, m: Truncate) -> None:
-        self._answer(m, self._truncate_before(m.stream, of(*m.dlsn)))
+        self._answer(m, self._truncate_before(m))
 
     def _seal(self, m: Seal) -> None:
-        self._answer(m, self._seal_stream(m.stream))
+        self._answer(m, self._seal_stream(m))
 
     def _release(self, m: Release) -> None:
-        self._answer(m, self._house.release(m.stream))
+        self._answer(m, self._house.release(m.stream, m.life))
 
     def _take_in(self, m: TakeIn) -> None:
         self._answer(m, self._taken_in(m))
@@ -297,15 +302,20 @@ class WriteSession(Dispatch):
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    async def _truncate_before(self, stream: str, dlsn: DLSN) -> dict[str, Any]:
-        first = await self._house.holdings.ask(stream_name(stream), TruncateBefore(dlsn))
+    async def _ask_owner(self, m: Truncate | Seal | TakeIn | SinkWrite | Relocate, request: Any) -> Any:
+        """Ask the owner of the life that the question names; only metadata, read now, may say that it is gone."""
+        await self._house.admin.check_life(m.stream, m.life)
+        return await self._house.holdings.ask(stream_name(m.stream), request)
+
+    async def _truncate_before(self, m: Truncate) -> dict[str, Any]:
+        first = await self._ask_owner(m, TruncateBefore(of(*m.dlsn), m.life))
         return {"first": list(first)}
 
     async def _taken_in(self, m: TakeIn) -> dict[str, Any]:
         parts = tuple((place, EntryId(last)) for place, last in m.parts)
         since = None if m.since is None else m.since[:2]
-        request = asked.TakeIn(_batch_of(m) if m.sink else None, parts, since=since)
-        taken = await self._house.holdings.ask(stream_name(m.stream), request)
+        request = asked.TakeIn(_batch_of(m) if m.sink else None, parts, since=since, life=m.life)
+        taken = await self._ask_owner(m, request)
         told = {"first": taken.first, "segments": taken.segments, "records": taken.records}
         return told | {"duplicate": taken.duplicate}
 
@@ -319,19 +329,18 @@ class WriteSession(Dispatch):
             txid = None if m.txid is None else Txid(m.txid)
             since = None if m.since is None else m.since[:2]
             write = WriteBatch(kept(m.body), m.count, txid, batch.producer, 0, m.crc, True, unix_ms(), since)
-            written = await house.holdings.ask(stream, AppendOnce(batch, write))
+            written = await self._ask_owner(m, AppendOnce(batch, write, m.life))
         finally:
             house.admission.give_back(stream, cost)
         place = list(written.dlsn) if written.dlsn.segment else None
         return {"dlsn": place, "count": written.count, "txid": written.txid, "duplicate": written.duplicate}
 
     async def _relocated(self, m: Relocate) -> dict[str, Any]:
-        request = RelocateSegment(SegmentNumber(m.segment), m.place, m.to_store, m.to_place)
-        await self._house.holdings.ask(stream_name(m.stream), request)
+        await self._ask_owner(m, RelocateSegment(SegmentNumber(m.segment), m.place, m.to_store, m.to_place, m.life))
         return {}
 
-    async def _seal_stream(self, stream: str) -> dict[str, Any]:
-        await self._house.holdings.ask(stream_name(stream), SealStream())
+    async def _seal_stream(self, m: Seal) -> dict[str, Any]:
+        await self._ask_owner(m, SealStream(m.life))
         return {}
 
 

@@ -86,7 +86,7 @@ def _proxy_seeds() -> tuple[bytes, ...]:
             proxy.Hello(1, 1, 1, "client", "fuzz"),
             proxy.Write(2, "orders", b"p" * 16, 0, 3, None, digest.crc32c(body), False, body=body),
             proxy.Read(3, "orders", proxy.Start.DLSN, (1, 2, 3), 1000, True),
-            proxy.Create(4, "orders", {"ensemble": 3, "retention_s": 1.5}),
+            proxy.Create(4, "orders", "a1", 0, {"ensemble": 3, "retention_s": 1.5}),
             proxy.Written(2, 2, (1, 0, 0), 5),
             proxy.Failed(3, 511, "gone", "h:1", False, {"first": [1, 2, 3]}),
             proxy.Entries(3, 1, 0, (3, 2), 0, b"abcde"),

@@ -4,7 +4,8 @@ The law of this file: an invariant without a planted defect is a hope. `test_inv
 mutants that there are: each id below is the first that some mutant must be caught by, and none is missing. What is left
 out, or holds for less than its name says, is argued here in words.
 
-Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, R of a read proxy's cache.
+Ids are those of the reliability goals: L of a ledger, S of a stream, T of its ownership, D of streams that are deleted
+and made again, R of a read proxy's cache.
 """
 
 from __future__ import annotations
@@ -84,6 +85,15 @@ INVARIANTS = {
         "Follower.heard, Proxy._check_told, StreamWorld.run",
     ),
     "T7": Invariant("who was shut out writes nothing more to a sink", STREAM, "SinkChecks.check, listed"),
+    "D1": Invariant(
+        "what was asked of one life of a stream never changes another",
+        STREAM,
+        "LivesWorld._changed, _check_last",
+        "A batch names no life: what is written late may lie in the next stream of the name.",
+    ),
+    "D2": Invariant(
+        "what is asked after a deletion was answered is not acknowledged in that life", STREAM, "LivesWorld.written"
+    ),
     "R1": Invariant("what a cache tells is what the log holds", CACHE, "CacheChecks.sent, lac_said"),
     "R2": Invariant(
         "an end that is told is one, and what moved is told in time",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from dlog.machine import Conflict, Missing, Outcome, Versioned
+from dlog.model.segment import StreamMetadata
 
 
 class Disk:
@@ -36,7 +37,10 @@ class Disk:
 
 
 class MetadataModel:
-    """A versioned map. Versions grow over all keys, so that a deleted and re-made key is told apart."""
+    """A versioned map. Versions grow over all keys, so that a deleted and re-made key is told apart.
+
+    A stream whose owner is written as deleted is missing from then on, with what is left of it, until `remove`.
+    """
 
     def __init__(self) -> None:
         self.values: dict[Hashable, Versioned] = {}
@@ -57,7 +61,16 @@ class MetadataModel:
         return seen
 
     def read(self, key: Hashable) -> Outcome:
-        return self.values.get(key, Missing())
+        found = self.values.get(key)
+        if found is None or (isinstance(found.value, StreamMetadata) and found.value.owner.deleted):
+            return Missing(left=found)
+        return found
+
+    def remove(self, key: Hashable, life: str) -> None:
+        """Remove what is left of a stream that was marked as deleted in this life."""
+        found = self.values.get(key)
+        if found is not None and found.value.life == life and found.value.owner.deleted:
+            del self.values[key]
 
     def compare_and_set(self, key: Hashable, value: Any, version: Any) -> Outcome:
         current = self.values.get(key)

@@ -8,6 +8,7 @@ Styles of plan:
 - "stranger": somebody else takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
 - "clocks": segments expire, and clocks jump by days both ways: the proxies' or metadata's (stream_retention.py);
 - "sink": programs write batches as sinks too, repeat them, and sweep what was staged in vain (stream_sinks.py);
+- "lives": streams of one name that are deleted and made again (lives_world.py);
 - "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
 
 After the faults the world heals; then every client must have its answers, every reader must have reached the tail, and
@@ -32,7 +33,9 @@ from dlog.model.segment import Segment, StreamKey, StreamMetadata, StreamSetting
 from dlog.model.sink import RegisteredStage
 from dlog.options import draw
 from dlog.wire.proxy import Start
+from tests.simulation import lives_world
 from tests.simulation.kernel import Simulation, Violation
+from tests.simulation.lives_world import LivesWorld
 from tests.simulation.mutants import planting
 from tests.simulation.network import Node
 from tests.simulation.plan import EVERY_KIND, FaultKind, Plan, draw_faults
@@ -49,7 +52,7 @@ STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
 STORE_NODE, READ_NODE, STRANGE_NODE = "store", "r", "j"
 MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
-STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink", "clocks", "given-up")
+STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink", "clocks", "given-up", "lives")
 MUST_REACH = (
     "ack",
     "duplicate",
@@ -94,6 +97,7 @@ MUST_REACH = (
     "sent_along",
     "expired",
     "clock_jumped",
+    *lives_world.MUST_REACH,
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -108,6 +112,8 @@ SETTLE_S = 40.0
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
     """The plan that a seed means."""
+    if style == "lives":
+        return lives_world.draw_plan(seed)
     rng = random.Random(f"{style}/{seed}/plan")
     duration = rng.choice((0.2, 1.0, 3.0))
     calm = style == "calm"
@@ -444,7 +450,8 @@ def run_plan(plan: Plan, parts: Mapping[str, Any] | None = None, *, trace: bool 
     """Run one plan to its end. parts["planted"]: pairs of a class and its mutant, whose methods it has meanwhile."""
     parts = parts or {}
     violation, text, story = "", "", ""
-    world = StreamWorld(plan, parts, trace=trace)
+    is_of_lives = plan.config["style"] == "lives"
+    world = LivesWorld(plan, trace=trace) if is_of_lives else StreamWorld(plan, parts, trace=trace)
     try:
         with planting(parts.get("planted", ())):
             world.run()

@@ -14,15 +14,14 @@ MODULES = [
     for name in (
         *("ledger_checks", "stream_checks", "stream_world", "stream_parts", "stream_follower", "stream_sinks"),
         "stream_retention",
-        *("cache_checks", "cache_world"),
+        *("cache_checks", "cache_world", "lives_world"),
     )
 ]
 
 
 def test_the_table_is_whole() -> None:
     expected = {f"L{n}" for n in range(1, 13)} | {f"S{n}" for n in range(1, 16)}
-    expected |= {f"T{n}" for n in range(1, 8)} | {f"R{n}" for n in range(1, 6)}
-    expected |= {"E1"}
+    expected |= {f"T{n}" for n in range(1, 8)} | {f"R{n}" for n in range(1, 6)} | {"D1", "D2", "E1"}
     assert set(INVARIANTS) == expected
 
 

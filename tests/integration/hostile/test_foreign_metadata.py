@@ -143,7 +143,7 @@ def test_a_running_cluster_goes_on(cluster: SmallCluster, bystander: Bystander, 
                 await zk.set(f"{root}/{name}", data, -1)
 
     with Talk(cluster.writer.address) as talk, Talk(cluster.reader.address) as reader:
-        talk.send(said(proxy.Create(REQUEST, case, dict(SETTINGS))))
+        talk.send(said(proxy.Create(REQUEST, case, "a1", 0, dict(SETTINGS))))
         assert talk.answer() == "DONE"
         asyncio.run(plant())
         reader.send(said(proxy.Stat(REQUEST, case)))

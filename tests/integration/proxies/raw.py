@@ -9,12 +9,32 @@ from typing import Any, TypeVar, cast
 
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
-from dlog.wire.proxy import PROTOCOL_VERSION, Done, Failed, Hello, Message, Welcome, Write, Written
+from dlog.wire.proxy import (
+    PROTOCOL_VERSION,
+    Create,
+    Delete,
+    Done,
+    Failed,
+    Hello,
+    Life,
+    Message,
+    Release,
+    Relocate,
+    Seal,
+    SinkWrite,
+    TakeIn,
+    Truncate,
+    Welcome,
+    Write,
+    Written,
+)
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
 M = TypeVar("M")
 PATIENCE_S = 90.0
 ANYTHING: Any = object
+OF_ONE_LIFE = (Create, Delete, Truncate, Seal, Release, TakeIn, SinkWrite, Relocate)
+NO_LIFE = "none"
 
 
 class Raw(asyncio.Protocol):
@@ -81,7 +101,23 @@ class Raw(asyncio.Protocol):
         await self._news.wait()
 
     async def ask(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
-        """A question with one answer: its result, or the failure."""
+        """A question with one answer: its result, or the failure. fields: without `life` (and `deletions`), which are
+        those of now."""
+        if cls in OF_ONE_LIFE:
+            stream, *rest = fields
+            told = await self.life(stream)
+            fields = (stream, told["life"] or NO_LIFE, *rest)
+            if cls is Create:
+                fields = (stream, os.urandom(12).hex(), told["deletions"], *rest)
+        return await self.ask_exactly(cls, *fields)
+
+    async def life(self, stream: str) -> dict[str, Any]:
+        """Which stream has this name now."""
+        told = await self.ask_exactly(Life, stream)
+        return {"life": "", "deletions": 0} if isinstance(told, Failed) else told
+
+    async def ask_exactly(self, cls: type[Any], *fields: Any) -> dict[str, Any] | Failed:
+        """A question with these fields: its result, or the failure."""
         number = self.next_request()
         self.say(cls(number, *fields))
         async with asyncio.timeout(PATIENCE_S):

@@ -17,6 +17,7 @@ from dlog.model.ids import EntryId, Epoch, ProxyId
 from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
 from dlog.stores.contract import ReaderClosedError, StoreUnavailableError
 from dlog.stores.memory import MemoryReader
+from tests.deleting import delete_stream
 from tests.integration.proxies.stage import KEY, STREAM, Asker, Stage, stage
 
 
@@ -33,7 +34,7 @@ async def test_a_stream_made_again_is_told_even_if_it_looks_the_same(monkeypatch
             return await read(key)
 
         monkeypatch.setattr(on.metadata, "read", late)
-        await on.metadata.delete(KEY)
+        await delete_stream(on.metadata, STREAM, read)
         await on.metadata.compare_and_set(KEY, value, None)
         may_read.set()
         after = (await asker.hear(StreamSeen)).metadata
@@ -90,7 +91,7 @@ async def test_a_lac_of_a_stream_that_was_deleted_is_not_believed_for_one_made_a
             slowly.setattr(on.metadata, "read", late)
             on.words.hear(1, 7, False)
             on.words.asked.clear()
-            await on.metadata.delete(KEY)
+            await delete_stream(on.metadata, STREAM, read)
             new = await on_new_place(on, read)
             may_read.set()
             told = await asker.hear(LacSeen)

@@ -20,6 +20,7 @@ from dlog.spark.jobs.audit_findings import Kind
 from dlog.spark.jobs.audit_orphans import find_orphans
 from dlog.spark.jobs.frame import Place, Report, Verdict
 from dlog.spark.reach import reach
+from tests.deleting import delete_stream
 from tests.integration.cli.up import Up, is_alive, up_for_many, wait_until
 from tests.integration.cli.up import dlog as command
 from tests.integration.spark.corpus import Corpus, Row, turn_bytes
@@ -254,7 +255,7 @@ def test_an_orphan_is_told_of_when_it_is_old_enough_and_ledgers_of_others_never(
         value = await corpus.stream("elsewhere")
         async with await ZooKeeperMetadata.connect(stage.zookeeper, "/teams/other") as metadata:
             await metadata.compare_and_set(StreamKey(value.name), value, None)
-        await cluster.metadata.delete(StreamKey(value.name))  # of our namespace: only the other one names them now
+        await delete_stream(cluster.metadata, value.name)  # of our namespace: only the other one names them now
         return LedgerId(int(value.segments[0].place))
 
     of_cluster = reach(stage.zookeeper, "/dlog")

@@ -10,11 +10,11 @@ import pytest
 
 from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.model.ids import StreamName
-from dlog.model.segment import StreamKey
 from dlog.spark.jobs.frame import Place, Report, Verdict
 from dlog.spark.jobs.report import ReportOptions, report
 from dlog.spark.reach import Cluster, reach
 from dlog.spark.readers import find, path_of, readers
+from tests.deleting import delete_stream
 from tests.integration.cli.up import Up, wait_until
 from tests.integration.cli.up import dlog as command
 from tests.integration.spark.corpus import Corpus
@@ -139,7 +139,7 @@ def test_what_cannot_be_told_of_is_a_failure_and_the_rest_is_told(stage: Stage, 
         await cluster.metadata.zookeeper.create(path_of(namespace, "odd"), b"what", parents=True)
 
     async def mend(cluster: Cluster) -> None:
-        await cluster.metadata.delete(StreamKey(StreamName("stuck-report")))
+        await delete_stream(cluster.metadata, StreamName("stuck-report"))
         await cluster.metadata.zookeeper.delete(path_of(namespace, "odd"), -1)
 
     stage.cluster.ask(spoil)

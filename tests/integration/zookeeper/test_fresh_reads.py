@@ -21,6 +21,7 @@ from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentN
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+from tests.deleting import delete_stream
 from tests.integration.zookeeper.ensemble import EnsembleMember, ZooKeeperEnsemble
 from tests.simulation.service.zookeeper import ZooKeeperServer
 
@@ -82,11 +83,11 @@ async def test_a_stream_is_read_as_it_stands(pair: Pair) -> None:
         assert await seen(reader, KEY) == last.value
         last = await written(writer, last.value.without_segment(1), last.version)
         assert await seen(reader, KEY) == last.value
-    await writer.delete(KEY)
+    await delete_stream(writer, KEY.stream)
     assert await seen(reader, KEY) == Missing()
     again = await written(writer, FRESH, None)
     assert await seen(reader, KEY) == FRESH
-    await reader.delete(KEY)
+    await delete_stream(reader, KEY.stream)
     assert await writer.read(KEY) == Missing()
     assert again.value.life != last.value.life
 
@@ -95,7 +96,7 @@ async def test_a_stream_deleted_elsewhere_is_made_again_at_once(pair: Pair) -> N
     writer, reader = pair
     await written(writer, FRESH, None)
     assert await reader.streams() == [KEY.stream]
-    await writer.delete(KEY)
+    await delete_stream(writer, KEY.stream)
     await written(reader, FRESH, None)
 
 

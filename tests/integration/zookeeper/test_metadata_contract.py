@@ -14,7 +14,7 @@ import pytest
 from dlog.errors import CookieError
 from dlog.io.clock import unix_ms
 from dlog.io.memory_metadata import MemoryMetadata
-from dlog.io.metadata import BookieInfo, Metadata, ProxyInfo, SessionState
+from dlog.io.metadata import Absent, BookieInfo, Metadata, ProxyInfo, SessionState
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 from dlog.machine import Conflict, Missing, Versioned
@@ -22,6 +22,7 @@ from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentN
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, StreamSettings, Truncation
+from tests.deleting import delete_stream, mark_deleted
 
 NAMESPACE = "/messaging/dlog"
 KEY = StreamKey(StreamName("orders"))
@@ -91,7 +92,8 @@ FRESH = StreamMetadata(name=KEY.stream, settings=StreamSettings(segment_bytes=1 
 async def test_what_is_not_there_is_missing(pair: Pair) -> None:
     for key in (KEY, LedgerKey(LedgerId(7))):
         assert await pair[0].read(key) == Missing()
-        await pair[0].delete(key)
+    await pair[0].delete(LedgerKey(LedgerId(7)))
+    await pair[0].remove(KEY.stream, "nobody")
     assert await pair[0].compare_and_set(LedgerKey(LedgerId(7)), LEDGER, 3) == Missing()
     assert await pair[0].streams() == []
     assert [ledger async for ledger in pair[0].ledgers()] == []
@@ -153,8 +155,7 @@ async def test_a_stream_lives_from_creation_to_deletion(pair: Pair) -> None:
         version = (await change(one, step, version)).version
         assert (await seen(two, KEY)).value == step
         assert (await seen(one, KEY)).value == step
-    await two.delete(KEY)
-    await two.delete(KEY)
+    await delete_stream(two, KEY.stream)
     assert await one.read(KEY) == Missing()
     assert await one.compare_and_set(KEY, value, version) == Missing()
     assert await one.streams() == []
@@ -190,7 +191,7 @@ async def test_a_stream_made_again_takes_no_change_of_the_one_before(pair: Pair)
     before: list[Versioned] = []
     for step in steps:
         before.append(await change(one, step, before[-1].version if before else None))
-    await two.delete(KEY)
+    await delete_stream(two, KEY.stream)
     after: list[Versioned] = []
     for step in steps:
         after.append(await change(two, step, after[-1].version if after else None))
@@ -199,6 +200,51 @@ async def test_a_stream_made_again_takes_no_change_of_the_one_before(pair: Pair)
             assert await one.compare_and_set(KEY, claim, old.version) == Conflict()
     assert len({seen.value.life for seen in before}) == len({seen.value.life for seen in after}) == 1
     assert (await seen(one, KEY)).value.life == after[-1].value.life != before[-1].value.life
+
+
+async def test_a_stream_is_deleted_by_one_change_and_what_is_left_is_removed_under_its_life(pair: Pair) -> None:
+    one, two = pair
+    owned = await change(one, replace(FRESH, owner=OWNER).with_segment(started(1, "17")), None)
+    life = await mark_deleted(two, KEY.stream)
+    assert life == owned.value.life
+    for metadata in pair:
+        gone = await metadata.read(KEY)
+        assert isinstance(gone, Missing)
+        assert gone.left is not None
+        assert gone.left.value.segments == owned.value.segments
+        assert gone.left.value.life == life
+    late = owned.value.with_segment(started(2, "18"))
+    assert await one.compare_and_set(KEY, late, owned.version) == Conflict()
+    assert await one.compare_and_set(KEY, FRESH, None) == Conflict()  # what is left must go first
+    await one.remove(KEY.stream, "another")
+    assert await two.read(KEY) == gone
+    await one.remove(KEY.stream, life)
+    await two.remove(KEY.stream, life)
+    assert await one.read(KEY) == Missing()
+    again = await change(one, FRESH, None)
+    await two.remove(KEY.stream, life)
+    await two.remove(KEY.stream, again.value.life)  # it is not marked
+    assert (await seen(two, KEY)).value == FRESH
+
+
+async def test_a_creation_names_the_life_it_makes(pair: Pair) -> None:
+    one, two = pair
+    made = await change(one, replace(FRESH, life="a1"), Absent(await two.deletions()))
+    assert made.value.life == (await seen(two, KEY)).value.life == "a1"
+    assert await two.compare_and_set(KEY, replace(FRESH, life="a1"), Absent(await two.deletions())) == Conflict()
+
+
+async def test_a_creation_that_comes_late_makes_no_second_life(pair: Pair) -> None:
+    one, two = pair
+    before = await one.deletions()
+    await change(one, replace(FRESH, life="a1"), Absent(before))
+    await delete_stream(two, KEY.stream)
+    assert await one.compare_and_set(KEY, replace(FRESH, life="a1"), Absent(before)) == Missing()
+    assert await two.read(KEY) == Missing()
+    after = await two.deletions()
+    assert after == await one.deletions() == before + 1
+    assert (await change(one, replace(FRESH, life="b2"), Absent(after))).value.life == "b2"
+    assert await two.compare_and_set(KEY, replace(FRESH, life="a1"), Absent(before)) in (Missing(), Conflict())
 
 
 async def test_of_two_changes_from_one_read_only_one_takes_place(pair: Pair) -> None:

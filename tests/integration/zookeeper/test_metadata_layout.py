@@ -20,6 +20,7 @@ from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentN
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+from tests.deleting import delete_stream
 
 pytestmark = pytest.mark.zookeeper
 
@@ -304,8 +305,8 @@ async def test_a_deleted_stream_leaves_nothing(metadata: ZooKeeperMetadata, kazo
     segments = tuple(Segment(number=SegmentNumber(n), place=str(n), first_txid=Txid(0)) for n in range(1, 1200))
     await written(metadata, StreamMetadata(name=KEY.stream, owner=OWNER, segments=segments), None)
     kazoo.create(f"{R}/subscribers/me/readLock", makepath=True)
-    await metadata.delete(KEY)
-    assert kazoo.get_children(NAMESPACE) == []
+    await delete_stream(metadata, KEY.stream)
+    assert kazoo.get_children(NAMESPACE) == [".deletions"]
     assert await metadata.read(KEY) == Missing()
 
 

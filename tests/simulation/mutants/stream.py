@@ -10,8 +10,9 @@ from typing import Any
 
 from actors.upstream import Heard
 from dlog.lease.lease import Lease
-from dlog.log.changes import Expire, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
+from dlog.log.changes import Expire, MarkDeleted, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
 from dlog.log.dedupe import Producer, ProducerTable
+from dlog.log.deleting import StreamDeletion
 from dlog.log.expiring import Expiring
 from dlog.log.owner import StreamOwner
 from dlog.log.reading import StreamReader
@@ -680,4 +681,43 @@ RETENTION = (
     ),
 )
 
-MUTANTS = (*SAYING, *LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS, *RETENTION)
+LIVES = (
+    Mutant(
+        name="a deletion claims whatever stream has the name",
+        invariants=("D1",),
+        style="lives",
+        parts=planted(Lease, ("claim", "self.life = life", "self.life = None")),
+    ),
+    Mutant(
+        name="an owner seals and truncates for whatever life is named",
+        invariants=("D1",),
+        style="lives",
+        parts=planted(StreamOwner, ("_is_of_this_life", "request.life == self.life", "True")),
+    ),
+    Mutant(
+        name="a stream is deleted without a fence",
+        invariants=("D2",),
+        style="lives",
+        parts={
+            "planted": (
+                (StreamDeletion, edited(StreamDeletion, ("_end_segments", "if s.place not in known", "if False"))),
+                (MarkDeleted, edited(MarkDeleted, ("apply", "self.ended is not None and", "False and"))),
+            )
+        },
+    ),
+    Mutant(
+        name="a segment whose store is out of reach counts as ended",
+        invariants=("D2",),
+        style="lives",
+        parts=planted(
+            StreamDeletion,
+            (
+                "_note",
+                "self._failed.update(self._asked)\n            self._asked.clear()",
+                "self._ended.update(self._asked)\n            self._asked.clear()\n            self._mark_if_ended()",
+            ),
+        ),
+    ),
+)
+
+MUTANTS = (*SAYING, *LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS, *RETENTION, *LIVES)

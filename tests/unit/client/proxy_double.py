@@ -41,6 +41,7 @@ class Log:
     """One stream: an entry for each batch, and which producers wrote."""
 
     stream: str = "s"
+    life: str | None = "a1"
     entries: list[bytes] = field(default_factory=list)
     payloads: list[bytes] = field(default_factory=list)
     nexts: dict[bytes, int] = field(default_factory=dict)
@@ -162,6 +163,9 @@ class Double:
                 peer.send(self.log.write(message))
             case proxy.Read():
                 self._serve(peer, message)
+            case proxy.Life():
+                known = {"life": self.log.life, "deleted": False, "deletions": 0}
+                peer.send(proxy.Done(message.request, known))
             case proxy.Ping() | proxy.Create() | proxy.Delete() | proxy.Seal() | proxy.Truncate():
                 peer.send(proxy.Done(message.request, {}))
             case proxy.Stat():

@@ -12,6 +12,7 @@ from typing import Any
 
 from dlog.errors import DLogError
 from dlog.lease.lease import Claimant
+from dlog.log.deleting import StreamDeletion
 from dlog.log.messages import (
     STORE,
     AppendEntry,
@@ -44,6 +45,7 @@ from dlog.machine import (
     Effect,
     Fact,
     MetadataSeen,
+    Missing,
     ReadMetadata,
     Received,
     Send,
@@ -58,6 +60,7 @@ from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError, Store
 from dlog.wire.entry import build_record_set
 
 KEY = StreamKey(StreamName("s"))
+LIFE = "a1"
 ALICE = b"alice".ljust(16, b".")
 STAGER = b"stager".ljust(16, b".")
 BOB = b"bob".ljust(16, b".")
@@ -90,11 +93,12 @@ class Place:
 class Stage:
     def __init__(self, **settings: Any) -> None:
         self.version = 1
-        self.value = StreamMetadata(name=KEY.stream, settings=StreamSettings(**settings))
+        self.value = StreamMetadata(name=KEY.stream, settings=StreamSettings(**settings), life=LIFE)
         self.places: dict[str, Place] = {}
         self.created = 0
         self.deleted: list[str] = []
         self.too_small = False  # the store has too few members for a segment
+        self.cannot_end: DLogError | None = None  # why no segment can be recovered
         self.holding: tuple[type, ...] = ()
         self.held: deque[Callable[[], None]] = deque()
         self.actors: list[Actor] = []
@@ -105,6 +109,13 @@ class Stage:
         """A proxy's owner, not yet claiming."""
         claimant = Claimant(proxy=ProxyId(name), address=f"{name}:1", nonce=f"{name}-{len(self.actors)}")
         actor = Actor(self, StreamOwner(KEY, claimant, options or OwnerOptions(), **kw))
+        self.actors.append(actor)
+        return actor
+
+    def deletion(self, name: str) -> Actor:
+        """A proxy's deletion of the stream, not yet asked for."""
+        claimant = Claimant(proxy=ProxyId(name), address=f"{name}:1", nonce=f"{name}-{len(self.actors)}")
+        actor = Actor(self, StreamDeletion(KEY, claimant))
         self.actors.append(actor)
         return actor
 
@@ -149,11 +160,19 @@ class Stage:
             go()
 
     def metadata(self, question: ReadMetadata | CompareAndSet) -> MetadataSeen:
+        seen = Versioned(self.value, self.version)
         if isinstance(question, CompareAndSet):
             if question.version != self.version:
                 return MetadataSeen(question.token, Conflict())
             self.value, self.version = question.value.stamped(self.unix_ms), self.version + 1
-        return MetadataSeen(question.token, Versioned(self.value, self.version))
+            seen = Versioned(self.value, self.version)
+        elif self.value.owner.deleted:
+            return MetadataSeen(question.token, Missing(left=seen))
+        return MetadataSeen(question.token, seen)
+
+    def made_again(self, life: str) -> None:
+        """The stream is deleted, and another one of its name is made."""
+        self.value, self.version = StreamMetadata(name=KEY.stream, settings=self.value.settings, life=life), 1
 
     def store(self, actor: Actor, question: Any) -> Any:
         match question:
@@ -177,6 +196,8 @@ class Stage:
                     return StoreFailed(question, SegmentFencedError("fenced"))
                 place.end = len(place.payloads) - 1
                 return SegmentSealed(number, EntryId(place.end))
+            case RecoverSegment() if self.cannot_end is not None:
+                return StoreFailed(question, self.cannot_end)
             case RecoverSegment(segment):
                 place = self.places[segment.place]
                 place.end = len(place.payloads) - 1 if place.end is None else place.end
@@ -198,9 +219,9 @@ class Stage:
 
 
 class Actor:
-    """One owner on the stage: what it was told, what it answered, which timers it set."""
+    """One machine on the stage, an owner or a deletion: what it was told, what it answered, which timers it set."""
 
-    def __init__(self, stage: Stage, machine: StreamOwner) -> None:
+    def __init__(self, stage: Stage, machine: Any) -> None:
         self.stage = stage
         self.machine = machine
         self.answers: dict[int, Any] = {}

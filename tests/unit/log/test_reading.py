@@ -557,6 +557,7 @@ def test_another_stream_of_the_same_name_is_not_read_on() -> None:
 
 def test_a_stream_that_is_given_a_life_is_the_same() -> None:
     stage, _, _ = three_segments()
+    stage.value = replace(stage.value, life="")
     desk = Desk(stage, Start.START)
     desk.post(Received(SOURCE, StreamSeen(replace(stage.value, life="1f"))))
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP

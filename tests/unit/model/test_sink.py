@@ -125,3 +125,22 @@ def test_a_registration_with_one_wrong_value_is_nobodys(key: str, value: Any) ->
 @pytest.mark.parametrize("place", ["", "x", "-7", "07", "7 ", "²", "١", "9" * 19, "1" * 5000, "7\n"])
 def test_a_place_is_a_ledger_id(place: str) -> None:
     assert registered_stage("sink", place, TOLD) is None
+
+
+def test_a_stage_of_a_stream_that_was_deleted_goes_though_the_next_of_its_name_remembers_nothing() -> None:
+    """A stream takes in only what names its own life, so nobody takes this one any more."""
+    rule, stage = Sweep(DONE, 5000), replace(OTHER, life="a1")
+    same, another = StreamLook(life="a1"), StreamLook(life="b2")
+    assert rule.judge(stage, (same,)) is Verdict.STAYS
+    assert rule.judge(stage, (another,)) is Verdict.LOOK
+    assert rule.judge(stage, (another, another)) is Verdict.GOES
+    assert rule.judge(replace(stage, life=""), (another,)) is Verdict.STAYS, "registered before lives were"
+
+
+def test_a_registration_tells_the_life_that_its_stage_was_written_for() -> None:
+    told = {"stream": "s", "query": "q", "batch": 0, "epoch": 0, "unix_ms": 5}
+    without, with_life = registered_stage("sink", "7", told), registered_stage("sink", "7", {**told, "life": "a1"})
+    assert without is not None
+    assert with_life is not None
+    assert (without.life, with_life.life) == ("", "a1")
+    assert registered_stage("sink", "7", {**told, "life": 1}) is None

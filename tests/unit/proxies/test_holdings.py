@@ -8,14 +8,22 @@ from typing import Any
 
 import pytest
 
-from dlog.errors import OwnedElsewhereError, RequestTimeoutError
-from dlog.log.messages import StreamTaken
+from dlog.errors import (
+    DLogError,
+    OwnedElsewhereError,
+    RequestTimeoutError,
+    SegmentNotEndedError,
+    StreamUnavailableError,
+)
+from dlog.log.messages import DeleteStream, StreamTaken
 from dlog.model.ids import Epoch, SegmentNumber, StreamName
 from proxies.write.holdings import Holdings
 from proxies.write.placing import Ours, Theirs
 from proxies.write.takes import Takes
 
 S = StreamName("s")
+LIFE = "a1"
+DELETE = DeleteStream(LIFE, Epoch(1))
 
 
 class Owner:
@@ -24,6 +32,7 @@ class Owner:
     def __init__(self) -> None:
         self.may_take = asyncio.Event()
         self.may_release = asyncio.Event()
+        self.life = LIFE
         self.waiting = 0
         self.releases = 0
         self.is_stopped = False
@@ -38,6 +47,25 @@ class Owner:
             await self.may_release.wait()
         finally:
             self.stop()
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+class Deletion:
+    """Done when `may_end` is set, or fails with what is put there."""
+
+    def __init__(self) -> None:
+        self.may_end = asyncio.Event()
+        self.asked: list[DeleteStream] = []
+        self.error: DLogError | None = None
+        self.is_stopped = False
+
+    async def delete(self, request: DeleteStream) -> None:
+        self.asked.append(request)
+        await self.may_end.wait()
+        if self.error is not None:
+            raise self.error
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -59,12 +87,14 @@ class Stage:
         everybody: Any = self
         self.advice = advice
         self.owner = Owner()
+        self.deletion: Any = Deletion()
         self.gone: list[str] = []
         self.holdings = Holdings(
             everybody,
             tasks,
             everybody,
             self.build,
+            build_deletion=lambda _: self.deletion,
             takes=Takes(tasks, at_once=4, waiting_max=10, slow_s=30.0),
             waiting_max=10,
             idle_s=100.0,
@@ -94,7 +124,7 @@ async def test_a_release_that_metadata_does_not_answer_ends_with_an_error_that_s
         stage.owner.may_take.set()
         await stage.holdings.ask(S, None)
         with pytest.raises(RequestTimeoutError, match="may or may not be given back") as told:
-            await stage.holdings.hand_back(S)
+            await stage.holdings.hand_back(S, LIFE)
     assert told.value.outcome_unknown
     assert stage.owner.is_stopped
     assert stage.gone == [S]
@@ -108,7 +138,7 @@ async def test_a_stream_that_is_being_taken_is_handed_back_once_it_is_taken() ->
         taking = group.create_task(stage.holdings.ask(S, None), name="take")
         await asyncio.sleep(0)
         assert stage.holdings.find(S) is not None
-        handing = group.create_task(stage.holdings.hand_back(S), name="hand back")
+        handing = group.create_task(stage.holdings.hand_back(S, LIFE), name="hand back")
         await asyncio.sleep(0)
         assert not handing.done()
         stage.owner.may_take.set()
@@ -122,7 +152,7 @@ async def test_a_stream_whose_owner_is_gone_is_taken_and_handed_back() -> None:
         stage = Stage(group, Ours(Epoch(3), "dead:1"))
         stage.owner.may_take.set()
         stage.owner.may_release.set()
-        await stage.holdings.hand_back(S)
+        await stage.holdings.hand_back(S, LIFE)
     assert stage.owner.releases == 1
 
 
@@ -130,8 +160,69 @@ async def test_what_is_anothers_is_answered_with_where_and_of_what_is_nobodys_th
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         for is_owner in (True, False):
             with pytest.raises(OwnedElsewhereError) as told:
-                await Stage(group, Theirs("other:1", Epoch(2), is_owner)).holdings.hand_back(S)
+                await Stage(group, Theirs("other:1", Epoch(2), is_owner)).holdings.hand_back(S, LIFE)
             assert told.value.location == "other:1"
         stage = Stage(group, Ours(Epoch(2)))
-        await stage.holdings.hand_back(S)
+        await stage.holdings.hand_back(S, LIFE)
     assert stage.owner.releases == 0
+
+
+async def test_what_is_owned_in_another_life_is_not_handed_back() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)))
+        stage.owner.may_take.set()
+        stage.owner.may_release.set()
+        await stage.holdings.ask(S, None)
+        with pytest.raises(StreamUnavailableError):
+            await stage.holdings.hand_back(S, "of the stream before")
+        holding = stage.holdings.find(S)
+        assert holding is not None
+        assert holding.serving
+        assert (stage.owner.releases, stage.owner.is_stopped, stage.gone) == (0, False, [])
+
+
+async def test_a_deletion_stops_the_owner_first_and_keeps_everybody_else_out_until_it_is_over() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)))
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        deleting = group.create_task(stage.holdings.delete(S, DELETE), name="delete")
+        await asyncio.sleep(0)
+        assert stage.owner.is_stopped
+        assert stage.deletion.asked == [DELETE]
+        writing = group.create_task(_refused(stage), name="write")
+        with pytest.raises(StreamUnavailableError):
+            await stage.holdings.delete(S, DELETE)
+        assert not writing.done()
+        stage.deletion.may_end.set()
+        await deleting
+        await writing
+        assert stage.deletion.is_stopped
+        assert not stage.holdings.all
+
+
+async def test_a_deletion_that_fails_lets_the_stream_be_taken_again() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)))
+        stage.deletion.error = SegmentNotEndedError("bookies are gone")
+        stage.deletion.may_end.set()
+        with pytest.raises(SegmentNotEndedError):
+            await stage.holdings.delete(S, DELETE)
+        stage.owner.may_take.set()
+        holding = await stage.holdings.ask(S, None)
+        assert holding.serving
+
+
+async def test_a_deletion_that_metadata_does_not_answer_ends_with_an_error_that_says_what_may_be() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)), release_s=0.05)
+        with pytest.raises(RequestTimeoutError, match="it may be deleted yet") as told:
+            await stage.holdings.delete(S, DELETE)
+    assert told.value.outcome_unknown
+    assert stage.deletion.is_stopped
+    assert not stage.holdings.all
+
+
+async def _refused(stage: Stage) -> None:
+    with pytest.raises(StreamUnavailableError):
+        await stage.holdings.ask(S, None)

@@ -48,6 +48,7 @@ BY_KIND: dict[str, st.SearchStrategy[Any]] = {
     "bool": st.booleans(),
     "str": TEXT,
     "str or nil": st.none() | TEXT,
+    "life": st.text("0123456789abcdefXYZ", min_size=1, max_size=64),
     "map": st.dictionaries(TEXT, PLAIN, max_size=3),
     "map of u63": st.dictionaries(TEXT, U63, max_size=3),
     "dlsn": DLSN,
@@ -303,7 +304,7 @@ def test_a_declared_frame_length_does_not_allocate() -> None:
 
 def test_a_message_too_large_for_its_header_is_refused_at_the_sender() -> None:
     with pytest.raises(InvalidRequestError, match="too large"):
-        encode(proxy.Seal(1, "s" * (HEADER_BYTES_MAX + 1)))
+        encode(proxy.GetOwner(1, "s" * (HEADER_BYTES_MAX + 1)))
 
 
 def test_a_long_failure_is_cut_so_that_it_can_be_told() -> None:

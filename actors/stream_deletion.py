@@ -1,0 +1,62 @@
+"""A stream's deletion, alive: the machine, its stores, the metadata, one mailbox; see dlog/log/deleting.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from actors.segment_desk import SegmentDesk
+from dlog.io.driver import Driver
+from dlog.io.metadata import Metadata
+from dlog.lease.lease import Claimant
+from dlog.log.deleting import StreamDeletion as DeletionMachine
+from dlog.log.messages import DeleteStream
+from dlog.log.options import OwnerOptions
+from dlog.model.ids import StreamName
+from dlog.model.segment import StreamKey
+from dlog.stores.contract import SegmentStore
+
+
+class StreamDeletion:
+    """One try to delete a stream; asked once."""
+
+    def __init__(
+        self,
+        stream: StreamName,
+        claimant: Claimant,
+        *,
+        metadata: Metadata,
+        stores: Mapping[str, SegmentStore],
+        options: OwnerOptions,
+    ) -> None:
+        self.name = f"stream_deletion {stream} {claimant.nonce}"
+        self._lived = False
+        self._desk = SegmentDesk(stream, stores, self._post)
+        self._driver = Driver(
+            DeletionMachine(StreamKey(stream), claimant, options),
+            name=self.name,
+            send=self._desk.send,
+            metadata=metadata,
+        )
+
+    async def delete(self, request: DeleteStream) -> None:
+        """Claim, fence, mark as deleted. Raises what the machine answers. Cancelling forgets the waiter only."""
+        await self._driver.ask(request)
+
+    def stop(self) -> None:
+        self._driver.stop()
+
+    async def run(self) -> None:
+        """Live. A second call returns at once: a deletion that broke is asked for again by whoever wants it."""
+        if self._lived:
+            return
+        self._lived = True
+        try:
+            self._desk.open(self._driver.start)
+            await self._driver.run()
+        finally:
+            await self._desk.close()
+            self._desk.let_go()
+
+    def _post(self, fact: Any) -> None:
+        self._driver.post(fact)

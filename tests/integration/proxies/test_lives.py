@@ -1,0 +1,171 @@
+"""A stream that is deleted and made again is another: nothing that was meant for the first changes the second."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import dlog
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import StreamName
+from dlog.model.segment import StreamKey, StreamMetadata
+from dlog.model.sink import SinkBatch
+from dlog.wire.digest import crc32c
+from dlog.wire.entry import build_record_set
+from dlog.wire.proxy import (
+    Create,
+    Delete,
+    Failed,
+    Release,
+    Relocate,
+    Seal,
+    SinkWrite,
+    TakeIn,
+    Truncate,
+    Written,
+)
+from tests.deleting import mark_deleted
+from tests.integration.proxies.house import House
+from tests.integration.proxies.processes import ProxyCluster
+from tests.integration.proxies.raw import Raw, RawProducer
+
+MEMORY = {"store": "memory"}
+STREAM = StreamName("orders")
+BODY = build_record_set([b"of a sink"])
+
+
+def questions_of(life: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
+    """One of each kind that changes the stream of this life, without its request number."""
+    sink = ("sink", 0, "q", 0, None)
+    return [
+        (Seal, (STREAM, life)),
+        (Truncate, (STREAM, life, (1, 0, 0))),
+        (Release, (STREAM, life)),
+        (Relocate, (STREAM, life, 1, "1", "cold", "x")),
+        (TakeIn, (STREAM, life, "", 0, "", 0, None, (("1", 0),))),
+        (SinkWrite, (STREAM, life, *sink, 1, None, crc32c(BODY), BODY)),
+    ]
+
+
+async def stream_now(house: House) -> StreamMetadata:
+    seen = await house.metadata.read(StreamKey(STREAM))
+    assert isinstance(seen, Versioned)
+    value: StreamMetadata = seen.value
+    return value
+
+
+async def test_what_was_meant_for_a_deleted_stream_changes_nothing_of_the_next(house: House) -> None:
+    writer = await house.write_proxy()
+    async with Raw(writer.address) as raw:
+        await raw.ask(Create, STREAM, MEMORY)
+        life = (await raw.life(STREAM))["life"]
+        assert isinstance(await RawProducer(raw, STREAM).write([b"first"]), Written)
+        await raw.ask(Delete, STREAM)
+        await raw.ask(Create, STREAM, MEMORY)
+        assert isinstance(await RawProducer(raw, STREAM).write([b"second"]), Written)
+        before = await stream_now(house)
+        for cls, fields in questions_of(life):
+            answer = await raw.ask_exactly(cls, *fields)
+            assert isinstance(answer, Failed), cls
+            assert answer.code == 510, cls
+        assert await raw.ask_exactly(Delete, STREAM, life, False) == {"segments": 0}
+        assert await raw.ask_exactly(Delete, STREAM, life, True) == {"segments": 0}
+        assert await stream_now(house) == before
+        assert (await stream_now(house)).life == before.life != life
+
+
+async def test_a_creation_makes_one_life_however_often_and_late_it_comes(house: House) -> None:
+    writer = await house.write_proxy()
+    async with Raw(writer.address) as raw:
+        told = await raw.life(STREAM)
+        assert told == {"life": None, "deleted": False, "deletions": 0}
+        create = (Create, STREAM, "a1", told["deletions"], MEMORY)
+        made = await raw.ask_exactly(*create)
+        assert not isinstance(made, Failed)
+        assert await raw.ask_exactly(*create) == made
+        other = await raw.ask_exactly(Create, STREAM, "b2", told["deletions"], MEMORY)
+        assert isinstance(other, Failed)
+        assert other.code == 522
+        await raw.ask(Delete, STREAM)
+        late = await raw.ask_exactly(*create)
+        assert isinstance(late, Failed)
+        assert late.code == 555
+        assert (await raw.life(STREAM))["life"] is None
+
+
+async def test_a_deletion_that_was_interrupted_is_finished_by_the_next_and_by_a_creation(house: House) -> None:
+    writer = await house.write_proxy()
+    async with dlog.connect(f"dlog://{writer.address}") as client:
+        for finish in ("delete", "create"):
+            await client.create(STREAM, **MEMORY)
+            await client.append(STREAM, b"x")
+            await client.release(STREAM)
+            await mark_deleted(house.metadata, STREAM)
+            assert house.state.segments
+            with pytest.raises(dlog.StreamNotFoundError):
+                await client.stat(STREAM)
+            with pytest.raises(dlog.StreamNotFoundError):
+                await client.seal(STREAM)
+            if finish == "delete":
+                await client.delete(STREAM)
+                assert await house.metadata.read(StreamKey(STREAM)) == Missing()
+                assert not house.state.segments
+        await client.create(STREAM, **MEMORY)
+        assert not house.state.segments
+        assert (await client.stat(STREAM))["records"] == 0
+
+
+async def test_a_life_is_told_and_may_be_named_later(house: House) -> None:
+    writer = await house.write_proxy()
+    async with dlog.connect(f"dlog://{writer.address}") as client:
+        with pytest.raises(dlog.StreamNotFoundError):
+            await client.life(STREAM)
+        await client.create(STREAM, **MEMORY)
+        life = await client.life(STREAM)
+        assert (await client.stat(STREAM))["life"] == life
+        await client.delete(STREAM)
+        await client.create(STREAM, **MEMORY)
+        batch = SinkBatch("sink", 0, "q", 0)
+        with pytest.raises(dlog.StreamNotFoundError):
+            await client.append_once(STREAM, [b"late"], batch, life=life)
+        assert (await client.stat(STREAM))["last_dlsn"] is None
+
+
+@pytest.mark.zookeeper
+async def test_what_lies_before_the_door_of_a_frozen_owner_does_not_touch_the_next_stream(
+    cluster: ProxyCluster,
+) -> None:
+    async with dlog.connect(cluster.target) as client:
+        await client.create(STREAM)
+        await client.append(STREAM, b"first")
+        life = await client.life(STREAM)
+        owner = cluster.writer_at((await client.owner(STREAM))["location"])
+        async with Raw(owner.address) as raw:
+            producer = RawProducer(raw, STREAM)
+            await producer.write([b"taken"])
+            deletions = (await raw.life(STREAM))["deletions"]
+            owner.freeze()
+            batches = [producer.batch([b"late %d" % n]) for n in range(5)]
+            late: list[Any] = [cls(raw.next_request(), *fields) for cls, fields in questions_of(life)]
+            late.append(Delete(raw.next_request(), STREAM, life, True))
+            late.append(Create(raw.next_request(), "another", "a1", deletions, {}))
+            raw.say(*batches, *late)
+            await client.delete(STREAM)
+            await client.create(STREAM)
+            await client.append(STREAM, b"second")
+            now = await client.stat(STREAM)
+            owner.thaw()
+            async with asyncio.timeout(90.0):
+                written = [await producer.answer(batch.request) for batch in batches]
+                for message in late:
+                    await raw.hear(object, request=message.request)
+        assert all(isinstance(answer, Failed) for answer in written), written
+        with pytest.raises(dlog.StreamNotFoundError):
+            await client.stat("another")
+        after = await client.stat(STREAM)
+        for key in ("life", "sealed", "settings", "first_dlsn", "owner"):
+            assert after[key] == now[key]
+        await client.append(STREAM, b"third")
+        assert [record.payload async for record in client.read(STREAM)] == [b"second", b"third"]

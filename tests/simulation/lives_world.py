@@ -1,0 +1,305 @@
+"""The world of one name: streams that are made, written, sealed, truncated and deleted under it, one after the other.
+
+The style "lives" of the room `stream`. An operator tries each deletion at any proxy until it is answered; copies of it,
+and of seals and truncations, arrive late, in the next life too. Proxies freeze between their look at metadata and what
+they do; an owner that is cut off from metadata goes on writing. The store keeps what was
+written to a deleted stream, as bookies do.
+
+D1: what was asked of one life never changes another. D2: what is asked after a deletion was answered is not
+acknowledged in that life (the answer to what was durable before it may come late).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from dlog.errors import DLogError
+from dlog.events import SegmentStarted
+from dlog.lease.lease import Claimant
+from dlog.log.deleting import StreamDeletion
+from dlog.log.messages import BatchWritten, DeleteStream, SealStream, TakeStream, TruncateBefore, WriteBatch
+from dlog.log.options import OwnerOptions
+from dlog.log.owner import StreamOwner
+from dlog.machine import Missing, Versioned
+from dlog.model.dlsn import DLSN
+from dlog.model.ids import Epoch, ProxyId, StreamName
+from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings, Truncation
+from dlog.options import draw
+from dlog.wire.entry import build_record_set
+from tests.simulation.kernel import Simulation, Violation
+from tests.simulation.network import Node
+from tests.simulation.plan import EVERY_KIND, Plan, draw_faults
+from tests.simulation.store_model import StoreModel, StoreTransport
+from tests.simulation.stream_checks import first_readable
+
+STREAM = StreamName("s")
+KEY = StreamKey(STREAM)
+PROXIES = ("p1", "p2", "p3")
+STORE_NODE = "store"
+MUST_REACH = ("deleted", "life_gone", "late", "life_refused", "segment_not_ended", "acked_in_a_later_life")
+SETTLE_S = 60.0
+
+
+def draw_plan(seed: int) -> Plan:
+    """The plan that a seed means."""
+    rng = random.Random(f"lives/{seed}/plan")
+    duration = rng.choice((1.0, 3.0))
+    config: dict[str, Any] = {
+        "style": "lives",
+        "lives": rng.choice((2, 3, 5)),
+        "pace_s": rng.choice((0.005, 0.02, 0.1)),
+        "segment_bytes": rng.choice((300, 2000, 10**6)),
+        "copies": rng.choice((0.2, 0.5)),
+        "late_s": rng.choice((0.05, 0.5, 2.0)),
+        "seals": rng.choice((0.0, 0.02)),
+        "truncates": rng.choice((0.0, 0.05)),
+        "force": rng.random() < 0.2,
+        "duration_s": duration,
+        "timeout_s": rng.choice((0.05, 0.5)),
+        "sync_s": rng.choice((0.0002, 0.001)),
+    }
+    faults = draw_faults(
+        rng,
+        servers=PROXIES,
+        clients=(STORE_NODE, *PROXIES[:2]),
+        duration_s=duration,
+        kinds=EVERY_KIND,
+        count_max=10,
+        marks=("deleting", "deleted", "claimed"),
+        messages=("AppendEntry", "EntryAppended", "RecoverSegment", "SegmentRecovered"),
+    )
+    return Plan(seed=seed, config=config, faults=faults)
+
+
+class Proxy:
+    """A write proxy: one machine at a time, an owner or a deletion."""
+
+    def __init__(self, world: LivesWorld, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.address = ""
+        self.claims = 0
+
+    @property
+    def machine(self) -> StreamOwner | StreamDeletion | None:
+        machine: StreamOwner | StreamDeletion | None = self.world.sim.machine(self.address)
+        return None if machine is None or machine.has_ended else machine
+
+    def receive(self, request: Any, life: str) -> None:
+        """Somebody's request has arrived. What a proxy looks up first may be the past when it goes on."""
+        world = self.world
+        value = world.value
+        is_frozen_behind_its_look = world.sim.rng.random() < 0.5
+        looks = not isinstance(request, WriteBatch) and not is_frozen_behind_its_look
+        if looks and (value is None or value.life != life):
+            world.sim.reach("life_gone")
+            world.told(request, life, None)
+            return
+        if isinstance(request, DeleteStream):
+            self._delete(request, life)
+        elif isinstance(machine := self.machine, StreamDeletion):
+            return
+        else:
+            if machine is None and not self._claim(value):
+                return
+            owner = world.sim.machine(self.address)
+            world.sim.ask(self.address, request, lambda result: self._answered(owner, request, life, result))
+
+    def _answered(self, owner: StreamOwner, request: Any, life: str, result: Any) -> None:
+        if isinstance(request, WriteBatch):
+            self.world.written(owner, request, result)
+        else:
+            self.world.told(request, life, result)
+
+    def _claim(self, value: StreamMetadata | None) -> bool:
+        """Become the owner, on evidence that may be wrong."""
+        sim = self.world.sim
+        if value is None or (value.owner.epoch and value.owner.proxy != self.name and sim.rng.random() < 0.7):
+            return False
+        machine = StreamOwner(KEY, self._claimant("owner"), self.world.options)
+        sim.place(self.name, self.address, machine, on_event=self._heard)
+        sim.ask(self.address, TakeStream(self._epoch(value), 4_000_000))
+        return True
+
+    def _delete(self, request: DeleteStream, life: str) -> None:
+        sim = self.world.sim
+        if isinstance(self.machine, StreamDeletion):
+            return  # one is under way here
+        sim.reach("deleting")
+        sim.remove(self.address)
+        machine = StreamDeletion(KEY, self._claimant("deletion"), self.world.options, patience_s=0.3)
+        sim.place(self.name, self.address, machine)
+        request = replace(request, if_epoch=self._epoch(self.world.value))
+        sim.ask(self.address, request, lambda result: self.world.told(request, life, result))
+
+    def _epoch(self, value: StreamMetadata | None) -> Epoch | None:
+        return None if value is None or self.world.sim.rng.random() < 0.5 else value.owner.epoch
+
+    def _claimant(self, kind: str) -> Claimant:
+        self.claims += 1
+        incarnation = self.world.sim.nodes[self.name].incarnation
+        self.address = f"{self.name}/{kind}-{incarnation}-{self.claims}"
+        return Claimant(proxy=ProxyId(self.name), address=self.name, nonce=self.address)
+
+    def _heard(self, event: Any) -> None:
+        if isinstance(event, SegmentStarted):
+            self.world.sim.reach("claimed")
+
+
+class LivesWorld:
+    """One history of one name."""
+
+    def __init__(self, plan: Plan, *, trace: bool = False) -> None:
+        config = self.config = plan.config
+        self.sim = Simulation(
+            plan,
+            transport=StoreTransport(),
+            trace=trace,
+            request_timeout_s=config["timeout_s"],
+            sync_s=config["sync_s"],
+        )
+        self.options = replace(
+            draw(OwnerOptions, random.Random(f"{plan.seed}/options")), producers_max=100, pending_bytes_max=10**6
+        )
+        self.lives: list[str] = []  # all that were made, in order
+        self.deleted: dict[str, int] = {}  # life -> when its deletion was answered
+        self._asked_at: dict[bytes, int] = {}  # producer -> when its batch was sent
+        self.asked: dict[str, set[type[Any]]] = {}  # life -> kinds of what was asked of it
+        self.points: dict[str, DLSN] = {}  # life -> the highest truncation point asked for
+        self.acked: dict[str, list[DLSN]] = {}
+        self._batches = 0
+        self.sim.metadata.on_change = self._changed
+        self.sim.node(STORE_NODE, start=self._start_store)
+        self.proxies = [Proxy(self, name) for name in PROXIES]
+        for name in PROXIES:
+            self.sim.node(name)
+
+    @property
+    def value(self) -> StreamMetadata | None:
+        """The stream that has the name now."""
+        seen = self.sim.metadata.read(KEY)
+        return seen.value if isinstance(seen, Versioned) else None
+
+    def _start_store(self, node: Node) -> None:
+        rng = random.Random(self.sim.rng.random())
+        self.store = StoreModel(rng, self.sim.disk("store").durable, visible_is_final=False)
+        self.sim.place(STORE_NODE, "store", self.store, listens=True)
+
+    # ---- what is asked ----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        self._make()
+        self.sim.call_in(0.0, self._write)
+
+    def _make(self) -> None:
+        """Make the next stream of the name, once nothing is left of the one before."""
+        seen = self.sim.metadata.read(KEY)
+        if isinstance(seen, Missing) and seen.left is not None:
+            self.sim.metadata.remove(KEY, seen.left.value.life)
+        life = f"life{len(self.lives) + 1}"
+        self.lives.append(life)
+        self.asked[life], self.acked[life] = set(), []
+        settings = StreamSettings(segment_bytes=self.config["segment_bytes"], retention_s=0.0)
+        self.sim.metadata.create(KEY, StreamMetadata(name=STREAM, life=life, settings=settings))
+        if len(self.lives) < self.config["lives"]:
+            self.sim.call_in(self.sim.rng.uniform(0.0, self.config["duration_s"] / 2), self._delete, life)
+
+    def _write(self) -> None:
+        """A record of a producer of its own, wherever it arrives; now and then a seal or a truncation."""
+        rng, life = self.sim.rng, self.lives[-1]
+        body = build_record_set([b"%d" % self._batches])
+        producer = self._batches.to_bytes(16, "big")
+        self._batches += 1
+        self._asked_at[producer] = self.sim.now
+        self._send(WriteBatch(body, 1, None, producer, 0, 0, False, 4_000_000), life, copies=False)
+        if rng.random() < self.config["seals"]:
+            self._send(SealStream(life), life)
+        if self.acked[life] and rng.random() < self.config["truncates"]:
+            point = rng.choice(self.acked[life])
+            self.points[life] = max(self.points.get(life, point), point)
+            self._send(TruncateBefore(point, life), life)
+        self.sim.call_in(rng.expovariate(1.0) * self.config["pace_s"], self._write)
+
+    def _delete(self, life: str) -> None:
+        """Delete, at any proxy, until that is answered."""
+        if life not in self.deleted:
+            self._send(DeleteStream(life, None, self.config["force"]), life)
+            self.sim.call_in(self.sim.rng.uniform(0.02, 0.4), self._delete, life)
+
+    def _send(self, request: Any, life: str, *, copies: bool = True) -> None:
+        sim, rng = self.sim, self.sim.rng
+        self.asked[life].add(type(request))
+        self._arrive_in(rng.expovariate(1.0) * 0.001, request, life)
+        if copies and rng.random() < self.config["copies"]:
+            sim.reach("late")
+            self._arrive_in(rng.uniform(0.0, self.config["late_s"]), request, life)
+
+    def _arrive_in(self, delay_s: float, request: Any, life: str) -> None:
+        proxy = self.sim.rng.choice(self.proxies)
+        self.sim.call_in(delay_s, proxy.receive, request, life, node=proxy.name)
+
+    # ---- what is answered -------------------------------------------------------------------------------------------
+
+    def told(self, request: Any, life: str, result: Any) -> None:
+        if isinstance(request, DeleteStream) and result is None and life not in self.deleted:
+            self.sim.reach("deleted")
+            self.deleted[life] = self.sim.now
+            if self.value is not None and self.value.life == life:
+                raise Violation("D2", f"the deletion of {life} was answered, and metadata has it as it was")
+            self.sim.call_in(self.sim.rng.choice((0.0, 0.01, 0.2)), self._make)
+        elif isinstance(result, DLogError):
+            self.sim.reach("segment_not_ended" if result.code == 556 else "life_refused")
+
+    def written(self, owner: StreamOwner, request: WriteBatch, result: Any) -> None:
+        if not isinstance(result, BatchWritten):
+            return
+        life = owner.life or ""
+        deleted_at = self.deleted.get(life)
+        if deleted_at is not None and self._asked_at[request.producer] > deleted_at and not self.config["force"]:
+            raise Violation("D2", f"acknowledged {result.dlsn} in {life}, asked after its deletion was answered")
+        self.acked[life].append(result.dlsn)
+        self.sim.reach("ack" if life == self.lives[0] else "acked_in_a_later_life")
+
+    def _changed(self, key: Any, old: StreamMetadata | None, new: StreamMetadata) -> None:
+        life, asked = new.life, self.asked[new.life]
+        if old is None or old.life != life:
+            return
+        if new.owner.deleted and not old.owner.deleted and DeleteStream not in asked:
+            raise Violation("D1", f"{life} was deleted, nobody asked for it")
+        if new.is_sealed and not old.is_sealed and SealStream not in asked:
+            raise Violation("D1", f"{life} was sealed, nobody asked for it")
+        first, is_cut = first_readable(new), any(s.truncation is not Truncation.ACTIVE for s in new.segments)
+        if is_cut and first is not None and first > self.points.get(life, DLSN(1, 0, 0)):
+            raise Violation("D1", f"{life} was truncated to {first}, asked for was {self.points.get(life)}")
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        sim = self.sim
+        self.begin()
+        sim.run(until_s=self.config["duration_s"])
+        sim.heal()
+        wanted = self.config["lives"]
+        if not sim.run(until_s=sim.now_s + SETTLE_S, until=lambda: len(self.lives) == wanted and self._is_served()):
+            raise Violation("T5", f"not settled: lives={self.lives} deleted={self.deleted} metadata={self.value}")
+        self._check_last()
+
+    def _is_served(self) -> bool:
+        value = self.value
+        return value is not None and (bool(self.acked[value.life]) or value.is_sealed)
+
+    def _check_last(self) -> None:
+        """What was acknowledged in the life that is there now is there."""
+        value = self.value
+        assert value is not None
+        for dlsn in self.acked[value.life]:
+            segment = value.segment(dlsn.segment)
+            if segment is None or segment.truncation is Truncation.TRUNCATED:
+                if dlsn >= self.points.get(value.life, DLSN(0, 0, 0)):
+                    raise Violation("D1", f"{dlsn} was acknowledged in {value.life} and its segment is gone")
+                continue
+            held = self.store.segments.get(segment.place)
+            if held is None or dlsn.entry >= len(held.payloads):
+                raise Violation("D1", f"{dlsn} was acknowledged in {value.life} and is nowhere")
