@@ -5,15 +5,17 @@ effect long after they gave up. A record (dlog/spark/jobs/offload_records.py) is
 
 Invariants:
 - A copy that metadata names, or that a request which was ever made may let it name, is not deleted.
-- The hot copy is deleted behind a record that announces it (`is_deleting`), and that announcement is refused where the
-  segment was, or was to be, taken back from the object in which it lies now (`taken_back_from`).
+- Copies are deleted behind a record that announces it (`is_deleting`), put in the place of the one from which that was
+  decided, and not while the segment lies in an object which it was, or was to be, taken back from (`taken_back_from`).
 - A segment is taken back behind a record that says so, and never once the deletion is announced.
 
 Why nothing that comes late can name what is deleted. A move is asked for from one place to another, and takes place
-only while metadata names the first. Two kinds are asked for: hot copy -> object, and object -> hot copy. Let a run
-announce the deletion while metadata names object O. None was asked for from O: it would stand in the record that was
-replaced, and none will be, since that record is the one that whoever takes back must replace. So metadata names O until
-the segment is truncated; no other copy is named again, whatever is asked for from elsewhere.
+only while metadata names the first. Two kinds are asked for, hot copy -> object and object -> hot copy, and each stands
+in the record before. Let a run announce the deletion behind a record and a later look at metadata, which named object
+O. No move from O was asked for: it would stand in that record. None will be, since that record is the one that whoever
+takes back must replace. So metadata names O until the segment is truncated, which no move undoes; no other copy is
+named again, whatever was asked for from elsewhere. A record that is not any more what it was read as is left to the
+next run: a look that finds the segment in none of its objects may have found it in one that was added meanwhile.
 
 Source: ours; docs/decisions/0022.
 """
@@ -57,6 +59,25 @@ class Record:
         """Whether the newest object is not to be told of (again): a request to leave it may still take effect."""
         return self.is_damaged or self.object in self.taken_back_from
 
+    def deleting(self) -> Record:
+        """To be put in the place of this before anything of it is deleted."""
+        return replace(self, is_deleting=True)
+
+    def returning(self, lies_at: str, *, is_damaged: bool) -> Record | None:
+        """To be put in the place of this before the segment is taken back from the object `lies_at`. None: it cannot
+        be, its hot copy is being deleted."""
+        if self.is_deleting:
+            return None
+        left = dict.fromkeys((*self.taken_back_from, lies_at))
+        return replace(self, moved_unix_ms=0, is_damaged=is_damaged, taken_back_from=tuple(left))
+
+    def with_object(self, place: str) -> Record | None:
+        """To be put in the place of this before the segment's stream is told of another object. None: the hot copy is
+        being deleted, and the segment lies in an object for good."""
+        if self.is_deleting:
+            return None
+        return replace(self, objects=(*self.objects, place), moved_unix_ms=0, is_damaged=False)
+
 
 class Step(enum.Enum):
     """What is to be done with a segment on its way."""
@@ -97,30 +118,3 @@ def decide(record: Record, value: StreamMetadata | None, *, now_unix_ms: int, gr
         is_over = now_unix_ms - record.moved_unix_ms >= grace_s * 1000
         return Decision(Step.RETIRE if is_over else Step.WAIT, segment.place)
     return Decision(Step.CLEAR)
-
-
-def announce_deletion(record: Record, lies_at: str) -> Record | None:
-    """To be put in the place of `record` before its hot copy is deleted, while metadata names the object `lies_at`.
-    None: it may not be deleted, a request to take the segment back from there may still take effect."""
-    if lies_at not in record.objects or lies_at in record.taken_back_from:
-        return None
-    return replace(record, is_deleting=True)
-
-
-def announce_return(record: Record, lies_at: str, *, is_damaged: bool) -> Record | None:
-    """To be put in the place of `record` before the segment is taken back from the object `lies_at`. None: it cannot
-    be, its hot copy is being deleted."""
-    if record.is_deleting:
-        return None
-    left = record.taken_back_from if lies_at in record.taken_back_from else (*record.taken_back_from, lies_at)
-    return replace(record, moved_unix_ms=0, is_damaged=is_damaged, taken_back_from=left)
-
-
-def add_object(was: Record | None, copied: Record, place: str) -> Record | None:
-    """To be put in the place of `was` before the segment's stream is told of another object. None: the hot copy is
-    being deleted, and the segment lies in an object for good."""
-    if was is None:
-        return replace(copied, objects=(place,))
-    if was.is_deleting:
-        return None
-    return replace(was, objects=(*was.objects, place), moved_unix_ms=0, is_damaged=False)

@@ -61,6 +61,12 @@ INVARIANTS = {
         "RetentionChecks.changed",
         "Of the proxies' clocks and metadata's one kind is right; the others may say what they like.",
     ),
+    "E2": Invariant(
+        "metadata names no copy of a segment that was deleted",
+        STREAM,
+        "OffloadChecks.check",
+        "What lies in cold storage is written at once and lost to no fault: which copies are deleted is looked at.",
+    ),
     "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
     "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
     "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),

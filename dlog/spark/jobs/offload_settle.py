@@ -19,7 +19,7 @@ from dlog.errors import DLogError, InvalidRequestError, StreamNotFoundError, Tru
 from dlog.io.clock import unix_ms
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
 from dlog.model.dlsn import of
-from dlog.model.offloading import Record, Step, add_object, announce_deletion, announce_return, decide
+from dlog.model.offloading import Record, Step, decide
 from dlog.options import SECONDS_MAX
 from dlog.spark.jobs.frame import scatter
 from dlog.spark.jobs.offload_copy import CheckErrand, Copied, check_objects, cold_store
@@ -78,7 +78,7 @@ async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
                 case Step.TAKE_BACK:
                     await _take_back(client, job, kept.record, decision.lies_at)
                 case Step.DROP | Step.CLEAR:
-                    await _forget(cluster, job, kept, decision.lies_at)
+                    await _delete(cluster, job, kept, decision.lies_at)
 
         await job.each(on_their_way, one, "go on")
     return retiring
@@ -163,7 +163,7 @@ async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> b
 
 async def _go_back(cluster: Cluster, client: Client, job: Job, kept: Kept, lies_at: str, *, is_damaged: bool) -> None:
     """Have the segment lie where it lay again, behind a record that says so; unless the hot copy is being deleted."""
-    record = announce_return(kept.record, lies_at, is_damaged=is_damaged)
+    record = kept.record.returning(lies_at, is_damaged=is_damaged)
     if record is None:
         where = f"{kept.record.store}:{kept.record.place}"
         text = f"it cannot be taken back, a run has begun to delete its hot copy, which may still be there: {where}"
@@ -204,13 +204,10 @@ async def _note(cluster: Cluster, job: Job, kept: Kept) -> None:
         return  # another run did
 
 
-async def _delete_hot(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
-    """The object holds the segment from now on, alone: announce it, then delete the rest."""
-    record = announce_deletion(kept.record, lies_at)
-    if record is None:
-        return
+async def _delete(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
+    """That object holds the segment from now on, alone, or none does: announce it, then delete the rest."""
     try:
-        kept = await job.records(cluster).change(kept, record)
+        kept = await job.records(cluster).change(kept, kept.record.deleting())
     except (BadVersionError, NoNodeError):
         job.report.add("done_by_another_run")
         return
@@ -244,7 +241,7 @@ async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Re
             if job.trial.refusal:
                 await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
                 job.trial.check()
-            told_of = add_object(was.record if was is not None else None, record, copied.object)
+            told_of = (record if was is None else was.record).with_object(copied.object)
             kept = None if told_of is None else await _begin(cluster, job, told_of, was)
             if kept is None:
                 await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
@@ -304,7 +301,7 @@ async def _finish(cluster: Cluster, *, job: Job, sound: Sequence[Retiring], dama
             if job.trial.refusal:
                 await _go_back(cluster, client, job, one.kept, one.lies_at, is_damaged=False)
             job.trial.check()
-            await _delete_hot(cluster, job, one.kept, one.lies_at)
+            await _delete(cluster, job, one.kept, one.lies_at)
 
         async def go_back(one: Retiring) -> None:
             await _go_back(cluster, client, job, one.kept, one.lies_at, is_damaged=True)

@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
-from dlog.model.offloading import (
-    COLD,
-    Record,
-    Step,
-    add_object,
-    announce_deletion,
-    announce_return,
-    decide,
-)
+from dlog.model.offloading import COLD, Record, Step, decide
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.stores.cold import store
 
@@ -44,31 +36,29 @@ def test_the_store_of_objects_has_the_name_that_records_go_by() -> None:
 
 
 def test_the_hot_copy_goes_only_behind_an_announcement_and_then_nothing_is_taken_back() -> None:
-    record = replace(told(add_object(None, FRESH, "a")), moved_unix_ms=1)
+    record = replace(told(FRESH.with_object("a")), moved_unix_ms=1)
     assert step(record, "a") is Step.RETIRE
-    deleting = told(announce_deletion(record, "a"))
+    deleting = record.deleting()
     assert step(deleting, "a") is Step.RETIRE, "a run that was killed there is gone on with"
-    assert announce_return(deleting, "a", is_damaged=True) is None
-    assert add_object(deleting, FRESH, "b") is None
-    assert announce_deletion(record, "b") is None, "it lies in no object that is known"
+    assert deleting.returning("a", is_damaged=True) is None
+    assert deleting.with_object("b") is None
 
 
 def test_what_was_to_be_taken_back_is_not_deleted_whatever_became_of_the_request() -> None:
-    record = replace(told(add_object(None, FRESH, "a")), moved_unix_ms=1)
+    record = replace(told(FRESH.with_object("a")), moved_unix_ms=1)
     for is_damaged in (False, True):
-        leaving = told(announce_return(record, "a", is_damaged=is_damaged))
-        assert announce_deletion(leaving, "a") is None
-        assert announce_deletion(replace(leaving, moved_unix_ms=1), "a") is None
-        assert step(leaving, "a") is Step.TAKE_BACK, "it was not done, or an old request moved it there again"
+        leaving = told(record.returning("a", is_damaged=is_damaged))
+        for later in (leaving, replace(leaving, moved_unix_ms=1)):
+            assert step(later, "a") is Step.TAKE_BACK, "it was not done, or an old request moved it there again"
         assert step(leaving, "101") is Step.TELL and leaving.needs_copy, "of another object, no request leaves that"
-        assert announce_return(leaving, "a", is_damaged=False) == replace(leaving, is_damaged=False), "once is enough"
+        assert leaving.returning("a", is_damaged=is_damaged) == leaving, "once is enough"
 
 
 def test_another_object_makes_an_end_of_what_was_asked_for_from_the_one_before() -> None:
-    record = replace(told(add_object(None, FRESH, "a")), moved_unix_ms=1)
-    leaving = told(announce_return(record, "a", is_damaged=True))
-    again = told(add_object(leaving, FRESH, "b"))
+    record = replace(told(FRESH.with_object("a")), moved_unix_ms=1)
+    leaving = told(record.returning("a", is_damaged=True))
+    again = told(leaving.with_object("b"))
     assert (again.objects, again.taken_back_from, again.needs_copy) == (("a", "b"), ("a",), False)
     moved = replace(again, moved_unix_ms=1)
-    assert step(moved, "b") is Step.RETIRE and announce_deletion(moved, "b") is not None
-    assert step(moved, "a") is Step.TAKE_BACK and announce_deletion(moved, "a") is None
+    assert step(moved, "b") is Step.RETIRE
+    assert step(moved, "a") is Step.TAKE_BACK
