@@ -166,7 +166,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 4))))
     if style == "offload":
         config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((8, 20, 40))))}
-        config |= {"segment_bytes": rng.choice((100, 300)), "retention_s": 0.0, "batches": 15, "readers": 0}
+        config |= {"segment_bytes": rng.choice((100, 300)), "retention_s": 0.0, "batches": 15}
     if style == "clocks":
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":
