@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, field
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from dlog.errors import ConfigError
@@ -25,6 +27,9 @@ SECONDS_MAX = 100 * 366 * 86400.0
 
 T = TypeVar("T")
 
+_NUMBER = re.compile(r"([0-9]{1,20})(?:\.[0-9]{1,9})?\Z")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIX_MS_MIN, _UNIX_MS_END = 10**12, 4_102_444_800_000  # September 2001, 2100
 _UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "B": 1}
 
 
@@ -99,6 +104,39 @@ def parse_duration_s(text: str) -> float:
                 return value * factor
             break
     raise ConfigError(f"not a duration, write a number with ms, s, m, h or d: value={text[:60]!r}")
+
+
+def parse_unix_ms(text: str) -> int:
+    """ "2026-11-20T08:00Z" -> unix milliseconds. Accepts ISO 8601 with a time zone, unix seconds (ten digits) and unix
+    milliseconds (thirteen).
+
+    Raises ConfigError, also for what may be another time than was meant: a date without dashes, a time without a zone,
+    a time before September 2001 (when unix seconds got their tenth digit) or after 2099.
+    """
+    body = text.strip()
+    number = _NUMBER.match(body)
+    if number is not None:
+        scale = {10: 1000, 13: 1}.get(len(number[1]))
+        if scale is None:
+            raise ConfigError(
+                f"a time is unix milliseconds or as 2026-11-20T08:00Z, a number of ten digits is unix seconds, one of "
+                f"thirteen milliseconds: value={text[:60]!r}"
+            )
+        unix_ms = int(float(body) * scale)
+    else:
+        try:
+            moment = datetime.fromisoformat(body)
+        except ValueError:
+            raise ConfigError(f"a time is unix milliseconds or as 2026-11-20T08:00Z: value={text[:60]!r}") from None
+        if moment.utcoffset() is None:
+            raise ConfigError(
+                "which time zone? a time without a time zone is another one on another machine, write "
+                f"2026-11-20T08:00Z for UTC, or +01:00 at its end: value={text[:60]!r}"
+            )
+        unix_ms = round((moment - _EPOCH) / timedelta(milliseconds=1))
+    if not _UNIX_MS_MIN <= unix_ms < _UNIX_MS_END:
+        raise ConfigError(f"a time lies between 2001-09-09 and 2100: value={text[:60]!r}")
+    return unix_ms
 
 
 def at_least_one(options: Any, *names: str) -> None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import json
 import signal
 import struct
 import sys
 from collections.abc import Callable
-from datetime import datetime
 
 import click
 
@@ -19,11 +17,11 @@ from dlog.cli.telling import EXIT_OK, CommandError, say_bytes
 from dlog.client.client import connect
 from dlog.client.position import START, TAIL, Position, at_dlsn, at_time, at_txid
 from dlog.client.record import RecordBatch
-from dlog.errors import InvalidRequestError
+from dlog.errors import ConfigError
 from dlog.io.children import on_signals
 from dlog.io.clock import unix_ms
 from dlog.model.ids import stream_name
-from dlog.options import parse_duration_s
+from dlog.options import parse_duration_s, parse_unix_ms
 
 _LENGTH = struct.Struct(">I")
 
@@ -113,27 +111,15 @@ async def _read(
 
 
 def parse_time(text: str, now_s: float) -> Position:
-    """A point in time: ISO 8601, unix seconds (or milliseconds), or how long ago, as in 10m.
-
-    Raises CommandError.
-    """
+    """A point in time: how long ago, as in 10m, or what `parse_unix_ms` takes. Raises CommandError."""
     body = text.strip()
-    with contextlib.suppress(ValueError, InvalidRequestError):
-        seconds = float(body)
-        return at_time(seconds / 1000 if seconds > 1e11 else seconds)
-    with contextlib.suppress(ValueError, InvalidRequestError):
-        moment = datetime.fromisoformat(body)
-        if moment.utcoffset() is None:
-            raise CommandError(
-                f"a time without a time zone: value={text[:60]!r}",
-                "write 2026-11-20T08:00Z for UTC, or +01:00 at its end",
-            )
-        return at_time(moment)
-    if body and body[0].isdigit() and body[-1] in "smhd":
-        return at_time(max(0.0, now_s - parse_duration_s(body)))
-    raise CommandError(
-        f"not a time: value={text[:60]!r}", "write 2026-11-20T08:00Z, unix seconds, or how long ago, as in 10m"
-    )
+    try:
+        if body and body[0].isdigit() and body[-1] in "smhd":
+            return at_time(max(0.0, now_s - parse_duration_s(body)))
+        return at_time(parse_unix_ms(body) / 1000)
+    except ConfigError as error:
+        how = "write 2026-11-20T08:00Z for UTC, unix seconds, or how long ago, as in 10m"
+        raise CommandError(f"not a time: {error.message}", how) from None
 
 
 # ---- shapes: a batch into bytes -------------------------------------------------------------------------------------

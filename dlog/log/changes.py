@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, SegmentNumber, Txid
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import LEDGER, Segment, StreamMetadata, Truncation
 from dlog.model.sink import SINKS_MAX, SinkRecord, Standing, standing
 
 
@@ -205,8 +205,8 @@ class Stage:
 class TakeSegmentsIn:
     """Put what was written elsewhere into the list, behind all there is, and remember whose batch it was.
 
-    Changes nothing while a segment is in progress (somebody else writes), if the stream is sealed, if a place is in the
-    list already, or if the batch is not the sink's next one: see `took_place`.
+    Changes nothing while a segment is in progress (somebody else writes), if the stream is sealed, if a segment lies at
+    a place already, or lay there before it was moved, or if the batch is not the sink's next one: see `took_place`.
     """
 
     stages: tuple[Stage, ...]
@@ -215,7 +215,7 @@ class TakeSegmentsIn:
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         record = self.record
-        places = {(s.store, s.place) for s in value.segments}
+        places = value.places()
         if value.in_progress or value.is_sealed or any((s.store, s.place) in places for s in self.stages):
             return value
         if record is not None and not may_remember(value, record, or_repeated=True):
@@ -242,7 +242,8 @@ class TakeSegmentsIn:
         """Whether the list has it, or the sink is known to have got this far."""
         if self.record is not None:
             return standing(value.sink(self.record.last.sink), self.record.last) is Standing.DONE
-        return all(any((s.store, s.place) == (t.store, t.place) for s in value.segments) for t in self.stages)
+        places = value.places()
+        return all((stage.store, stage.place) in places for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +281,9 @@ class Relocate:
             return value
         if (segment.store, segment.place) != (self.store, self.place):
             return value
-        return value.with_segment(replace(segment, store=self.to_store, place=self.to_place))
+        former = segment.place if self.store == LEDGER else segment.former_ledger
+        moved = replace(segment, store=self.to_store, place=self.to_place)
+        return value.with_segment(replace(moved, former_ledger="" if self.to_store == LEDGER else former))
 
     def took_place(self, value: StreamMetadata) -> bool:
         segment = value.segment(self.number)
@@ -331,10 +334,10 @@ Change = (
 
 def allocated_name(store: str, place: str) -> str:
     """How `StreamMetadata.allocated` names a place: DistributedLog's plain ledger id, or store and place."""
-    return place if store == "ledger" else f"{store}:{place}"
+    return place if store == LEDGER else f"{store}:{place}"
 
 
 def allocated_place(name: str) -> tuple[str, str]:
     """Store and place of what `allocated_name` wrote."""
     store, colon, place = name.partition(":")
-    return (store, place) if colon else ("ledger", name)
+    return (store, place) if colon else (LEDGER, name)

@@ -218,9 +218,10 @@ class TakingIn:
     # ---- segments ---------------------------------------------------------------------------------------------------
 
     def _listed(self, request: TakeIn) -> list[str]:
-        """Places of a request that are in the list."""
-        known = {s.place for s in self._tenure.value.segments if s.store == request.store}
-        return [place for place, _ in request.parts if place in known]
+        """Places of a request that are in the list, or were when they were taken in: a segment that was moved since
+        names the ledger where it lay, until it leaves the list, and that ledger is deleted before it does."""
+        known = self._tenure.value.places()
+        return [place for place, _ in request.parts if (request.store, place) in known]
 
     def _is_taken_in(self, head: _Taking) -> bool:
         """Whether it waits no longer: given up, since what is taken in answers once metadata says so."""

@@ -8,7 +8,7 @@ from dlog.log.disposal import Doomed
 from dlog.log.tenure import Tenure
 from dlog.machine import Answer, Ticket
 from dlog.model.dlsn import DLSN, DLSN_FIRST
-from dlog.model.segment import Truncation
+from dlog.model.segment import LEDGER, Truncation
 
 
 class Truncating:
@@ -46,10 +46,14 @@ class Truncating:
         self.doom()
 
     def doom(self) -> None:
-        """Have every TRUNCATED segment deleted and then taken out of the list."""
+        """Have every TRUNCATED segment deleted and then taken out of the list; also the ledger where it lay before it
+        was moved: once the list does not know of that, it could be taken in as a stage again."""
+        add = self._tenure.disposal.add
         for s in self._tenure.value.segments:
             if s.truncation is Truncation.TRUNCATED:
-                self._tenure.disposal.add(Doomed(s.store, s.place, s.number, ForgetSegment(s.number, s.place)))
+                add(Doomed(s.store, s.place, s.number, ForgetSegment(s.number, s.place)))
+                if s.former_ledger:
+                    add(Doomed(LEDGER, s.former_ledger, s.number, ForgetSegment(s.number, s.place)))
 
     def deleted(self, doomed: Doomed | None) -> None:
         """A store has deleted a place: take its mark away. Segments leave the list oldest first, so it has no holes."""
@@ -61,7 +65,8 @@ class Truncating:
             return
         self._deleted[doomed.place] = None
         for s in t.value.segments:
-            if s.truncation is not Truncation.TRUNCATED or s.place not in self._deleted:
+            places = {s.place, s.former_ledger or s.place}
+            if s.truncation is not Truncation.TRUNCATED or not places <= self._deleted.keys():
                 break
             t.register.want(ForgetSegment(s.number, s.place))
 

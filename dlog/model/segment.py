@@ -14,6 +14,8 @@ from dlog.model.ids import NO_ENTRY, NO_TXID, EntryId, Epoch, ProxyId, SegmentNu
 from dlog.model.quorum import Quorum
 from dlog.model.sink import SinkRecord
 
+LEDGER = "ledger"  # name of the store of ledgers
+
 
 @dataclass(frozen=True, slots=True)
 class StreamKey:
@@ -37,11 +39,13 @@ class Segment:
     Completed: `last_*`, `record_count` and `completed_unix_ms` are set. In progress: last_entry is NO_ENTRY and
     completed_unix_ms 0. completed_unix_ms is what the writer says, at least the newest label of its records;
     metadata_unix_ms is when the completed segment was put into metadata by metadata's own clock, 0 if not known.
+    former_ledger: in which ledger it lay, if it lies elsewhere now; that may be there still, or gone.
     """
 
     number: SegmentNumber
     place: str
-    store: str = "ledger"
+    store: str = LEDGER
+    former_ledger: str = ""
     first_txid: Txid
     completed: bool = False
     last_txid: Txid = NO_TXID
@@ -129,6 +133,11 @@ class StreamMetadata:
     @property
     def is_sealed(self) -> bool:
         return self.max_txid == 2**63 - 1
+
+    def places(self) -> set[tuple[str, str]]:
+        """Store and place of every segment, and the ledgers where those lay that were moved."""
+        former = {(LEDGER, s.former_ledger) for s in self.segments if s.former_ledger}
+        return former | {(s.store, s.place) for s in self.segments}
 
     def sink(self, name: str) -> SinkRecord | None:
         return next((record for record in self.sinks if record.last.sink == name), None)

@@ -6,6 +6,12 @@ programs may go on under one name is decided by `epoch`, given by a person: a hi
 
 What tasks staged in vain is swept, but nothing that somebody may still have taken in: a stage goes once its stream was
 seen to refuse it for ever, and was looked at again behind that and does not list it. Age says what is worth a look.
+
+Of writes without a number no stream remembers anything, so who sweeps and who has them taken in decide it between them,
+by compare-and-set on the stage's registration: the driver says that the stage is offered before it asks the stream's
+owner, the sweeper says that it is swept before it deletes. The second of them sees the first and leaves it. What was
+offered stays, however old by whatever clock, until the stream lists it or refuses everybody: the request may still be
+on its way.
 """
 
 from __future__ import annotations
@@ -89,14 +95,19 @@ def standing(record: SinkRecord | None, batch: SinkBatch) -> Standing:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredStage:
-    """A stage: the ledger it is, the stream it was written for, whose batch, and when it was begun by some clock. life:
-    which stream of that name; "": not known."""
+    """A stage: the ledger it is, the stream it was written for, whose batch, and when it was begun by some clock.
+
+    life: which stream of that name; "": not known. is_offered: a write without a number is about to have it taken in.
+    is_swept: somebody is about to delete it.
+    """
 
     place: str
     stream: StreamName
     batch: SinkBatch
     unix_ms: int
     life: str = ""
+    is_offered: bool = False
+    is_swept: bool = False
 
 
 def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | None:
@@ -111,9 +122,9 @@ def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | N
     if not (_is_count(epoch) and _is_count(batch) and _is_count(unix_ms)):
         return None
     try:
-        return RegisteredStage(
-            place, stream_name(stream), SinkBatch(sink, epoch, sink_name(query), batch), unix_ms, life
-        )
+        known = SinkBatch(sink, epoch, sink_name(query), batch)
+        is_offered, is_swept = told.get("offered") is True, told.get("swept") is True
+        return RegisteredStage(place, stream_name(stream), known, unix_ms, life, is_offered, is_swept)
     except DLogError:
         return None
 
@@ -146,7 +157,7 @@ class Verdict(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Sweep:
     """What a sweeper knows by itself. done: a batch of its own that was decided. before_unix_ms: what others began
-    earlier is worth a look. is_numbered: streams remember batches of this sink; of others nothing but age is known."""
+    earlier is worth a look. is_numbered: streams remember batches of this sink; of others a registration says it."""
 
     done: SinkBatch
     before_unix_ms: float
@@ -175,10 +186,12 @@ class Sweep:
     def _is_refused(self, stage: RegisteredStage, look: StreamLook) -> bool:
         """Whether this stream will never take it in. One of ours that was to be appended was, since it is decided, and
         the log says so to whoever asks."""
-        if not look.is_open or not self.is_numbered:
+        if not look.is_open:
             return True
         if stage.life and look.life and stage.life != look.life:
             return True  # taken in is what names the life that it was written for
+        if not self.is_numbered:
+            return not stage.is_offered or self._is_own(stage) or stage.place in look.places
         verdict = standing(look.record, stage.batch)
         return verdict is not Standing.NEW and (verdict is not Standing.REPEATED or self._is_own(stage))
 

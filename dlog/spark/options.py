@@ -13,14 +13,13 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from enum import Enum
 from typing import Any
 
 from dlog.errors import ConfigError, InvalidRequestError
 from dlog.io.settings import load
 from dlog.model.ids import TXID_MAX, stream_name
-from dlog.options import parse_bytes, parse_duration_s
+from dlog.options import parse_bytes, parse_duration_s, parse_unix_ms
 from dlog.spark.places import Place, place_of
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.places import parse_root
@@ -366,21 +365,10 @@ def _txid(name: str, value: Any) -> Bound:
 
 
 def _time(name: str, value: Any) -> Bound:
-    """Unix milliseconds, or ISO 8601 with a zone: without one it were local time to some, UTC to others."""
-    text = str(value).strip()
-    if re.fullmatch(r"\d{1,15}", text):
-        return Bound(Kind.TIME, int(text))
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"{name}: a time is unix milliseconds or as 2026-11-22T12:00:00Z: value={text[:60]!r}"
-        ) from None
-    if moment.utcoffset() is None:
-        raise ConfigError(
-            f"{name}: which time zone? write 2026-11-22T12:00:00Z for UTC, or +01:00 at its end: value={text[:60]!r}"
-        )
-    return Bound(Kind.TIME, int(moment.timestamp() * 1000))
+        return Bound(Kind.TIME, parse_unix_ms(str(value)))
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error.message}") from None
 
 
 # ---- what belongs together ------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ forgotten is read in the log; and stages are swept only behind its answer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from dlog.client.client import Client
@@ -28,8 +29,8 @@ from dlog.spark.proxies import proxies_of
 from dlog.spark.reach import Cluster
 from dlog.spark.sink_options import SinkOptions
 from dlog.spark.sink_rows import Cutter, Row, uniform_txid
-from dlog.spark.stages import Staged, Stager, entries_of, stream_of, sweep, write_again
-from dlog.stores.contract import SegmentRef
+from dlog.spark.stages import Staged, Stager, entries_of, offer, stream_of, sweep, write_again
+from dlog.stores.contract import SegmentNotFoundError, SegmentRef
 from dlog.wire.entry import SET_RECORD_OVERHEAD
 from dlog.wire.proxy_codec import PARTS_MAX
 
@@ -138,6 +139,8 @@ class _Publishing:
                     f"rows were staged for a stream that was deleted since, another has its name: stream={self._stream}"
                 )
             try:
+                if self._batch is None:
+                    await offer(self._cluster, self._options.namespace, self._name, parts)
                 named = [(part.place, part.last_entry) for part in parts]
                 told = await self._client.take_in(self._stream, named, self._batch, since=self._since, life=self._life)
             except TxidOutOfOrderError as error:
@@ -187,7 +190,14 @@ class _Publishing:
     # ---- what the owner has forgotten -------------------------------------------------------------------------------
 
     async def _is_in_log(self, unknown: ProducerUnknownError) -> bool:
-        """Whether the batch was appended, by the notes from where it was to be up to where the owner was then."""
+        """Whether the batch was appended, by the notes from where it was to be up to where the owner was then, in
+        whatever stores these lie. What is moved from under our hands is looked for where it lies now."""
+        for _ in range(_TRIES):
+            with suppress(SegmentNotFoundError):
+                return await self._look_in_log(unknown)
+        return await self._look_in_log(unknown)
+
+    async def _look_in_log(self, unknown: ProducerUnknownError) -> bool:
         assert self._batch is not None
         value = await stream_of(self._cluster, self._stream)
         record = value.sink(self._batch.sink)
@@ -207,7 +217,8 @@ class _Publishing:
                 break
             low = entry if segment.number == first else 0
             high = end - 1 if segment.number == last else await self._end_of(segment)
-            async for payload in entries_of(self._cluster, self._stream, segment.place, high, low):
+            ref = SegmentRef(value.name, segment.number, segment.place)
+            async for payload in entries_of(self._cluster, ref, high, low, store=segment.store):
                 note = read_contents(payload, enveloped=segment.version >= 4).note
                 if note is not None and any(b.producer == self._batch.producer for b in note.batches):
                     return True

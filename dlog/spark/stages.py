@@ -9,17 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dlog.errors import DamagedError, MetadataUnavailableError, StreamNotFoundError
+from dlog.errors import DamagedError, InvalidRequestError, MetadataUnavailableError, StreamNotFoundError
 from dlog.io.clock import unix_ms
-from dlog.io.zookeeper_protocol import NodeExistsError, NoNodeError
+from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
 from dlog.log.staging import StagedSet, StagePacker
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.ids import EntryId, Epoch, StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.model.sink import RegisteredStage, SinkBatch, StreamLook, Sweep, Verdict, registered_stage
 from dlog.spark.reach import Cluster
@@ -137,7 +137,8 @@ async def write_again(cluster: Cluster, namespace: str, batch: SinkBatch, staged
     """The same rows in another stage, under this txid. Raises DamagedError, and what the store raises."""
     stager = Stager(cluster, namespace, batch)
     try:
-        async for payload in entries_of(cluster, staged.stream, staged.place, staged.last_entry):
+        ref = SegmentRef(StreamName(staged.stream), STAGE, staged.place)
+        async for payload in entries_of(cluster, ref, staged.last_entry):
             records = decode_entry(payload, expand=False)
             sets = [StagedSet(txid, _count(r.payload), bytes(r.payload)) for r in records if r.is_user]
             await stager.entry(staged.stream, sets, has_own_txids=False)
@@ -154,9 +155,11 @@ def _count(body: Any) -> int:
     return int.from_bytes(bytes(body[4:8]), "big")
 
 
-async def entries_of(cluster: Cluster, stream: str, place: str, last: int, first: int = 0) -> AsyncIterator[bytes]:
-    """Payloads of entries first..last of a ledger."""
-    reader = await cluster.stores[STORE].open_reader(SegmentRef(StreamName(stream), SegmentNumber(0), place))
+async def entries_of(
+    cluster: Cluster, ref: SegmentRef, last: int, first: int = 0, *, store: str = STORE
+) -> AsyncIterator[bytes]:
+    """Payloads of entries first..last of a segment or a stage."""
+    reader = await cluster.stores[store].open_reader(ref)
     try:
         reader.learn_lac(EntryId(last))
         entry = first
@@ -182,6 +185,31 @@ async def txid_of(cluster: Cluster, namespace: str, batch: SinkBatch, least: int
     raise MetadataUnavailableError(f"the txid of a batch changes under our hands: path={path}")
 
 
+async def offer(cluster: Cluster, namespace: str, batch: SinkBatch, parts: Sequence[Staged]) -> None:
+    """Say of stages of a write without a number that they are about to be taken in, so that nobody sweeps them. Raises
+    InvalidRequestError: somebody has begun to."""
+    for part in parts:
+        path = f"{sink_path(namespace, batch.sink)}/stage-{part.place}"
+        found = await _registration(cluster, path, batch.sink, part.place)
+        is_offered = found is not None and found.stage.is_offered
+        if not is_offered and (found is None or not await _mark(cluster, path, found, "offered")):
+            raise InvalidRequestError(
+                f"what this write staged was swept before it was taken in: nothing of it is in the stream, write it "
+                f"again, with a longer stageKeep if it takes that long: stream={part.stream} place={part.place}"
+            )
+
+
+async def _mark(cluster: Cluster, path: str, found: _Registration, mark: str) -> bool:
+    """Whether the registration says so now: not if it says that the stage is swept, or was changed meanwhile."""
+    if found.stage.is_swept:
+        return mark == "swept"
+    try:
+        await cluster.metadata.zookeeper.set(path, json.dumps(found.told | {mark: True}).encode(), found.version)
+    except (BadVersionError, NoNodeError):
+        return False
+    return True
+
+
 # ---- sweeping -------------------------------------------------------------------------------------------------------
 
 
@@ -203,15 +231,18 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
         kind, _, rest = name.partition("-")
         if kind == "txid" and _is_decided_txid(rest, done):
             await _drop(cluster, f"{path}/{name}")
-        stage = await registered(cluster, f"{path}/{name}", done.sink, rest) if kind == "stage" else None
-        if stage is None:
+        found = await _registration(cluster, f"{path}/{name}", done.sink, rest) if kind == "stage" else None
+        if found is None:
             continue
+        stage = found.stage
         seen = looks.setdefault(stage.stream, [])
         while (verdict := rule.judge(stage, seen)) is Verdict.LOOK:
             seen.append(await _look(cluster, stage.stream, done.sink))
         if verdict is Verdict.STAYS:
             continue
         if verdict is Verdict.GOES:
+            if not rule.is_numbered and not await _mark(cluster, f"{path}/{name}", found, "swept"):
+                continue  # it is being taken in
             await cluster.stores[STORE].delete(SegmentRef(stage.stream, STAGE, stage.place))
             swept += 1
         await _drop(cluster, f"{path}/{name}")
@@ -229,11 +260,27 @@ def _is_decided_txid(rest: str, done: SinkBatch) -> bool:
 
 async def registered(cluster: Cluster, path: str, sink: str, place: str) -> RegisteredStage | None:
     """None: it is gone, or says nothing that we understand."""
+    found = await _registration(cluster, path, sink, place)
+    return None if found is None else found.stage
+
+
+@dataclass(frozen=True, slots=True)
+class _Registration:
+    """A registered stage as it was read. told: all that the znode says. version: of it."""
+
+    stage: RegisteredStage
+    told: dict[str, Any]
+    version: int
+
+
+async def _registration(cluster: Cluster, path: str, sink: str, place: str) -> _Registration | None:
     try:
-        data, _ = await cluster.metadata.zookeeper.get(path, fresh=True)
-        return registered_stage(sink, place, json.loads(data))
+        data, stat = await cluster.metadata.zookeeper.get(path, fresh=True)
+        told = json.loads(data)
+        stage = registered_stage(sink, place, told)
     except (NoNodeError, ValueError, RecursionError):
         return None
+    return None if stage is None else _Registration(stage, told, stat.version)
 
 
 async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
@@ -242,7 +289,7 @@ async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
         value = await stream_of(cluster, stream)
     except StreamNotFoundError:
         return StreamLook(is_open=False)
-    places = frozenset(s.place for s in value.segments if s.store == STORE)
+    places = frozenset(s.place if s.store == STORE else s.former_ledger for s in value.segments)
     return StreamLook(value.sink(sink), places, is_open=not value.is_sealed, life=value.life)
 
 

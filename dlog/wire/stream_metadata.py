@@ -8,10 +8,10 @@ semicolons. The first packs: bits 0-7 format version, 8-15 truncation, 28-31 reg
                  ;start sequence id                                                   5
     completed    f0;ledger;first txid;last txid;completed ms;number;last entry;last slot     and the same tails
 
-A segment that does not lie in a ledger has -1 for it, and two fields more: `;store;place` (percent-encoded). Java
-refuses such a string, as it must. The znodes `owner` and `settings` are JSON objects; unknown keys are left alone.
-`sinks`, which is there once a sink has written, is one of them too: a sink's name and
-`[epoch, query, batch, [segment, entry] or null]` (dlog/model/sink.py).
+A segment that does not lie in a ledger has there the one where it lay before, or -1, and two fields more:
+`;store;place` (percent-encoded). Java refuses such a string, as it must. The znodes `owner` and `settings` are JSON
+objects; unknown keys are left alone. `sinks`, which is there once a sink has written, is one of them too: a sink's name
+and `[epoch, query, batch, [segment, entry] or null]` (dlog/model/sink.py).
 Every fault is a DamagedError, a newer format an UnsupportedVersionError.
 Source: DistributedLog, LogSegmentMetadata, BKDLConfig, DLMetadata.
 """
@@ -66,7 +66,7 @@ def encode_segment(segment: Segment) -> bytes:
     version = segment.version
     assert version in _VERSIONS, "segments are read from and written to versions 2 to 5"
     f0 = version | segment.truncation << 8 | segment.region << 28
-    ledger = segment.place if segment.store == _LEDGER else "-1"
+    ledger = segment.place if segment.store == _LEDGER else segment.former_ledger or "-1"
     if segment.completed:
         f0 |= segment.record_count << 32
         fields: list[object] = [f0, ledger, segment.first_txid, segment.last_txid, segment.completed_unix_ms]
@@ -105,6 +105,7 @@ def decode_segment(name: str, data: Buffer) -> Segment:
         number=number,
         place=place if store != _LEDGER else str(fields[1]),
         store=store,
+        former_ledger=str(fields[1]) if store != _LEDGER and fields[1] >= 0 else "",
         first_txid=Txid(fields[2]),
         completed=completed,
         last_txid=Txid(fields[3]) if completed else NO_TXID,

@@ -74,6 +74,12 @@ INVARIANTS = {
         STREAM,
         "StreamChecks._check_given_up",
     ),
+    "E2": Invariant(
+        "metadata names no copy of a segment that was deleted",
+        STREAM,
+        "OffloadChecks.check",
+        "What lies in cold storage is written at once and lost to no fault: which copies are deleted is looked at.",
+    ),
     "T1": Invariant("owners follow one another in the log", STREAM, "StreamChecks._check_order"),
     "T2": Invariant("who lost the claim acknowledges nothing", STREAM, "StreamChecks.answered"),
     "T3": Invariant("epochs rise by one, by compare-and-set", STREAM, "StreamChecks.changed, owned"),

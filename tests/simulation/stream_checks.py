@@ -359,9 +359,8 @@ class StreamChecks:
 
 
 def _grew(old: Segment, new: Segment) -> bool:
-    """Whether a completed segment changed in its truncation only, and forward."""
-    same = (old.place, old.last_entry, old.last_txid, old.record_count, old.last_slot) == (
-        new.place,
+    """Whether a completed segment changed in its truncation only, and forward, or was moved."""
+    same = (old.last_entry, old.last_txid, old.record_count, old.last_slot) == (
         new.last_entry,
         new.last_txid,
         new.record_count,

@@ -7,6 +7,7 @@ Styles of plan:
 - "forget": a producer table too small for the producers there are;
 - "stranger": somebody else takes over without a claim, as a Java writer does without the lock (stream_stranger.py);
 - "clocks": segments expire, and clocks jump by days both ways: the proxies' or metadata's (stream_retention.py);
+- "offload": segments are moved to cold storage and back by runs at once, and truncated meanwhile (stream_offload.py);
 - "sink": programs write batches as sinks too, repeat them, and sweep what was staged in vain (stream_sinks.py);
 - "lives": streams of one name that are deleted and made again (lives_world.py);
 - "calm": no faults but what clients do to each other: every batch must be acknowledged, hand-overs, truncation, seal.
@@ -42,6 +43,7 @@ from tests.simulation.plan import EVERY_KIND, FaultKind, Plan, draw_faults
 from tests.simulation.store_model import StoredSegment, StoreModel, StoreTransport
 from tests.simulation.stream_checks import StreamChecks
 from tests.simulation.stream_follower import Follower
+from tests.simulation.stream_offload import RUN_NODE, OffloadChecks
 from tests.simulation.stream_parts import Client, Proxy, Reader
 from tests.simulation.stream_retention import EPOCH_MS, RetentionChecks, draw_jumps
 from tests.simulation.stream_sinks import SINK_NODE, SinkChecks, SinkProgram, SinkWritten
@@ -52,7 +54,7 @@ STREAM = StreamName("s")
 KEY = StreamKey(STREAM)
 STORE_NODE, READ_NODE, STRANGE_NODE = "store", "r", "j"
 MARKS = ("owned", "owned", "segment_started", "ready_after_1", "ready_after_2", "lease_lost")
-STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink", "clocks", "given-up", "lives")
+STYLES = ("swarm", "roll", "final", "forget", "stranger", "calm", "sink", "clocks", "given-up", "lives", "offload")
 MUST_REACH = (
     "ack",
     "duplicate",
@@ -98,6 +100,12 @@ MUST_REACH = (
     "expired",
     "clock_jumped",
     *lives_world.MUST_REACH,
+    "relocated",
+    "offloaded",
+    "offload_retire",
+    "offload_back",
+    "offload_take_back",
+    "offload_drop",
 )
 PROGRESS = {
     "acks": ("ack",),
@@ -170,6 +178,9 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     config["too_small"] = 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.4))
     if style == "stranger":
         config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 4))))
+    if style == "offload":
+        config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((8, 20, 40))))}
+        config |= {"segment_bytes": rng.choice((100, 300)), "retention_s": 0.0, "batches": 15}
     if style == "clocks":
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.3 else []
     if style == "sink":
@@ -200,6 +211,7 @@ class StreamWorld:
         self.checks = StreamChecks(tuple(parts.get("mute", ())))
         self.sink_checks = SinkChecks(self)
         self.retention = RetentionChecks(self)
+        self.offload = OffloadChecks(self)
         options = random.Random(f"{plan.seed}/options")
         drawn = draw(OwnerOptions, options)
         self.owner_options = replace(drawn, producers_max=config["producers_max"], pending_bytes_max=10**6)
@@ -220,7 +232,7 @@ class StreamWorld:
             retention_s=config["retention_s"],
         )
         sim.metadata.on_change = self._changed
-        sim.metadata.stamp = lambda value: value.stamped(self.retention.metadata_unix_ms)
+        sim.metadata.stamp = self._stamp
         sim.node(STORE_NODE, start=self._start_store)
         sim.metadata.create(KEY, StreamMetadata(name=STREAM, settings=settings))
         self.proxies: dict[str, Proxy] = {}
@@ -241,6 +253,7 @@ class StreamWorld:
         self.follower = Follower(self)
         sim.node(READ_NODE, start=self._start_readers)
         sim.node(STRANGE_NODE)
+        sim.node(RUN_NODE)
         self._strangers = 0
 
     @property
@@ -259,7 +272,8 @@ class StreamWorld:
         self.store.too_small = self.config.get("too_small", 0.0)
         self.store.is_curt = self.config["style"] == "stranger" and self.plan.seed % 2 == 0
         self.store.on_append = self._appended
-        self.store.on_delete = self.sink_checks.swept
+        self.store.on_delete = self._deleted
+        self.offload.store_started()
         self.sim.place("store", "store", self.store, listens=True)
 
     def _start_readers(self, node: Node) -> None:
@@ -271,13 +285,23 @@ class StreamWorld:
         self.checks.appended(stored, self.value, self.store)
         self.retention.stored(stored.place)
 
+    def _stamp(self, value: Any) -> Any:
+        return value.stamped(self.retention.metadata_unix_ms) if isinstance(value, StreamMetadata) else value
+
+    def _deleted(self, place: str) -> None:
+        self.offload.check(self.value)
+        self.sink_checks.swept(place)
+
     def _changed(self, key: Any, old: Any, new: Any) -> None:
+        if key != KEY:
+            return
         self.older_value = old or new
         if old is not None:
             self.older_segments.update({s.number: s for s in old.segments})
             self._note_dropped(old, new)
             self.retention.changed(old, new)
         self.checks.changed(old, new, self.store)
+        self.offload.check(new)
         self.sink_checks.listed(new)
 
     def _note_dropped(self, old: StreamMetadata, new: StreamMetadata) -> None:
@@ -328,6 +352,7 @@ class StreamWorld:
         for at_s in self.config["touch"]:
             sim.call_in(at_s, self._touch)
         self.retention.begin()
+        self.offload.begin()
         for _ in range(self.config["readers"]):
             sim.call_in(rng.uniform(0, duration), self._open_reader, rng.random() < 0.8)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlog.errors import ConfigError
-from dlog.options import GiB, KiB, MiB, build, draw, option, parse_bytes, parse_duration_s
+from dlog.options import GiB, KiB, MiB, build, draw, option, parse_bytes, parse_duration_s, parse_unix_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +97,55 @@ def test_sizes(text: str, size: int) -> None:
 def test_what_is_no_size(text: str) -> None:
     with pytest.raises(ConfigError, match="size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "unix_ms"),
+    [
+        ("2026-11-20T08:00Z", 1_795_161_600_000),
+        ("2026-11-20 09:00:00.123+01:00", 1_795_161_600_123),
+        ("20261120T080000Z", 1_795_161_600_000),
+        (" 1795161600 ", 1_795_161_600_000),
+        ("1795161600.25", 1_795_161_600_250),
+        ("1795161600123", 1_795_161_600_123),
+        ("2001-09-09T01:46:40Z", 1_000_000_000_000),
+        ("2099-12-31T23:59:59Z", 4_102_444_799_000),
+    ],
+)
+def test_times(text: str, unix_ms: int) -> None:
+    assert parse_unix_ms(text) == unix_ms
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("20261120", "ten digits is unix seconds"),
+        ("0", "ten digits"),
+        ("1000", "ten digits"),
+        ("17951616001234", "ten digits"),
+        ("1795161600123000", "ten digits"),
+        ("2026-11-20", "which time zone"),
+        ("2026-11-20T08:00", "which time zone"),
+        ("1970-01-01T00:00Z", "between 2001"),
+        ("2206-11-20T08:00Z", "between 2001"),
+        ("0001-01-01T00:00+14:00", "between 2001"),
+        ("9999999999", "between 2001"),
+        ("9999999999999", "between 2001"),
+        ("0999999999", "between 2001"),
+        ("", "a time is"),
+        ("yesterday", "a time is"),
+        ("nan", "a time is"),
+        ("-1795161600", "a time is"),
+        ("1e9", "a time is"),
+        ("1_795_161_600", "a time is"),
+        ("\u0661" * 10, "a time is"),
+        ("2026-13-20T08:00Z", "a time is"),
+        ("9" * 5000, "a time is"),
+    ],
+)
+def test_a_time_that_may_be_another_one_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        parse_unix_ms(text)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,12 @@ from dlog.errors import ConfigError, StreamNotFoundError
 from dlog.io.clock import unix_ms
 from dlog.io.settings import load
 from dlog.model.ids import LedgerId, StreamName, stream_name
+from dlog.model.offloading import Record
 from dlog.model.segment import Segment
 from dlog.spark.jobs.frame import Place, Progress, Report, reporting, scatter
 from dlog.spark.jobs.offload_copy import Copied, Errand, Source, cold_store, copy_segments
 from dlog.spark.jobs.offload_plan import candidates, packed, parquet_place, source_of
-from dlog.spark.jobs.offload_records import Kept, Record
+from dlog.spark.jobs.offload_records import Kept
 from dlog.spark.jobs.offload_settle import publish, retire, settle
 from dlog.spark.jobs.offload_sweep import sweep
 from dlog.spark.jobs.offload_work import Job, OffloadOptions, StreamNow, read_stream

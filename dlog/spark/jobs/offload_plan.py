@@ -1,19 +1,16 @@
-"""Which segments `offload` copies, and what becomes of those that are on their way: arithmetic over what is known.
+"""Which segments `offload` copies: arithmetic over what is known.
 
-The law of this file: nothing is opened here and nothing decided twice. A segment that metadata names lies where that
-says; what a record remembers beside it may be deleted only if metadata names another place, or no such segment.
+The law of this file: nothing is opened here and nothing decided twice. What becomes of segments that are on their way
+says dlog/model/offloading.py.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import TypeVar
 
 from dlog.model.segment import Segment, StreamMetadata, Truncation
 from dlog.spark.jobs.offload_copy import Source
-from dlog.spark.jobs.offload_records import Kept
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Head
 from dlog.stores.cold.places import Location
@@ -23,43 +20,6 @@ TASK_SEGMENTS = 64
 _VERSION_ENVELOPED = 4
 
 T = TypeVar("T")
-
-
-class Step(enum.Enum):
-    """What is to be done with a segment on its way."""
-
-    TELL = "tell"  # its stream was not told, or not that we know: look at the object and tell it
-    NOTE = "note"  # it lies in its object, since some moment: the grace period begins now
-    WAIT = "wait"  # the grace period is not over, or its stream is about to delete and forget the segment
-    RETIRE = "retire"  # read the object whole; then delete what lies where it lay
-    DROP = "drop"  # it was truncated: delete what lies where it lay, its stream deletes the object
-    CLEAR = "clear"  # nobody names any of it: delete all of it
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """A step, and the object in which the segment lies by now, if it does."""
-
-    step: Step
-    lies_at: str = ""
-
-
-def decide(kept: Kept, value: StreamMetadata | None, *, now_unix_ms: int, grace_s: float) -> Decision:
-    """What follows for a record. value: its stream's metadata, as it stands; None: there is no such stream."""
-    record = kept.record
-    segment = value.segment(record.number) if value is not None else None
-    if segment is not None and (segment.store, segment.place) == (record.store, record.place):
-        return Decision(Step.WAIT if segment.truncation is Truncation.TRUNCATED else Step.TELL)
-    if segment is not None and segment.store == cold.NAME and segment.place in record.objects:
-        if segment.truncation is Truncation.TRUNCATED:
-            return Decision(Step.DROP, segment.place)
-        if record.is_damaged and segment.place == record.object:
-            return Decision(Step.RETIRE, segment.place)  # it was to be taken back
-        if not record.moved_unix_ms:
-            return Decision(Step.NOTE, segment.place)
-        is_over = now_unix_ms - record.moved_unix_ms >= grace_s * 1000
-        return Decision(Step.RETIRE if is_over else Step.WAIT, segment.place)
-    return Decision(Step.CLEAR)
 
 
 def named(value: StreamMetadata | None) -> set[tuple[str, str]]:

@@ -4,15 +4,16 @@
     swept-<object's name>      an object that is being swept; the data is its place
 
 The law of this file: a record is there before the segment's stream is told, and until nothing is left to be done: so
-whoever comes after a kill finds both places. An object that is being swept gets no record, and one that has a record is
-not swept; both are decided by the same multi. Java tools skip names that begin with a dot.
+whoever comes after a kill finds both places. It is changed by compare-and-set, as dlog/model/offloading.py has it. An
+object that is being swept gets no record, and one that has a record is not swept; both are decided by the same multi.
+Java tools skip names that begin with a dot.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from urllib.parse import quote
 
 from dlog.errors import DamagedError, MetadataUnavailableError
@@ -28,31 +29,12 @@ from dlog.io.zookeeper_protocol import (
     Set,
 )
 from dlog.model.ids import StreamName, stream_name
+from dlog.model.offloading import Record
 from dlog.spark.reach import Cluster
 from dlog.stores.cold.places import parse_object
 
 _SWEPT = "swept-"
 _AT_ONCE = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A segment on its way. store, place: where it lay, and lies still until that is deleted. objects: places it was
-    told to lie at, the newest last. moved_unix_ms: since when it is known to lie there; 0: not yet. is_damaged: the
-    newest was found to be so, and another is to be made."""
-
-    stream: str
-    number: int
-    store: str
-    place: str
-    objects: tuple[str, ...]
-    moved_unix_ms: int = 0
-    is_damaged: bool = False
-
-    @property
-    def object(self) -> str:
-        """The newest; empty where there is none yet."""
-        return self.objects[-1] if self.objects else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +101,8 @@ class Records:
             raise failed.error from failed
         return Kept(record, 0 if was is None else results[2].version)
 
-    async def note(self, kept: Kept, *, moved_unix_ms: int, is_damaged: bool = False) -> Kept:
-        """Remember since when it lies where it was told to, or that this is of no use. Raises BadVersionError,
-        NoNodeError."""
-        record = replace(kept.record, moved_unix_ms=moved_unix_ms, is_damaged=is_damaged)
+    async def change(self, kept: Kept, record: Record) -> Kept:
+        """Put this in the place of what was read. Raises BadVersionError, NoNodeError."""
         return Kept(record, (await self._zk.set(self._path(record), _encoded(record), kept.version)).version)
 
     async def forget(self, kept: Kept) -> None:
@@ -182,12 +162,14 @@ def _encoded(record: Record) -> bytes:
 def _decoded(path: str, data: bytes) -> Record:
     try:
         told = json.loads(data)
-        record = Record(**{**told, "objects": tuple(told["objects"])})
+        listed = {name: tuple(told.get(name, ())) for name in ("objects", "taken_back_from")}
+        record = Record(**{**told, **listed})
         sound = record.objects and all(parse_object(place) for place in record.objects)
         sound = sound and all(type(text) is str for text in (record.stream, record.store, record.place))
         sound = sound and type(record.number) is int and type(record.moved_unix_ms) is int
-        sound = sound and type(record.is_damaged) is bool
-    except (ValueError, TypeError, KeyError, RecursionError):
+        sound = sound and type(record.is_damaged) is bool and type(record.is_deleting) is bool
+        sound = sound and set(record.taken_back_from) <= set(record.objects)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         sound = False
     if not sound:
         raise DamagedError(f"what is remembered of an offloaded segment cannot be read: path={path}")

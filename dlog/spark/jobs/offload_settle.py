@@ -1,7 +1,8 @@
 """Segments on their way to cold storage: each run goes on with what an earlier one began, or has just copied.
 
-The law of this file: before anything is deleted metadata is read, and what it names stays; and no run deletes a hot
-copy before it saw a proxy read from cold storage. A record is forgotten last.
+The law of this file: before anything is deleted that is announced in the record, then metadata is read, and what it
+names stays; and no run deletes a hot copy before it saw a proxy read from cold storage. A record is forgotten last. Why
+two runs, and what a third asked for long ago, cannot undo each other: dlog/model/offloading.py.
 """
 
 from __future__ import annotations
@@ -16,13 +17,14 @@ from functools import partial
 from dlog.client.client import Client
 from dlog.errors import DLogError, InvalidRequestError, StreamNotFoundError, TruncatedError
 from dlog.io.clock import unix_ms
-from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError
+from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
 from dlog.model.dlsn import of
+from dlog.model.offloading import Record, Step, decide
 from dlog.options import SECONDS_MAX
 from dlog.spark.jobs.frame import scatter
 from dlog.spark.jobs.offload_copy import CheckErrand, Copied, check_objects, cold_store
-from dlog.spark.jobs.offload_plan import Step, decide, named, packed
-from dlog.spark.jobs.offload_records import Kept, Record
+from dlog.spark.jobs.offload_plan import named, packed
+from dlog.spark.jobs.offload_records import Kept
 from dlog.spark.jobs.offload_work import Job, StreamNow, read_stream, ref_of
 from dlog.spark.reach import Cluster
 from dlog.stores.cold import store as cold
@@ -35,6 +37,7 @@ _WOULD = {
     Step.TELL: "would tell its stream",
     Step.NOTE: "would begin the grace period",
     Step.RETIRE: "would delete the hot copy",
+    Step.TAKE_BACK: "would take it back",
     Step.DROP: "would delete the hot copy",
     Step.CLEAR: "would delete all of it",
 }
@@ -58,7 +61,7 @@ async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
 
         async def one(told: tuple[StreamNow, Kept]) -> None:
             stream, kept = told
-            decision = decide(kept, stream.value, now_unix_ms=unix_ms(), grace_s=job.options.grace_s)
+            decision = decide(kept.record, stream.value, now_unix_ms=unix_ms(), grace_s=job.options.grace_s)
             if decision.step is Step.WAIT:
                 job.report.add("waiting")
                 return
@@ -72,8 +75,10 @@ async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
                     await _note(cluster, job, kept)
                 case Step.RETIRE:
                     retiring.append(Retiring(kept, decision.lies_at))
+                case Step.TAKE_BACK:
+                    await _take_back(client, job, kept.record, decision.lies_at)
                 case Step.DROP | Step.CLEAR:
-                    await _forget(cluster, job, kept, decision.lies_at)
+                    await _delete(cluster, job, kept, decision.lies_at)
 
         await job.each(on_their_way, one, "go on")
     return retiring
@@ -81,7 +86,7 @@ async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
 
 async def _tell_again(cluster: Cluster, client: Client, job: Job, stream: StreamNow, kept: Kept) -> None:
     """A run was killed before the stream was told, or before it was noted; unless the object is of no use."""
-    if not kept.record.is_damaged and await _is_there(cluster, kept.record):
+    if not kept.record.needs_copy and await _is_there(cluster, kept.record):
         await _tell(cluster, client, job, kept)
     else:
         stream.recopy[kept.record.number] = kept
@@ -115,7 +120,7 @@ async def _tell_first(cluster: Cluster, client: Client, job: Job, kept: Kept) ->
         return
     await _try(client, job, kept.record)
     if job.trial.refusal:
-        await _take_back(client, kept.record, kept.record.object)
+        await _go_back(cluster, client, job, kept, kept.record.object, is_damaged=False)
     job.trial.check()
     await _moved(cluster, job, kept)
 
@@ -151,18 +156,35 @@ async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> b
         return False
     except InvalidRequestError:
         value = await read_stream(cluster, record.stream)
-        if not decide(kept, value, now_unix_ms=0, grace_s=SECONDS_MAX).lies_at:
+        if not decide(record, value, now_unix_ms=0, grace_s=SECONDS_MAX).lies_at:
             raise
     return True
 
 
-async def _take_back(client: Client, record: Record, lies_at: str) -> bool:
-    """The segment lies where it lay again; False: there is nothing to be moved any more."""
+async def _go_back(cluster: Cluster, client: Client, job: Job, kept: Kept, lies_at: str, *, is_damaged: bool) -> None:
+    """Have the segment lie where it lay again, behind a record that says so; unless the hot copy is being deleted."""
+    record = kept.record.returning(lies_at, is_damaged=is_damaged)
+    if record is None:
+        where = f"{kept.record.store}:{kept.record.place}"
+        text = f"it cannot be taken back, a run has begun to delete its hot copy, which may still be there: {where}"
+        job.find("cold", kept.record.stream, kept.record.number, text)
+        return
+    try:
+        await job.records(cluster).change(kept, record)
+    except BadVersionError:
+        job.report.add("done_by_another_run")
+        return
+    await _take_back(client, job, record, lies_at)
+
+
+async def _take_back(client: Client, job: Job, record: Record, lies_at: str) -> None:
+    """The segment lies where it lay again, unless there is nothing to be moved any more."""
     try:
         await client.relocate(record.stream, record.number, place=lies_at, to_store=record.store, to_place=record.place)
     except (TruncatedError, StreamNotFoundError):
-        return False  # a later run clears it
-    return True
+        return  # a later run clears it
+    job.report.add("segments_taken_back")
+    job.item(record, "taken back")
 
 
 async def _moved(cluster: Cluster, job: Job, kept: Kept) -> None:
@@ -177,9 +199,19 @@ async def _moved(cluster: Cluster, job: Job, kept: Kept) -> None:
 async def _note(cluster: Cluster, job: Job, kept: Kept) -> None:
     """The grace period begins."""
     try:
-        await job.records(cluster).note(kept, moved_unix_ms=unix_ms())
+        await job.records(cluster).change(kept, replace(kept.record, moved_unix_ms=unix_ms()))
     except BadVersionError:
         return  # another run did
+
+
+async def _delete(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
+    """That object holds the segment from now on, alone, or none does: announce it, then delete the rest."""
+    try:
+        kept = await job.records(cluster).change(kept, kept.record.deleting())
+    except (BadVersionError, NoNodeError):
+        job.report.add("done_by_another_run")
+        return
+    await _forget(cluster, job, kept, lies_at)
 
 
 async def _forget(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
@@ -209,20 +241,26 @@ async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Re
             if job.trial.refusal:
                 await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
                 job.trial.check()
-            objects = (*(was.record.objects if was is not None else ()), copied.object)
-            record = replace(record, objects=objects, moved_unix_ms=0, is_damaged=False)
-            try:
-                kept = await job.records(cluster).begin(record, was)
-            except (NodeExistsError, BadVersionError):
+            told_of = (record if was is None else was.record).with_object(copied.object)
+            kept = None if told_of is None else await _begin(cluster, job, told_of, was)
+            if kept is None:
                 await cold_store(cluster).delete(ref_of(record.stream, record.number, copied.object))
                 job.report.add("done_by_another_run")
                 return
-            if await _is_there(cluster, record):
+            if await _is_there(cluster, kept.record):
                 await _tell(cluster, client, job, kept)
             else:
                 job.fail("copy", "the object is gone again", stream=record.stream, segment=record.number)
 
         await job.each(done, one, "tell its stream")
+
+
+async def _begin(cluster: Cluster, job: Job, record: Record, was: Kept | None) -> Kept | None:
+    """Remember it; None: another run remembered something of this segment meanwhile."""
+    try:
+        return await job.records(cluster).begin(record, was)
+    except (NodeExistsError, BadVersionError):
+        return None
 
 
 # ---- the end of the grace period ------------------------------------------------------------------------------------
@@ -261,16 +299,12 @@ async def _finish(cluster: Cluster, *, job: Job, sound: Sequence[Retiring], dama
                 if not job.trial.is_over:
                     await _try(client, job, one.kept.record)
             if job.trial.refusal:
-                await go_back(one, is_damaged=False)
+                await _go_back(cluster, client, job, one.kept, one.lies_at, is_damaged=False)
             job.trial.check()
-            await _forget(cluster, job, one.kept, one.lies_at)
+            await _delete(cluster, job, one.kept, one.lies_at)
 
-        async def go_back(one: Retiring, *, is_damaged: bool = True) -> None:
-            record = one.kept.record
-            await job.records(cluster).note(one.kept, moved_unix_ms=0, is_damaged=is_damaged)
-            if await _take_back(client, record, one.lies_at):
-                job.report.add("segments_taken_back")
-                job.item(record, "taken back")
+        async def go_back(one: Retiring) -> None:
+            await _go_back(cluster, client, job, one.kept, one.lies_at, is_damaged=True)
 
         await job.each(sound, delete, "delete the hot copy")
         await job.each(damaged, go_back, "take back")

@@ -16,10 +16,11 @@ from dlog.client.client import Client, connect
 from dlog.errors import ConfigError, DamagedError, DLogError, MetadataUnavailableError, UnavailableError
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
+from dlog.model.offloading import Record
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.options import SECONDS_MAX
 from dlog.spark.jobs.frame import Place, Progress, Report
-from dlog.spark.jobs.offload_records import Kept, Record, Records
+from dlog.spark.jobs.offload_records import Kept, Records
 from dlog.spark.reach import Cluster, Reach
 from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.places import Location, folder_of, parse_root, payload_bytes

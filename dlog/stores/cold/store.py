@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName
+from dlog.model.offloading import COLD
 from dlog.model.quorum import Quorum
 from dlog.stores.cold.format import ENTRY_BYTES_MAX, Row, Summary, next_entry
 from dlog.stores.cold.keeping import Keeping
@@ -32,7 +33,7 @@ from dlog.stores.contract import (
 )
 from dlog.wire.digest import crc32c
 
-NAME = "cold"
+NAME = COLD
 
 
 @dataclass(slots=True)

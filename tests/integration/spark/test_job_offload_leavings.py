@@ -4,15 +4,16 @@ names."""
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dlog.io.zookeeper_protocol import ANY_VERSION
 from dlog.model.dlsn import of
+from dlog.model.offloading import Record as Moving
 from dlog.spark.jobs.frame import Verdict
 from dlog.spark.jobs.offload_copy import cold_store
-from dlog.spark.jobs.offload_records import Record as Moving
 from dlog.spark.jobs.offload_records import Records, SweptError
 from dlog.stores.cold.objects import ObjectWriter
 from dlog.stores.cold.places import ObjectName, parse_root
@@ -148,7 +149,7 @@ def test_an_object_is_either_swept_or_remembered(files: Yard) -> None:
         await records.unclaim(name, place)
         kept = await records.begin(record)
         assert [one.record for one in await records.of(name)] == [record]
-        later = await records.note(kept, moved_unix_ms=7)
+        later = await records.change(kept, replace(kept.record, moved_unix_ms=7))
         assert (await records.of(name))[0].record.moved_unix_ms == 7
         await records.forget(later)
         await records.forget(later)

@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.upstream import Heard
 from dlog.lease.lease import Lease
-from dlog.log.changes import Expire, MarkDeleted, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
+from dlog.log.changes import Expire, MarkDeleted, Relocate, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
 from dlog.log.dedupe import Producer, ProducerTable
 from dlog.log.deleting import StreamDeletion
 from dlog.log.expiring import Expiring
@@ -23,6 +23,7 @@ from dlog.log.seeking import Goal
 from dlog.log.taking import Taking
 from dlog.log.taking_in import TakingIn
 from dlog.log.writing import Writing
+from dlog.model.offloading import Record
 from dlog.model.sink import Sweep
 from proxies.write.tails import Run, Tail
 from tests.simulation.mutants import edited
@@ -720,4 +721,31 @@ LIVES = (
     ),
 )
 
-MUTANTS = (*SAYING, *LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS, *RETENTION, *LIVES)
+OFFLOADING = (
+    Mutant(
+        name="a hot copy is deleted and nobody told before",
+        invariants=("E2",),
+        style="offload",
+        parts=planted(Record, ("deleting", "is_deleting=True", "is_deleting=False")),
+    ),
+    Mutant(
+        name="a segment is taken back whose hot copy is being deleted",
+        invariants=("E2",),
+        style="offload",
+        parts=planted(Record, ("returning", "if self.is_deleting:", "if False:")),
+    ),
+    Mutant(
+        name="a hot copy is deleted though a request to take the segment back may be on its way",
+        invariants=("E2",),
+        style="offload",
+        parts=planted(Record, ("returning", ", taken_back_from=tuple(left))", ")")),
+    ),
+    Mutant(
+        name="a segment is moved wherever it lies by now",
+        invariants=("E2",),
+        style="offload",
+        parts=planted(Relocate, ("apply", "(segment.store, segment.place) != (self.store, self.place)", "False")),
+    ),
+)
+
+MUTANTS = (*SAYING, *LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS, *RETENTION, *LIVES, *OFFLOADING)

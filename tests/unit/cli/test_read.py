@@ -31,6 +31,8 @@ def test_shapes() -> None:
         ("2023-11-14T22:13:20+00:00", 1_700_000_000_000),
         ("10m", 400_000),
         ("2d", 0),
+        ("1700000000.5", 1_700_000_000_500),
+        ("2023-11-14T23:13:20+01:00", 1_700_000_000_000),
     ],
 )
 def test_times(text: str, unix_ms: int) -> None:
@@ -38,7 +40,7 @@ def test_times(text: str, unix_ms: int) -> None:
     assert (position.kind, position.value) == (Start.TIME, unix_ms)
 
 
-@pytest.mark.parametrize("text", ["yesterday", "", "10x", "m", "nan"])
+@pytest.mark.parametrize("text", ["yesterday", "", "10x", "m", "nan", "20261120", "2026-11-20", "0", "12d d"])
 def test_what_is_no_time_says_how_one_is_written(text: str) -> None:
     with pytest.raises(CommandError) as caught:
         parse_time(text, now_s=1000.0)

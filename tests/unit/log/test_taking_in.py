@@ -22,6 +22,7 @@ from dlog.log.messages import (
     AppendEntry,
     AppendOnce,
     BatchWritten,
+    DeleteSegment,
     ExamineStage,
     ReleaseStream,
     RelocateSegment,
@@ -451,3 +452,49 @@ def test_what_is_not_there_is_not_moved() -> None:
     owner.ask(TruncateBefore(of(last.number, 0, 0)))
     gone = owner.ask(RelocateSegment(first.number, first.place, "cold", "c"))
     assert isinstance(gone, TruncatedError)
+
+
+def staged_and_moved() -> tuple[Stage, Actor, TakeIn]:
+    """A stage without a number that was taken in, and moved to cold storage since; its ledger is there still."""
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(batch(0))
+    request = TakeIn(None, (stage.staged("7", 9000),))
+    assert not owner.ask(request).duplicate
+    taken = next(s for s in stage.value.segments if s.place == "7")
+    stage.places["cold/k"] = stage.places["7"]
+    assert owner.ask(RelocateSegment(taken.number, "7", "cold", "cold/k")) is None
+    return stage, owner, request
+
+
+def test_what_was_taken_in_and_then_moved_is_not_taken_in_again() -> None:
+    """The request came twice, the second one late; or who asked did not hear the answer."""
+    stage, owner, request = staged_and_moved()
+    assert owner.ask(request).duplicate
+    heir = stage.taken("p2")
+    assert heir.ask(request).duplicate
+    assert sum(s.record_count for s in stage.value.segments if s.completed) == 2
+
+
+def test_a_moved_segment_leaves_the_list_when_the_ledger_where_it_lay_is_gone_too() -> None:
+    """Else a late request would find it, and take what was truncated in again."""
+    stage, owner, request = staged_and_moved()
+    moved = next(s for s in stage.value.segments if s.former_ledger == "7")
+    stage.hold(DeleteSegment)
+    owner.ask(TruncateBefore(of(stage.value.max_segment, 0, 0)))
+    assert owner.ask(request).duplicate
+    stage.release()
+    assert {"7", "cold/k"} <= set(stage.deleted) and stage.value.segment(moved.number) is None
+    assert isinstance(owner.ask(request), InvalidRequestError)
+
+
+def test_a_segment_that_is_taken_back_lies_in_its_ledger_and_lay_nowhere_else() -> None:
+    stage, owner, request = staged_and_moved()
+    moved = next(s for s in stage.value.segments if s.former_ledger == "7")
+    assert owner.ask(RelocateSegment(moved.number, "cold/k", "cold", "cold/l")) is None
+    listed = stage.value.segment(moved.number)
+    assert listed is not None and (listed.place, listed.former_ledger) == ("cold/l", "7")
+    assert owner.ask(RelocateSegment(moved.number, "cold/l", "ledger", "7")) is None
+    back = stage.value.segment(moved.number)
+    assert back == replace(moved, store="ledger", place="7", former_ledger="")
+    assert owner.ask(request).duplicate

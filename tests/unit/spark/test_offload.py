@@ -9,10 +9,11 @@ import pytest
 from dlog.errors import ConfigError, DamagedError
 from dlog.log.note import encode_note
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.offloading import Record, Step, decide
 from dlog.model.segment import Segment, StreamMetadata, Truncation
 from dlog.spark.jobs.offload_copy import examine
-from dlog.spark.jobs.offload_plan import Step, candidates, decide, named, packed, parquet_place, source_of
-from dlog.spark.jobs.offload_records import Kept, Record, _decoded, _encoded, named_objects
+from dlog.spark.jobs.offload_plan import candidates, named, packed, parquet_place, source_of
+from dlog.spark.jobs.offload_records import Kept, _decoded, _encoded, named_objects
 from dlog.spark.jobs.offload_work import OffloadOptions
 from dlog.stores.cold.format import Contents
 from dlog.stores.cold.places import parse_root
@@ -50,7 +51,7 @@ def record(**changes: object) -> Kept:
 
 
 def step(kept: Kept, value: StreamMetadata | None, grace_s: float = 3600.0) -> tuple[Step, str]:
-    decision = decide(kept, value, now_unix_ms=NOW, grace_s=grace_s)
+    decision = decide(kept.record, value, now_unix_ms=NOW, grace_s=grace_s)
     return decision.step, decision.lies_at
 
 

@@ -40,7 +40,7 @@ def test_names_of_options_have_no_case() -> None:
 
 
 def test_time_goes_before_txid_and_txid_before_offsets() -> None:
-    given = {"startingOffsets": "earliest", "startingTxid": "7", "startingTimestamp": "1000"}
+    given = {"startingOffsets": "earliest", "startingTxid": "7", "startingTimestamp": "1000000000000"}
     assert batch(**given).starting.default.kind is Kind.TIME
     del given["startingTimestamp"]
     assert batch(**given).starting.default.kind is Kind.TXID
@@ -60,6 +60,8 @@ def test_places_by_stream_leave_the_others_at_their_default() -> None:
 def test_times_are_read_as_written() -> None:
     assert batch(startingTimestamp="2026-11-22T10:00:00Z").starting.default.value == 1795341600000
     assert batch(startingTimestamp="2026-11-22T12:00:00+02:00").starting.default.value == 1795341600000
+    assert batch(startingTimestampByStream='{"s": 1795341600000}').starting.of("s").value == 1795341600000
+    assert batch(endingTimestamp="1795341600").ending.default.value == 1795341600000
     assert batch(endingTimestamp="1795341600000").ending.default.value == 1795341600000
 
 
@@ -97,7 +99,9 @@ def test_times_are_read_as_written() -> None:
         ({"startingOffsets": '{"other":[1,0]}'}, "starting place of a stream that is not read"),
         ({"startingTxid": "-3"}, "startingTxid: a txid is a whole number"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp: a time is unix milliseconds or as"),
-        ({"startingTimestamp": "2026-11-22T10:00:00"}, "startingTimestamp: which time zone?"),
+        ({"startingTimestamp": "20261120"}, "startingTimestamp: a time is unix milliseconds or as"),
+        ({"endingTimestamp": "2026-11-20"}, "endingTimestamp: which time zone?"),
+        ({"startingTimestampByStream": '{"a": 20261120}'}, "startingTimestampByStream of a: a time is"),
         ({"readerId": "r"}, "readerId is an option of streaming reads only"),
         ({"maxBytesPerTrigger": "1m"}, "maxBytesPerTrigger is an option of streaming reads only"),
     ],

@@ -6,17 +6,18 @@ import asyncio
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
-from dlog.io.zookeeper_protocol import NoNodeError
+from dlog.errors import InvalidRequestError
+from dlog.io.zookeeper_protocol import BadVersionError, NoNodeError
 from dlog.machine import Missing, Outcome, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.model.sink import SinkBatch, SinkRecord
 from dlog.spark.reach import Cluster
-from dlog.spark.stages import UNNUMBERED, sweep
+from dlog.spark.stages import UNNUMBERED, Staged, offer, sweep
 from dlog.stores.contract import SegmentRef
 
 DONE = SinkBatch("sink", 1, "q", 5)
@@ -40,6 +41,7 @@ class Tree:
 
     def __init__(self, nodes: dict[str, bytes], *streams: StreamMetadata, sink: str = "sink") -> None:
         self.nodes = nodes
+        self.versions: dict[str, int] = {}
         self.streams = {value.name: value for value in streams}
         self.deleted: list[str] = []
         self.reads = 0
@@ -48,8 +50,15 @@ class Tree:
         self._path = f"/ns/.sinks/{sink}"
 
     def sweep(self, done: SinkBatch = DONE, keep_s: float = 60.0) -> int:
-        cluster = Cluster(cast(Any, self), cast(Any, None), {"ledger": cast(Any, _Store(self.deleted))})
-        return asyncio.run(sweep(cluster, "/ns", done, keep_s))
+        return asyncio.run(sweep(self.cluster, "/ns", done, keep_s))
+
+    def offer(self, *places: str, batch: SinkBatch) -> None:
+        parts = [Staged("s", place, 0, 1, 10) for place in places]
+        asyncio.run(offer(self.cluster, "/ns", batch, parts))
+
+    @property
+    def cluster(self) -> Cluster:
+        return Cluster(cast(Any, self), cast(Any, None), {"ledger": cast(Any, _Store(self.deleted))})
 
     async def children(self, path: str, *, fresh: bool) -> tuple[list[str], Any]:
         if path != self._path:
@@ -57,7 +66,17 @@ class Tree:
         return list(self.nodes), None
 
     async def get(self, path: str, *, fresh: bool) -> tuple[bytes, Any]:
-        return self.nodes[path.removeprefix(f"{self._path}/")], None
+        name = path.removeprefix(f"{self._path}/")
+        if name not in self.nodes:
+            raise NoNodeError(path)
+        return self.nodes[name], _Stat(self.versions.get(name, 0))
+
+    async def set(self, path: str, data: bytes, version: int) -> None:
+        name = path.removeprefix(f"{self._path}/")
+        if self.versions.get(name, 0) != version:
+            raise BadVersionError(path)
+        self.nodes[name] = data
+        self.versions[name] = version + 1
 
     async def delete(self, path: str, version: int) -> None:
         del self.nodes[path.removeprefix(f"{self._path}/")]
@@ -67,6 +86,10 @@ class Tree:
         value = self.streams.get(key.stream)
         self.on_read()
         return Missing() if value is None else Versioned(value, self.reads)
+
+
+class _Stat(NamedTuple):
+    version: int
 
 
 class _Store:
@@ -107,6 +130,61 @@ def test_streams_that_are_gone_and_writes_without_a_number() -> None:
     unnumbered = replace(DONE, sink=UNNUMBERED)
     assert Tree({"stage-7": told(OLD), "stage-8": told()}, STREAM, sink=UNNUMBERED).sweep(unnumbered) == 2
     assert Tree({"stage-7": told(OLD)}, STREAM, sink=UNNUMBERED).sweep(unnumbered, 1e12) == 0
+
+
+WRITE = replace(OLD, sink=UNNUMBERED)
+ANOTHER = replace(DONE, sink=UNNUMBERED)
+
+
+def unnumbered(*streams: StreamMetadata) -> Tree:
+    """A stage of a write without a number that is old by any clock."""
+    return Tree({"stage-7": told(OLD)}, *streams, sink=UNNUMBERED)
+
+
+def test_what_is_about_to_be_taken_in_without_a_number_is_not_swept_however_old() -> None:
+    """The clock of another driver is a day ahead, or this one was frozen for a day."""
+    tree = unnumbered(STREAM)
+    tree.offer("7", batch=WRITE)
+    assert tree.sweep(ANOTHER, -1e9) == 0
+    assert tree.deleted == [] and list(tree.nodes) == ["stage-7"]
+    tree.offer("7", batch=WRITE)  # again, under another txid or after a lost answer
+    tree.streams[STREAM.name] = listing(STREAM, "7")
+    assert tree.sweep(ANOTHER, -1e9) == 0
+    assert tree.deleted == [] and tree.nodes == {}, "a segment like any other"
+
+
+def test_what_is_offered_between_the_looks_of_a_sweeper_is_left() -> None:
+    tree = unnumbered(STREAM)
+    offered = told(OLD)[:-1] + b', "offered": true}'
+    tree.on_read = lambda: (tree.nodes.update({"stage-7": offered}), tree.versions.update({"stage-7": 1}), None)[2]
+    assert tree.sweep(ANOTHER, -1e9) == 0
+    assert tree.deleted == [] and tree.nodes == {"stage-7": offered}
+
+
+def test_what_somebody_has_begun_to_sweep_cannot_be_offered_and_is_swept_by_the_next() -> None:
+    """The sweeper was killed between saying so and deleting."""
+    tree = unnumbered(STREAM)
+    tree.nodes["stage-7"] = told(OLD)[:-1] + b', "swept": true}'
+    with pytest.raises(InvalidRequestError, match="write it again"):
+        tree.offer("7", batch=WRITE)
+    assert tree.sweep(ANOTHER, -1e9) == 1
+    assert (tree.deleted, tree.nodes) == (["7"], {})
+    with pytest.raises(InvalidRequestError, match="was swept"):
+        tree.offer("7", batch=WRITE)
+
+
+def test_what_was_offered_goes_when_its_stream_refuses_everybody_or_its_own_driver_says_so() -> None:
+    for tree, done in ((unnumbered(), ANOTHER), (unnumbered(STREAM), WRITE)):
+        tree.offer("7", batch=WRITE)
+        assert tree.sweep(done, -1e9) == 1 and tree.deleted == ["7"]
+
+
+def test_a_stage_that_became_a_segment_and_was_moved_since_is_not_deleted() -> None:
+    """The ledger is what the segment is taken back to if its object turns out to be damaged."""
+    listed = listing(KNOWN, "7")
+    moved = replace(listed.segments[0], store="cold", place="file:///cold/x", former_ledger="7")
+    tree = Tree({"stage-7": told()}, listed.with_segment(moved))
+    assert tree.sweep() == 0 and (tree.deleted, tree.nodes) == ([], {})
 
 
 def test_txids_of_decided_batches_go() -> None:

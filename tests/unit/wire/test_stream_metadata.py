@@ -47,6 +47,7 @@ def segments(draw: st.DrawFn) -> Segment:
         number=SegmentNumber(draw(st.integers(0, 10**18 - 1))),
         place=str(draw(I63)) if store == "ledger" else draw(st.text(max_size=12)),
         store=store,
+        former_ledger="" if store == "ledger" or draw(st.booleans()) else str(draw(I63)),
         first_txid=Txid(draw(I63)),
         completed=completed,
         last_txid=Txid(draw(I63)) if completed else NO_TXID,
