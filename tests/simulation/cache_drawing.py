@@ -46,7 +46,16 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "tail": {"append": 40, "take_over": 3, "roll": 3, "truncate": 0.5, "delete": 0, "open": 12, "hold": 1},
         "frozen": {"append": 40, "take_over": 2, "roll": 6, "truncate": 6, "delete": 1, "open": 20, "hold": 0},
         "lives": {"append": 40, "take_over": 4, "roll": 8, "truncate": 0.5, "delete": 1.5, "open": 16, "hold": 0},
-        "moved": {"append": 40, "take_over": 2, "roll": 10, "truncate": 1, "open": 6, "hold": 3, "relocate": 12},
+        "moved": {
+            "append": 40,
+            "take_over": 2,
+            "roll": 10,
+            "truncate": 1,
+            "truncate_open": 4,
+            "open": 6,
+            "hold": 3,
+            "relocate": 12,
+        },
     }
     weights = styles[style]
     names = sorted(weights)

@@ -69,6 +69,7 @@ MUST_REACH = (
     "reader_held",
     "sent_along",
     "beyond_end",
+    "truncated_open",
     "other_life",
     "went_cold",
     "taken_back",
@@ -473,6 +474,8 @@ class CacheWorld:
                 self.stream.roll()
             case "truncate":
                 self.stream.truncate()
+            case "truncate_open":
+                self.stream.truncate_open()
             case "relocate":
                 self.stream.relocate()
             case "delete":

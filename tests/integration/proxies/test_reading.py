@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import dlog
-from dlog.errors import PositionBeyondEndError, StreamRecreatedError
+from dlog.errors import PositionBeyondEndError, StreamRecreatedError, TruncatedError
 from dlog.model.ids import EntryId
 from dlog.stores.memory import MemoryReader
 from dlog.wire.entry import CONTROL, END_OF_STREAM, decode_entry
@@ -143,6 +143,24 @@ async def test_a_saved_position_is_read_in_its_own_stream_only(house: House) -> 
             await client.append("orders", b"new %d" % n)
         with pytest.raises(StreamRecreatedError):
             _ = [r async for r in client.read("orders", saved[1])]
+
+
+async def test_a_truncation_holds_within_the_open_segment(house: House) -> None:
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
+        await client.create("orders", store="memory")
+        places = [await client.append("orders", b"%d" % n) for n in range(4)]
+        told = await client.truncate("orders", places[2])
+        assert tuple(told["first"]) == places[2]
+        assert [r.payload async for r in client.read("orders")] == [b"2", b"3"]
+        assert [r.payload async for r in client.read("orders", places[2])] == [b"2", b"3"]
+        with pytest.raises(TruncatedError):
+            _ = [r async for r in client.read("orders", places[1])]
+        with pytest.raises(PositionBeyondEndError):
+            await client.truncate("orders", f"{places[3].segment}:{places[3].entry + 9}:0")
+        await client.release("orders")
+        await client.append("orders", b"4")
+        assert [r.payload async for r in client.read("orders")] == [b"2", b"3", b"4"]
 
 
 async def test_a_follower_without_a_read_proxy_does_not_cross_into_the_next_stream_of_the_name(house: House) -> None:
