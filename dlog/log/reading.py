@@ -58,6 +58,10 @@ class ReadingOptions:
     retry_after_s: float = option(0.1, sim=(0.001, 0.2))  # after a failure of the source that may pass
 
 
+def _may_pass(error: DLogError) -> bool:
+    return error.remedy is Remedy.RETRY
+
+
 class StreamReader:
     """Reads one stream for one reader.
 
@@ -317,7 +321,7 @@ class StreamReader:
     def _note_failed(self, question: SourceQuestion, error: DLogError) -> None:
         if isinstance(error, StreamNotFoundError):
             self._note_stream(None, True)
-        elif isinstance(error, MetadataWentBackError):
+        elif isinstance(error, MetadataWentBackError) or (isinstance(question, GetStream) and not _may_pass(error)):
             self._end_damaged(error)
         elif isinstance(question, GetEntries) and question == self._asked:
             self._asked = None

@@ -170,7 +170,7 @@ async def test_a_follower_without_a_read_proxy_does_not_cross_into_the_next_stre
         await client.append("orders", b"old")
         following = client.read("orders", follow=True)
         assert (await anext(following)).payload == b"old"
-        await reader.kill()
+        await reader.drain()
         await client.delete("orders")
         await client.create("orders", store="memory")
         for n in range(3):
