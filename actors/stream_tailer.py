@@ -252,8 +252,8 @@ class StreamTailer:
                     view.is_sure = True
                 self._saw(outcome.value if isinstance(outcome, Versioned) else None)
             else:
-                has_defect = isinstance(outcome, DLogError) and outcome.remedy is not Remedy.RETRY
-                self._refuse(outcome if isinstance(outcome, DLogError) and has_defect else None)
+                defect = outcome if isinstance(outcome, DLogError) and outcome.remedy is not Remedy.RETRY else None
+                self._refuse(defect)
                 error = self._defect or MetadataUnavailableError(f"metadata cannot be read now: stream={self.stream}")
             for then in waiting:
                 then(error)
