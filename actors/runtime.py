@@ -34,12 +34,15 @@ class Resident(Protocol):
 class Lifetime:
     """A scope in which tasks live, in the form of a TaskGroup that ends by message.
 
-    Leaving the scope normally sends every resident its stop and waits; an error in any task ends all of them and
-    leaves through the scope. Tasks are named.
+    Leaving the scope normally sends every resident its stop and waits; an error in a task ends all of them and leaves
+    through the scope, unless it was started alone. Tasks are named.
+
+    on_failure: hears which of those that were started alone has failed, and of what.
     """
 
-    def __init__(self, *, drain_s: float = 10.0) -> None:
+    def __init__(self, *, drain_s: float = 10.0, on_failure: Callable[[str, Exception], None] | None = None) -> None:
         self._drain_s = drain_s
+        self._on_failure = on_failure
         self._group = asyncio.TaskGroup()
         self._stops: dict[asyncio.Task[Any], Callable[[], None]] = {}
         self._forget = partial(_without, self._stops)  # one for all
@@ -63,6 +66,25 @@ class Lifetime:
         self._stops[task] = stop if stop is not None else partial(_cancel, task)
         task.add_done_callback(self._forget)
         return task
+
+    def start_alone(
+        self, work: Coroutine[Any, Any, Any], *, name: str, stop: Callable[[], None] | None = None
+    ) -> asyncio.Task[Any]:
+        """As `start`, for what is done for one stream, reader or connection: an error in it ends nothing else."""
+        try:
+            task = self.start(self._contain(work, name), name=name, stop=stop)
+        except UnavailableError:
+            work.close()
+            raise
+        task.add_done_callback(lambda _: work.close())  # one that is cancelled before its first step has not begun it
+        return task
+
+    async def _contain(self, work: Coroutine[Any, Any, Any], name: str) -> None:
+        try:
+            await work
+        except Exception as error:  # noqa: BLE001 - it is told, and everything else goes on
+            if self._on_failure is not None:
+                self._on_failure(name, error)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

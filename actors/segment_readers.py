@@ -42,13 +42,17 @@ class SegmentReaders:
         """The reader of a segment, opened if need be. Raises what the store raises, MisconfiguredError."""
         key = segment_key(segment)
         await self._close_dropped()
-        async with self._locks.setdefault(key, asyncio.Lock()):
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        async with lock:
             reader = self._open.get(key)
             if reader is not None:
                 self._open.move_to_end(key)
                 return reader
             sealed_at = segment.last_entry if segment.completed else None
             reader = await self._store(segment).open_reader(self._ref(segment), sealed_at=sealed_at)
+            if self._locks.get(key) is not lock:  # dropped meanwhile: good for who waits for it, and kept for nobody
+                self._dropped.append(reader)
+                return reader
             self._open[key] = reader
         while len(self._open) > READERS_MAX:
             oldest, _ = next(iter(self._open.items()))

@@ -32,7 +32,7 @@ from actors.source_view import View
 from actors.tailer_options import TailerOptions
 from actors.turns import Turns
 from actors.upstream import Heard, Upstream
-from dlog.errors import DLogError, MetadataUnavailableError, MetadataWentBackError, OwnedElsewhereError
+from dlog.errors import DamagedError, DLogError, MetadataUnavailableError, OwnedElsewhereError, Remedy
 from dlog.io.metadata import Metadata, SessionState
 from dlog.log.read_messages import (
     SOURCE,
@@ -44,7 +44,7 @@ from dlog.log.read_messages import (
     StreamSeen,
     WatchLac,
 )
-from dlog.machine import Fact, Missing, OutcomeUnknown, Received, Versioned
+from dlog.machine import Fact, Missing, Outcome, OutcomeUnknown, Received, Versioned
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.stores.contract import SegmentStore
@@ -79,7 +79,7 @@ class StreamTailer:
         self._segments: dict[int, Segment] = {}  # of the value, by number
         self._tail: Segment | None = None  # of the value: the one in progress
         self._is_known = False
-        self._defect: MetadataWentBackError | None = None  # metadata went back: nothing is served from it
+        self._defect: DLogError | None = None  # of the stream's metadata: nothing is served from it
         self._has_news = False  # since the last doubt
         self._is_alone = False  # a reader's open waited in vain for metadata, and nothing could be read since
         self._stale = Stale()  # metadata, as it is known
@@ -245,17 +245,15 @@ class StreamTailer:
             waiting, self._fresh = self._fresh, []
             views = tuple(self._views)
             error: DLogError | None = None
-            try:
-                outcome = await self._metadata.read(self._key)
-            except MetadataWentBackError as defect:
-                outcome = OutcomeUnknown(defect.message, defect)
+            outcome = await self._read_metadata()
             if isinstance(outcome, Versioned | Missing):
-                self._is_alone = False
+                self._is_alone, self._defect = False, None
                 for view in views:
                     view.is_sure = True
                 self._saw(outcome.value if isinstance(outcome, Versioned) else None)
             else:
-                self._refuse(outcome.defect if isinstance(outcome, OutcomeUnknown) else None)
+                defect = outcome if isinstance(outcome, DLogError) and outcome.remedy is not Remedy.RETRY else None
+                self._refuse(defect)
                 error = self._defect or MetadataUnavailableError(f"metadata cannot be read now: stream={self.stream}")
             for then in waiting:
                 then(error)
@@ -264,7 +262,18 @@ class StreamTailer:
                 continue
             await self._stale.rest(pauses.next_s())
 
-    def _refuse(self, defect: MetadataWentBackError | None) -> None:
+    async def _read_metadata(self) -> Outcome | DLogError:
+        """The outcome, or what asking again will hardly mend: it is this stream's alone."""
+        try:
+            outcome = await self._metadata.read(self._key)
+        except DLogError as error:
+            return error
+        except Exception as error:  # noqa: BLE001 - whatever a reader of znodes did not foresee
+            return DamagedError(f"metadata of the stream cannot be read: stream={self.stream} {error!r}")
+        defect = outcome.defect if isinstance(outcome, OutcomeUnknown) else None
+        return outcome if defect is None else defect
+
+    def _refuse(self, defect: DLogError | None) -> None:
         """If metadata is not to be relied on any more, whoever waits is told, and so is whoever asks."""
         self._defect = defect
         if defect is not None:

@@ -73,6 +73,22 @@ class StreamNotFoundError(InvalidRequestError):
     code = 510
 
 
+class StreamRecreatedError(StreamNotFoundError):
+    """The stream that this position or reader belongs to was deleted; the one that has its name now is another."""
+
+    code = 560
+
+
+class PositionBeyondEndError(InvalidRequestError):
+    """The stream does not reach as far as this position; `end` is the place behind its last record, as DLSN text."""
+
+    code = 561
+
+    def __init__(self, message: str = "", *, end: str | None = None, **kw: object) -> None:
+        super().__init__(message, **kw)  # type: ignore[arg-type]
+        self.end = end
+
+
 class StreamExistsError(InvalidRequestError):
     """A stream of that name exists already."""
 

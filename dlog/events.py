@@ -281,14 +281,13 @@ class ActorFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
-class ActorGivenUp(Event):
-    """An actor died too often; its supervisor ends with it."""
+class WorkFailed(Event):
+    """What was done for one stream, reader or connection ended with an unexpected error; nothing else did."""
 
-    name: ClassVar[str] = "actor.given_up"
+    name: ClassVar[str] = "work.failed"
     level: ClassVar[str] = "error"
-    actor: str
+    work: str
     error: str
-    restarts: int
 
 
 @dataclass(frozen=True, slots=True)

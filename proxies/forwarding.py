@@ -189,7 +189,7 @@ class Forwarding:
         lane = self._lanes.get(address)
         if lane is None:
             lane = self._lanes[address] = _Lane(address)
-            self._carriage.tasks.start(self._live(lane), name=f"pipe to {address} for {self._connection.peer}")
+            self._carriage.tasks.start_alone(self._live(lane), name=f"pipe to {address} for {self._connection.peer}")
         return lane
 
     def _through(self, address: str, run: Callable[[Pipe], object], fail: Callable[[Any], object]) -> None:

@@ -27,13 +27,16 @@ class Questions:
             work.close()
             raise OverCapacityError("too many questions wait on this connection")
         self._waiting += 1
-        self._tasks.start(self._work_out(request, work), name=f"question {request} of {self._connection.peer}")
+        self._tasks.start_alone(self._work_out(request, work), name=f"question {request} of {self._connection.peer}")
 
     async def _work_out(self, request: int, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
         try:
             result = await work
         except DLogError as error:
             self._connection.fail(request, error)
+        except Exception as error:
+            self._connection.fail(request, DLogError(f"failed unexpectedly: {error!r}", outcome_unknown=True))
+            raise
         else:
             self._connection.send(Done(request, result))
         finally:

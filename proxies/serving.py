@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dlog.errors import ConfigError, DLogError
-from dlog.events import ConnectionOpened, ConnectionRefused, Event, VariablesIgnored
+from dlog.events import ConnectionOpened, ConnectionRefused, Event, VariablesIgnored, WorkFailed
 from dlog.hostport import join_host_port
 from dlog.io import listening, logs, metrics, nearby, process
 from dlog.io.settings import add_flags, configured, ignored_variables, load
@@ -272,6 +272,11 @@ def tell(event: Event) -> None:
     """Log an event and count it."""
     metrics.count(event)
     logs.tell(event)
+
+
+def failed(told: Callable[[Event], None]) -> Callable[[str, Exception], None]:
+    """For a Lifetime: tell of work that ended with an unexpected error."""
+    return lambda work, error: told(WorkFailed(work, repr(error)))
 
 
 def seeded() -> random.Random:

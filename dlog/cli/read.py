@@ -28,7 +28,7 @@ _LENGTH = struct.Struct(">I")
 
 @click.command()
 @click.argument("stream")
-@click.option("--from", "from_dlsn", metavar="DLSN", help="Begin at this place, as in 3:17:2.")
+@click.option("--from", "from_dlsn", metavar="POSITION", help="Begin at this DLSN, as in 3:17:2, or position.")
 @click.option(
     "--from-txid", type=click.IntRange(0), metavar="N", help="Begin at the first record with this txid or above."
 )
@@ -140,7 +140,8 @@ def _with_places(batch: RecordBatch) -> bytes:
 def _json(batch: RecordBatch) -> bytes:
     lines: list[str] = []
     for record in batch:
-        told = {"dlsn": str(record.dlsn), "txid": record.txid, "unix_ms": record.unix_ms}
+        where = {"dlsn": str(record.dlsn), "position": str(record.position)}
+        told = {**where, "txid": record.txid, "unix_ms": record.unix_ms}
         try:
             lines.append(json.dumps({**told, "payload": record.payload.decode()}, ensure_ascii=False))
         except UnicodeDecodeError:

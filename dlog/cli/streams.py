@@ -134,14 +134,15 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
 @click.argument("dlsn")
 @cluster_options
 def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None, as_json: bool) -> None:
-    """Let records of STREAM before DLSN go, by whole segments. The point only moves forward."""
+    """Let records of STREAM before DLSN go: they are not read any more, and deleted by whole segments. The point only
+    moves forward. Exit 1 for a point behind the last record."""
     stream_name(stream)
     place = places.parse(dlsn)
     told = ask(connect, directory, lambda client: client.truncate(stream, place))
     if as_json:
         say_json({"stream": stream, **told})
     else:
-        say(f"truncated {stream}; the first record kept is at {dlsn_text(told.get('first'))}")
+        say(f"truncated {stream}; the first place kept is {dlsn_text(told.get('first'))}")
 
 
 @click.command(

@@ -317,7 +317,8 @@ class Client:
         return str(told["life"])
 
     async def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:
-        """Let records before `dlsn` go, by whole segments. The point only moves forward."""
+        """Let records before `dlsn` go: they are not read any more, and deleted by whole segments. The point only moves
+        forward; the answer names it (`first`). Raises PositionBeyondEndError for a point behind the last record."""
         router = self._check(stream)
         place = parse(dlsn) if isinstance(dlsn, str) else dlsn
         life = await self.life(stream)

@@ -15,12 +15,13 @@ from dlog.wire.digest import crc32c
 from dlog.wire.entry import decode_entry, parse_record_set
 
 
-def decode_entries(entries: proxy.Entries) -> list[RecordBatch]:
-    """The batches of one frame, in order. Raises DamagedError with the place of what does not verify."""
+def decode_entries(entries: proxy.Entries, life: str = "") -> list[RecordBatch]:
+    """The batches of one frame, in order. life: of the stream. Raises DamagedError with the place of what does not
+    verify."""
     batches: list[RecordBatch] = []
     skip = entries.skip
     for entry, payload in enumerate(entries.payloads(), entries.first_entry):
-        found = decode_one(payload, entries.segment, entry)
+        found = decode_one(payload, entries.segment, entry, life)
         if skip:
             found = [rest for batch in found if (rest := batch.from_slot(skip)) is not None]
             skip = 0
@@ -28,7 +29,7 @@ def decode_entries(entries: proxy.Entries) -> list[RecordBatch]:
     return batches
 
 
-def decode_one(payload: memoryview, segment: int, entry: int) -> list[RecordBatch]:
+def decode_one(payload: memoryview, segment: int, entry: int, life: str = "") -> list[RecordBatch]:
     """The batches of one entry. Raises DamagedError."""
     try:
         records = decode_entry(payload, expand=False)
@@ -47,13 +48,13 @@ def decode_one(payload: memoryview, segment: int, entry: int) -> list[RecordBatc
                     raise DamagedError(f"the producer's checksum does not match: slot={record.slot}")
                 payloads = parse_record_set(record.payload)
                 if payloads:
-                    batches.append(RecordBatch(place(segment, entry, record.slot), record.txid, unix_ms, payloads))
+                    at = place(segment, entry, record.slot)
+                    batches.append(RecordBatch(at, record.txid, unix_ms, payloads, life))
             elif batches and batches[-1].txid == record.txid and batches[-1].last.slot == record.slot - 1:
                 batches[-1].payloads.append(bytes(record.payload))
             else:
-                batches.append(
-                    RecordBatch(place(segment, entry, record.slot), record.txid, unix_ms, [bytes(record.payload)])
-                )
+                at = place(segment, entry, record.slot)
+                batches.append(RecordBatch(at, record.txid, unix_ms, [bytes(record.payload)], life))
     except DamagedError as error:
         raise DamagedError(f"{error.message} at segment={segment} entry={entry}") from error
     return batches

@@ -1,23 +1,39 @@
-"""Where a read begins: a DLSN, a transaction id, a time, the first record there is, or the tail."""
+"""Where a read begins: a DLSN, a transaction id, a time, the first record there is, or the tail.
+
+A position with the life of its stream is not read in another stream of the same name. As text it is LIFE@DLSN.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from dlog.errors import InvalidRequestError
-from dlog.model.dlsn import DLSN, parse
+from dlog.model.dlsn import DLSN, of, parse
 from dlog.model.ids import TXID_MAX
 from dlog.wire.proxy import Start
+
+_LIFE = re.compile(r"[0-9A-Za-z]{1,64}\Z", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Made by `at_dlsn`, `at_txid`, `at_time`, or one of START and TAIL."""
+    """Made by `at_dlsn`, `at_txid`, `at_time`, taken from a record (`Record.position`), or one of START and TAIL.
+
+    life: of the stream that it is of, "" if that is not known: then it is read in whatever stream has the name.
+    `str` gives what `at_dlsn` reads, for a position that is a DLSN.
+    """
 
     kind: Start
     value: Any = None
+    life: str = ""
+
+    def __str__(self) -> str:
+        if self.kind is not Start.DLSN:
+            return self.kind.name.lower() if self.value is None else f"{self.kind.name.lower()}={self.value}"
+        return f"{self.life}@{of(*self.value)}" if self.life else str(of(*self.value))
 
 
 #: the first record that is kept
@@ -26,10 +42,15 @@ START = Position(Start.START)
 TAIL = Position(Start.TAIL)
 
 
-def at_dlsn(dlsn: DLSN | str) -> Position:
-    """From this place on; if it holds no record, from the next that does. Raises InvalidRequestError."""
+def at_dlsn(dlsn: DLSN | str, life: str = "") -> Position:
+    """From this place on; if it holds no record, from the next that does. A text may name the stream's life too, as
+    `Record.position` does: LIFE@DLSN. Raises InvalidRequestError."""
+    if isinstance(dlsn, str) and "@" in dlsn:
+        life, _, dlsn = dlsn.strip().partition("@")
+        if not _LIFE.match(life):
+            raise InvalidRequestError(f"not the life of a stream, write LIFE@segment:entry:slot: value={life[:70]!r}")
     place = parse(dlsn) if isinstance(dlsn, str) else dlsn
-    return Position(Start.DLSN, tuple(place))
+    return Position(Start.DLSN, tuple(place), life)
 
 
 def at_txid(txid: int) -> Position:
@@ -56,7 +77,7 @@ def at_time(when: datetime | float) -> Position:
 
 
 def position(start: Position | DLSN | str | datetime | None) -> Position:
-    """What `read(start=...)` accepts: a Position, a DLSN or its text, a datetime, "start", "tail", None (the start)."""
+    """What `read(start=...)` accepts: a Position, a DLSN, their text, a datetime, "start", "tail", None (the start)."""
     match start:
         case None | "start":
             return START

@@ -25,9 +25,11 @@ from dlog.errors import (
     DamagedError,
     DLogError,
     OwnedElsewhereError,
+    PositionBeyondEndError,
     Remedy,
     RequestTimeoutError,
     StreamNotFoundError,
+    StreamRecreatedError,
     TruncatedError,
 )
 from dlog.model.dlsn import DLSN, of
@@ -55,6 +57,7 @@ class Reader:
         self._request = 0
         self._owed = 0  # bytes consumed and not given back as credit
         self._next: DLSN | None = None  # place of the next record to deliver, once known
+        self._life = start.life  # of the stream that is read, once known
         self._location: str | None = None  # where the server sent us
         self._avoid: str | None = None
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
@@ -67,9 +70,10 @@ class Reader:
     async def batches(self) -> AsyncGenerator[RecordBatch, None]:
         """Batches in order, each record once.
 
-        Ends at the tail as of the open (without follow) or at the end of a sealed stream. Raises StreamNotFoundError,
-        TruncatedError, DamagedError as the server tells them, RequestTimeoutError when nobody has served this read
-        for `read_deadline_s`. Cancelling between batches loses nothing: read again from the last DLSN.
+        Ends at the tail as of the open (without follow) or at the end of a sealed stream. Raises StreamNotFoundError
+        (of a stream that was made again meanwhile StreamRecreatedError), PositionBeyondEndError, TruncatedError,
+        DamagedError as the server tells them, RequestTimeoutError when nobody has served this read for
+        `read_deadline_s`. Cancelling between batches loses nothing: read again from the last batch's `position`.
         """
         _keep_freed_memory()
         try:
@@ -144,6 +148,7 @@ class Reader:
         if self._moves > _MOVES_MAX:
             await asyncio.sleep(self._router.pause_s(self._backoff))
         start = self._start if self._next is None else at_dlsn(self._next)
+        life = self._life or None
         location, self._location = self._location, None
         try:
             if location is not None:
@@ -161,6 +166,7 @@ class Reader:
                     self._options.read_credit_bytes,
                     self._follow,
                     location is not None,
+                    life,
                 ),
             )
             self._owed = 0
@@ -179,7 +185,7 @@ class Reader:
             self._connection.credit(self._request, self._owed)
             self._owed = 0
         batches: list[RecordBatch] = []
-        for batch in decode_entries(entries):
+        for batch in decode_entries(entries, self._life):
             rest = self._from_next(batch)
             if rest is not None:
                 batches.append(rest)
@@ -200,10 +206,12 @@ class Reader:
         detail = event.detail
         match event.kind:
             case ReaderEventKind.STARTED:
+                self._life = detail.get("life") or self._life
                 if self._next is None and "dlsn" in detail:
                     self._next = of(*detail["dlsn"])
             case ReaderEventKind.CAUGHT_UP:
                 self._served()
+                self._life = detail.get("life") or self._life
                 self.caught_up += 1
                 self._is_owed = False
                 self._ended = not self._follow
@@ -216,8 +224,22 @@ class Reader:
             case ReaderEventKind.DAMAGED:
                 where = f" dlsn={of(*detail['dlsn'])}" if "dlsn" in detail else ""
                 raise DamagedError(f"{detail.get('message', 'an entry cannot be read')}: stream={self.stream}{where}")
+            case ReaderEventKind.BEYOND_END:
+                end = str(of(*detail["end"])) if "end" in detail else None
+                start = self._start if self._next is None else at_dlsn(self._next, self._life)
+                hint = f", it ends at {end}" if end else ""
+                raise PositionBeyondEndError(
+                    f"the stream does not reach as far as this position{hint}; read from there, or from the start: "
+                    f"stream={self.stream} position={start}",
+                    end=end,
+                )
+            case ReaderEventKind.DELETED if self._life and detail.get("life") is not None:
+                raise StreamRecreatedError(
+                    f"the stream that this position is of was deleted, and another has its name; read that one from "
+                    f"the start: stream={self.stream} life={self._life} now={detail['life']}"
+                )
             case ReaderEventKind.DELETED:
-                what = "the stream was deleted" if self._next is not None else "no such stream"
+                what = "the stream was deleted" if self._next is not None or self._life else "no such stream"
                 raise StreamNotFoundError(f"{what}: stream={self.stream}")
             case ReaderEventKind.MOVED:
                 self._leave()

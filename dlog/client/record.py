@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from itertools import count, repeat
 from typing import NamedTuple
 
+from dlog.client.position import Position, at_dlsn
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import EntryId, SegmentNumber
 from dlog.values import value
@@ -22,6 +23,13 @@ class Record(NamedTuple):
     txid: int
     payload: bytes
     unix_ms: int  # when its owner took it; 0 where the writer did not say (then txid often is a time)
+    life: str = ""  # of its stream, another for each stream of the name; "" if it has none
+
+    @property
+    def position(self) -> Position:
+        """Where to go on behind this record: save its text, and give it to `read(start=...)`. It is not read in a
+        stream that was made again under the name (StreamRecreatedError)."""
+        return at_dlsn(self.dlsn.next_slot(), self.life)
 
 
 @value
@@ -32,6 +40,12 @@ class RecordBatch:
     txid: int
     unix_ms: int
     payloads: list[bytes]
+    life: str = ""  # of the stream
+
+    @property
+    def position(self) -> Position:
+        """Where to go on behind the last record."""
+        return at_dlsn(self.last.next_slot(), self.life)
 
     def __len__(self) -> int:
         return len(self.payloads)
@@ -40,7 +54,8 @@ class RecordBatch:
         segment, entry, slot = self.dlsn
         new = tuple.__new__
         places = map(new, repeat(DLSN), zip(repeat(segment), repeat(entry), count(slot)))
-        return map(new, repeat(Record), zip(places, repeat(self.txid), self.payloads, repeat(self.unix_ms)))
+        rest = repeat(self.txid), self.payloads, repeat(self.unix_ms), repeat(self.life)
+        return map(new, repeat(Record), zip(places, *rest, strict=False))
 
     @property
     def last(self) -> DLSN:
@@ -54,11 +69,13 @@ class RecordBatch:
             return self
         if skip >= len(self.payloads):
             return None
-        return RecordBatch(self.dlsn.next_slot(skip), self.txid, self.unix_ms, self.payloads[skip:])
+        return RecordBatch(self.dlsn.next_slot(skip), self.txid, self.unix_ms, self.payloads[skip:], self.life)
 
     def first_n(self, n: int) -> RecordBatch:
         """The first `n` records, n at least 1."""
-        return self if n >= len(self.payloads) else RecordBatch(self.dlsn, self.txid, self.unix_ms, self.payloads[:n])
+        if n >= len(self.payloads):
+            return self
+        return RecordBatch(self.dlsn, self.txid, self.unix_ms, self.payloads[:n], self.life)
 
 
 def place(segment: int, entry: int, slot: int) -> DLSN:

@@ -97,7 +97,7 @@ class S3Objects:
     async def _client(self) -> Any:
         async with self._making:
             if self._made is None:
-                opening = _client_of(self._options)
+                opening = await asyncio.to_thread(_client_of, self._options)  # seconds of imports and of JSON
                 try:
                     with _errors("any"):
                         self._made = await self._stack.enter_async_context(opening)
@@ -201,7 +201,10 @@ def _client_of(options: ColdOptions) -> Any:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return get_session().create_client(
+    session = get_session()
+    for part in ("service-2", "endpoint-rule-set-1", "paginators-1"):  # the loader keeps what it has read
+        session.get_component("data_loader").load_service_model("s3", part)
+    return session.create_client(
         "s3",
         endpoint_url=options.s3_endpoint or None,
         region_name=options.s3_region or None,

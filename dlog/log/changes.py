@@ -132,7 +132,8 @@ class Deallocate:
 
 @dataclass(frozen=True, slots=True)
 class TruncateTo:
-    """Records before `dlsn` may go: whole segments are TRUNCATED, the one holding it PARTIAL. Only moves forward.
+    """Records before `dlsn` may go: whole segments are TRUNCATED, the one holding it PARTIAL, be it in progress or not.
+    Only moves forward. dlsn: not beyond what was confirmed when this was wanted.
 
     The last segment of the list and any in progress are never TRUNCATED: the list keeps what the next one follows.
     """
@@ -143,12 +144,13 @@ class TruncateTo:
         return replace(value, segments=tuple(self._one(s, s is value.segments[-1]) for s in value.segments))
 
     def _one(self, segment: Segment, is_last: bool) -> Segment:
-        if not segment.completed or segment.truncation is Truncation.TRUNCATED:
+        if segment.truncation is Truncation.TRUNCATED:
             return segment
-        if segment.last_dlsn < self.dlsn and not is_last:
+        if segment.completed and segment.last_dlsn < self.dlsn and not is_last:
             return replace(segment, truncation=Truncation.TRUNCATED)
-        if segment.first_dlsn < self.dlsn <= segment.last_dlsn:
-            return replace(segment, truncation=Truncation.PARTIAL, min_entry=self.dlsn.entry, min_slot=self.dlsn.slot)
+        first = min(self.dlsn, segment.last_dlsn.next_slot()) if segment.completed else self.dlsn
+        if segment.first_dlsn < first and first.segment == segment.number:
+            return replace(segment, truncation=Truncation.PARTIAL, min_entry=first.entry, min_slot=first.slot)
         return segment
 
 

@@ -4,9 +4,10 @@ The law of this room: a reader sees a contiguous run of what is confirmed, and i
 a segment's LAC is ever asked for, and the LAC comes from the source: of a completed segment that is its end as its
 store decided it, which the list may state wrongly (a Java writer that was fenced completes its segment at the last
 entry that it knew to be acknowledged). A segment that was moved to another store is read on there, from the same
-position. What ends a reader is a typed event: the stream's end, truncation, damage,
-deletion; never silence. Damage is said only of a segment that the list, read after the store said so, still has at that
-place.
+position. What ends a reader is a typed event: the stream's end, truncation, damage, deletion, a position beyond the
+end; never silence. That the stream is another one than the position is of, or ends before it, is said only of a list,
+and a LAC, that were read after the reader was opened. Damage is said only of a segment that the list, read after the
+store said so, still has at that place.
 
 Facts it hears: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/read_messages.py),
 PeerLost(SOURCE), TimerFired. It sends questions to SOURCE and proxy.Entries and ReaderEvent to READER. `has_ended` says
@@ -57,6 +58,10 @@ class ReadingOptions:
     retry_after_s: float = option(0.1, sim=(0.001, 0.2))  # after a failure of the source that may pass
 
 
+def _may_pass(error: DLogError) -> bool:
+    return error.remedy is Remedy.RETRY
+
+
 class StreamReader:
     """Reads one stream for one reader.
 
@@ -83,7 +88,8 @@ class StreamReader:
         self._from_tail = False
         self._stop: tuple[int, int] | None = None  # segment and entry after which a reader that does not follow ends
         self._stop_segment = 0
-        self._is_stop_sure = False  # the list that named it was read after we were opened
+        self._is_sure = False  # a list has come that was read after we were opened
+        self._wanted: DLSN | None = None  # where to begin, until it is known that the stream reaches that far
         self._is_looking = False  # we have asked for a fresh list
         self._caught_up = False
         self._asked: GetEntries | None = None
@@ -147,9 +153,14 @@ class StreamReader:
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
     def _note_stream(self, stream: StreamMetadata | None, fresh: bool) -> None:
-        if stream is None or (self._stream is not None and stream.life != self._stream.life and self._stream.life):
-            self._say(ReaderEventKind.DELETED)  # if there is a stream now, it only has the name of ours
-            self._end()
+        if stream is None:
+            self._end_deleted()
+            return
+        if self._is_another(stream):
+            if self._stream is not None or fresh:
+                self._end_deleted(life=stream.life)
+            else:
+                self._look_again()  # it may be the remembered one that is over
             return
         is_first, self._stream = self._stream is None, stream
         if is_first:
@@ -157,13 +168,21 @@ class StreamReader:
         self._is_looking = self._is_looking and not fresh
         if fresh:
             self._note_look()
-        if fresh and not self._is_stop_sure:
-            self._is_stop_sure = True
+        if fresh and not self._is_sure:
+            self._is_sure = True
             self._stop_segment = stream.segments[-1].number if stream.segments else 0
+        if self._wanted is not None and not is_first:
+            self._begin_again_at(stream, self._wanted)
         if not self.has_ended:
             self._follow_segment(stream)
         if not self.has_ended:
             self._judge_denial(stream)
+
+    def _is_another(self, stream: StreamMetadata) -> bool:
+        """Whether this is another stream of the name than the one that is read, or that the position is of."""
+        assert self._read is not None
+        ours = self._stream.life if self._stream is not None else self._read.life
+        return bool(ours) and stream.life != ours
 
     def _choose_segment(self, stream: StreamMetadata) -> None:
         """Find the segment of the start position; where in it, may need its LAC and a look at its entries."""
@@ -199,10 +218,23 @@ class StreamReader:
             else:
                 self._end_truncated(first)
             return
+        self._wanted = dlsn
+        last = stream.segments[-1] if stream.segments else None
+        if last is not None and dlsn.segment > last.number and not last.completed:
+            self._from_tail = True  # the tail of the last segment tells whether the stream reaches that far
+            self._number = last.number
+            return
         self._number, self._entry, self._slot = dlsn.segment, max(0, dlsn.entry), max(0, dlsn.slot)
         segment = stream.segment(dlsn.segment)
         if segment is not None and segment.completed and dlsn.entry == segment.last_entry and dlsn > segment.last_dlsn:
             self._entry, self._slot = self._entry + 1, 0
+
+    def _begin_again_at(self, stream: StreamMetadata, dlsn: DLSN) -> None:
+        """The list by which we looked for the position is an old one; so may be what we heard of the tail."""
+        self._segment = self._asked = self._watched = None
+        self._lac, self._lac_is_final = int(_LAC_UNKNOWN), False
+        self._wanted, self._from_tail = None, False
+        self._begin_at(stream, dlsn)
 
     def _follow_segment(self, stream: StreamMetadata) -> None:
         """Is the segment at hand still what it was? It may have begun, ended, been replaced or truncated."""
@@ -289,7 +321,7 @@ class StreamReader:
     def _note_failed(self, question: SourceQuestion, error: DLogError) -> None:
         if isinstance(error, StreamNotFoundError):
             self._note_stream(None, True)
-        elif isinstance(error, MetadataWentBackError):
+        elif isinstance(error, MetadataWentBackError) or (isinstance(question, GetStream) and not _may_pass(error)):
             self._end_damaged(error)
         elif isinstance(question, GetEntries) and question == self._asked:
             self._asked = None
@@ -354,6 +386,9 @@ class StreamReader:
             elif self._lac == _LAC_UNKNOWN or (segment.completed and not self._lac_is_final):
                 self._watch(segment)
                 return
+            elif self._wanted is not None:
+                if not self._is_reached(self._stream, self._wanted):
+                    return
             elif not self._is_placed and self._is_beyond_its_end():
                 self._next_segment()
                 self._follow_segment(self._stream)
@@ -380,6 +415,8 @@ class StreamReader:
 
     def _at_missing_segment(self, stream: StreamMetadata) -> bool:
         """The segment at hand is not in the list (yet). Whether there is more to do now."""
+        if self._wanted is not None and not self._is_reached(stream, self._wanted):
+            return False
         if stream.is_sealed and (not stream.segments or self._number > stream.segments[-1].number):
             self._end_of_stream()
             return False
@@ -390,6 +427,29 @@ class StreamReader:
             self._started()
         self._tell_caught_up()
         return False
+
+    def _is_reached(self, stream: StreamMetadata, wanted: DLSN) -> bool:
+        """Whether the stream reaches as far as the position; if not, that ends the reader, once it is certain."""
+        end = self._end_before(stream, wanted)
+        if end is None or wanted <= end:
+            self._wanted = None
+            return True
+        if self._is_sure:
+            self._say(ReaderEventKind.BEYOND_END, end=list(end))
+            self._end()
+        else:
+            self._look_again()
+        return False
+
+    def _end_before(self, stream: StreamMetadata, wanted: DLSN) -> DLSN | None:
+        """Behind the last record, of a stream that may end before this position; None: it goes on in later segments."""
+        if not stream.segments:
+            return of(stream.max_segment + 1, 0, 0)
+        last = stream.segments[-1].number
+        if wanted.segment < last:
+            return None
+        is_at_its_end = wanted.segment > last and (self._number > last or self._lac_is_final)
+        return of(last + 1, 0, 0) if is_at_its_end else of(last, self._lac + 1, 0)
 
     def _is_beyond_its_end(self) -> bool:
         """Whether we were asked to begin at a place behind the last one of its segment, which had come to its end."""
@@ -419,8 +479,14 @@ class StreamReader:
         self._started()
 
     def _started(self) -> None:
+        """The position is decided. Who waits for a txid or a time that is not written yet is told of it later."""
         self._is_placed = True
-        self._say(ReaderEventKind.STARTED, dlsn=list(self.position))
+        if self._goal is None:
+            self._say(ReaderEventKind.STARTED, dlsn=list(self.position), life=self._life)
+
+    @property
+    def _life(self) -> str:
+        return self._stream.life if self._stream is not None else ""
 
     def _is_stop_in_doubt(self) -> bool:
         """What we took for the last segment is behind us, but the list that said so may be older than our opening.
@@ -429,7 +495,7 @@ class StreamReader:
         """
         assert self._read is not None
         is_there = self._stop is None and self._number >= self._stop_segment
-        return is_there and not self._read.follow and not self._is_stop_sure
+        return is_there and not self._read.follow and not self._is_sure
 
     def _is_past_stop(self) -> bool:
         """A reader that does not follow ends at the tail as it was when the reader reached the last segment."""
@@ -515,16 +581,22 @@ class StreamReader:
             self._end_caught_up()
         elif not self._caught_up:
             self._caught_up = True
-            self._say(ReaderEventKind.CAUGHT_UP)
+            self._say(ReaderEventKind.CAUGHT_UP, life=self._life)
 
     def _end_caught_up(self) -> None:
-        self._say(ReaderEventKind.CAUGHT_UP)
+        self._say(ReaderEventKind.CAUGHT_UP, life=self._life)
         self._end()
 
     def _end_of_stream(self) -> None:
         if not self._is_placed or self._goal is not None:
+            self._goal = None
             self._started()
         self._say(ReaderEventKind.END_OF_STREAM)
+        self._end()
+
+    def _end_deleted(self, **now: Any) -> None:
+        """now: the life of the stream that has the name, if there is one."""
+        self._say(ReaderEventKind.DELETED, **now)
         self._end()
 
     def _end_truncated(self, first: DLSN) -> None:

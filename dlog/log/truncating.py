@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dlog.errors import DLogError, InvalidRequestError, NotReadyError
+from dlog.errors import DLogError, NotReadyError, PositionBeyondEndError
 from dlog.log.changes import Deallocate, ForgetSegment, TruncateTo, allocated_place
 from dlog.log.disposal import Doomed
 from dlog.log.tenure import Tenure
 from dlog.machine import Answer, Ticket
-from dlog.model.dlsn import DLSN, DLSN_FIRST
+from dlog.model.dlsn import DLSN, DLSN_FIRST, of
 from dlog.model.segment import LEDGER, Truncation
 
 
@@ -25,14 +25,28 @@ class Truncating:
         kept = (s for s in self._tenure.value.segments if s.truncation is not Truncation.TRUNCATED)
         return next((s.first_dlsn for s in kept), DLSN_FIRST)
 
-    def ask(self, ticket: Ticket, dlsn: DLSN) -> None:
-        """Answered with the first DLSN that may still be read, once metadata says so."""
+    @property
+    def end(self) -> DLSN | None:
+        """Behind the last record that is confirmed; None: a segment is still being recovered."""
         t = self._tenure
-        if not t.is_held:
-            t.out.append(Answer(ticket, NotReadyError("the stream is being claimed")))
-        elif dlsn.segment > t.value.max_segment:
-            last = t.value.max_segment
-            t.out.append(Answer(ticket, InvalidRequestError(f"no such segment yet: dlsn={dlsn} last_segment={last}")))
+        segment = t.writing.current
+        if segment is not None:
+            return of(segment.number, segment.lac + 1, 0)
+        if t.value.in_progress:
+            return None
+        last = t.value.segments[-1].number if t.value.segments else t.value.max_segment
+        return of(last + 1, 0, 0)
+
+    def ask(self, ticket: Ticket, dlsn: DLSN) -> None:
+        """Answered with the first DLSN that may still be read, once metadata says so. A point beyond the end is
+        refused: what is not written yet would be gone as soon as it is acknowledged."""
+        t = self._tenure
+        end = self.end if t.is_held else None
+        if end is None:
+            t.out.append(Answer(ticket, NotReadyError("the stream is being claimed or recovered")))
+        elif dlsn > end:
+            text = f"the stream does not reach as far as this point, it ends at {end}: stream={t.stream} dlsn={dlsn}"
+            t.out.append(Answer(ticket, PositionBeyondEndError(text, end=str(end))))
         else:
             change = TruncateTo(dlsn)
             self._waiting += ((ticket, change),)

@@ -65,13 +65,14 @@ class Start(enum.IntEnum):
 class ReaderEventKind(enum.IntEnum):
     """Typed events of a reader; all but CAUGHT_UP and STARTED end it."""
 
-    STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins
-    CAUGHT_UP = 1  # at the tail as of now; more may come
+    STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins, "life" of the stream
+    CAUGHT_UP = 1  # at the tail as of now; more may come; detail {"life": ...}
     END_OF_STREAM = 2  # sealed and all delivered; final
     TRUNCATED = 3  # position before the truncation point; detail {"first": [s, e, slot]}
     DAMAGED = 4  # an entry at or below the LAC cannot be read; detail {"dlsn": ..., "message": ...}
     MOVED = 5  # another read proxy serves this stream; detail {"location": "host:port"}
-    DELETED = 6  # the stream is gone
+    DELETED = 6  # the stream is gone; detail {"life": ...} of the one that has its name now, if there is one
+    BEYOND_END = 7  # the stream does not reach as far as the position; detail {"end": [s, e, slot]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ class Write:
 class Read:
     """Open a reader; its id is `request`. The server pushes up to `credit` bytes of entry payloads; see Credit.
 
-    follow: False ends the reader (CAUGHT_UP then nothing more) at the tail as of the open.
+    follow: False ends the reader (CAUGHT_UP then nothing more) at the tail as of the open. life: of the stream that the
+    position is of (StreamMetadata); None or "": not known, whatever stream has the name is read.
     """
 
     request: int
@@ -128,6 +130,7 @@ class Read:
     credit: int
     follow: bool
     forwarded: bool = False  # a client that was redirected here asks to be served whatever the ring says
+    life: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

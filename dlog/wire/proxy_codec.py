@@ -193,6 +193,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("credit", U63),
             ("follow", BOOL),
             ("forwarded", BOOL),
+            ("life", _or_nil(TEXT)),
         ),
     ),
     Op.CREDIT: (proxy.Credit, (("request", U63), ("bytes", U63))),

@@ -77,6 +77,9 @@ class StreamReader:
                     self._view.close()
         except DLogError as error:
             self._connection.fail(self.request, error)
+        except Exception as error:
+            self._connection.fail(self.request, DLogError(f"the reader failed: stream={self._stream} {error!r}"))
+            raise
         finally:
             self._on_end()
 

@@ -96,7 +96,7 @@ class ReadProxy:
         self.listener.name = self.id
         supervisor = Supervisor("tailers", rng=self._rng, on_event=self._tell, drain_s=TAILERS_END_S)
         try:
-            async with supervisor, Lifetime(drain_s=0.0) as self.tasks:
+            async with supervisor, Lifetime(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
                 dialler = Dialler("read-proxy", self.id, self._metadata, says_preamble=options.preambles().of_everybody)
                 self.carriage = Carriage(dialler, self.tasks)
                 self.relay = Relay(dialler, self._metadata)
@@ -147,7 +147,7 @@ class ReadProxy:
 
         self.readers += 1
         reader = StreamReader(connection, read, self._tailers, end, chunk_bytes=self.options.chunk_bytes)
-        self.tasks.start(reader.run(), name=f"reader {read.request} of {connection.peer}", stop=reader.stop)
+        self.tasks.start_alone(reader.run(), name=f"reader {read.request} of {connection.peer}", stop=reader.stop)
         return reader
 
     async def stat(self, stream: str) -> dict[str, Any]:

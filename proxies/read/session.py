@@ -171,7 +171,7 @@ class ReadSession(Dispatch):
             waiting.append((m, cost))
             return
         self._seeking[m.stream] = deque([(m, cost)])
-        self._house.tasks.start(self._seek(forwarding, m.stream), name=f"owner of {m.stream}")
+        self._house.tasks.start_alone(self._seek(forwarding, m.stream), name=f"owner of {m.stream}")
 
     async def _seek(self, forwarding: Forwarding, stream: str) -> None:
         """Find the owner of a stream, then hand on what waits for it, in order."""
@@ -186,6 +186,8 @@ class ReadSession(Dispatch):
             failure = UnavailableError(error.message)
         except DLogError as error:
             failure = error
+        except Exception as error:  # noqa: BLE001 - those who wait are told of it
+            failure = DLogError(f"the owner cannot be found: stream={stream} {error!r}")
         for m, cost in self._seeking.pop(stream):
             written = partial(self._written, m.request, m.stream, cost)
             if address:

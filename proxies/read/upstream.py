@@ -79,7 +79,7 @@ class OwnerLinks:
     async def _open(self, address: str, shared: _Shared) -> None:
         link = await self._dialler.open(address, self._options.connect_timeout_s, Link)
         shared.link = link
-        shared.pinging = self._tasks.start(self._ping(link), name=f"ping owner {address}")
+        shared.pinging = self._tasks.start_alone(self._ping(link), name=f"ping owner {address}")
 
     async def _ping(self, link: Link) -> None:
         await link.watch(self._options.ping_every_s, self._options.ping_timeout_s)

@@ -327,6 +327,9 @@ class Holdings:
                 holding.owner.stop()
             self._drop(holding, error)
             return
+        except Exception as error:
+            self._drop(holding, DLogError(f"the stream cannot be taken: stream={holding.stream} {error!r}"))
+            raise
         if self._holdings.get(holding.stream) is not holding:
             return  # it was deleted meanwhile
         holding.epoch = taken.epoch

@@ -104,7 +104,7 @@ class WriteProxy:
         self.listener.name = self.id
         supervisor = Supervisor("owners", rng=self._rng, on_event=self._tell, drain_s=OWNERS_END_S)
         try:
-            async with supervisor, Lifetime(drain_s=0.0) as self.tasks:
+            async with supervisor, Lifetime(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
                 self._compose(supervisor)
                 self.tasks.start(self._detector.run(), name="detector")
                 self.tasks.start(self.holdings.run(), name="holdings")
@@ -264,7 +264,7 @@ class WriteProxy:
 
     def _suspected(self, address: str) -> None:
         if not self.holdings.draining:
-            self.tasks.start(self._inherit(address), name=f"inherit from {address}")
+            self.tasks.start_alone(self._inherit(address), name=f"inherit from {address}")
 
     async def _inherit(self, address: str) -> None:
         """Take those of a silent proxy's streams that the ring gives us, a few at a time, after a moment's jitter."""

@@ -79,7 +79,7 @@ class Takes:
             self._placed.add(stream)
             self.begun += 1
             self.peak = max(self.peak, len(self._placed))
-            self._tasks.start(self._do(stream, work), name=f"take {stream}")
+            self._tasks.start_alone(self._do(stream, work), name=f"take {stream}")
 
     async def _do(self, stream: str, work: Work) -> None:
         held_up = asyncio.get_running_loop().call_later(self._slow_s, self.let_go, stream)

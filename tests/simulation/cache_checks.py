@@ -1,4 +1,4 @@
-"""What must hold of a read proxy's source and cache: R1 to R5, against the stream as it truly is.
+"""What must hold of a read proxy's source and cache: R1 to R6, against the stream as it truly is.
 
 The law of this file: it is the god view. It knows every entry that was ever stored, when it was confirmed and when it
 was truncated; of the source it sees what is said to readers, and what the cache holds.
@@ -14,7 +14,7 @@ from dlog.log.read_messages import LacSeen
 from dlog.model.dlsn import DLSN, of
 from dlog.model.segment import StreamMetadata, Truncation
 from dlog.wire.entry import decode_entry
-from dlog.wire.proxy import Entries
+from dlog.wire.proxy import Entries, ReaderEventKind
 from tests.simulation.cache_stream import StreamModel
 from tests.simulation.kernel import Violation
 
@@ -24,13 +24,18 @@ Key = tuple[str, int]  # place and entry
 @dataclass(slots=True)
 class Watched:
     """One reader, from its opening to its end. known_at: as new as that was, at its opening, what the proxy had read of
-    metadata. seen: what it was sent, users' records only."""
+    metadata. seen: what it was sent, users' records only. life: of the stream that it was opened for, "" if it named
+    none. saved_in: of the stream in which a record was confirmed at its position, "" if it begins elsewhere. is_beyond:
+    no stream of this world reaches as far as its position."""
 
     name: str
     opened_at: int
     known_at: int
     follow: bool
     start: DLSN | None = None
+    life: str = ""
+    saved_in: str = ""
+    is_beyond: bool = False
     seen: list[Key] = field(default_factory=list)
 
 
@@ -72,6 +77,8 @@ class CacheChecks:
         for entry, length in enumerate(entries.lengths, entries.first_entry):
             payload = bytes(entries.body[at : at + length])
             at += length
+            if reader.life not in ("", str(place.life)):
+                self.fail("R6", f"{reader.name} reads life {reader.life}, and was sent {place_name} of {place.life}")
             if entry > place.confirmed:
                 self.fail("R1", f"{reader.name} was sent {place_name}:{entry}, confirmed is {place.confirmed}")
             elif payload != place.payloads[entry]:
@@ -80,6 +87,16 @@ class CacheChecks:
                 self.fail("R4", f"{reader.name} was sent {place_name}:{entry}, truncated before it came")
             if any(record.is_user for record in decode_entry(payload)):
                 reader.seen.append((place.written_at, entry))
+
+    def told(self, reader: Watched, kind: ReaderEventKind) -> None:
+        """R6: a position is read in its own stream, and is told to lie beyond the end, if, and only if, it does."""
+        lives = {value.life if value is not None else None for value in self.stream.values_since(reader.opened_at)}
+        if reader.is_beyond and kind not in (ReaderEventKind.BEYOND_END, ReaderEventKind.DELETED):
+            self.fail("R6", f"{reader.name} begins beyond the end, and was told {kind.name}")
+        if kind is ReaderEventKind.BEYOND_END and lives == {reader.saved_in}:
+            self.fail("R6", f"{reader.name} begins where a record was confirmed before, and was told {kind.name}")
+        if kind is ReaderEventKind.DELETED and lives == {reader.life}:
+            self.fail("R6", f"{reader.name} reads life {reader.life}, which goes on, and was told {kind.name}")
 
     def took_in(self) -> None:
         """Number what was confirmed since the last look."""

@@ -6,6 +6,8 @@ Styles of plan:
 - "trim": truncation and deletion all the time, a cache that is almost too small;
 - "tail": readers that only want to know what is there now, while owners are cut off, or while the proxy is frozen
   through a take-over and has lost its session when it wakes;
+- "lives": a stream that is deleted and made again, and readers that come back to positions of this life and of earlier
+  ones, or to places that were never there, while the proxy has lost contact with metadata or not;
 - "moved": segments go to cold storage and are taken back while they are read, and their former copies are deleted;
 - "frozen": readers that come while contact with metadata is lost, and a proxy that is frozen before it is back, or soon
   after.
@@ -18,7 +20,7 @@ from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
 
-STYLES = ("swarm", "roll", "trim", "tail", "frozen", "moved")
+STYLES = ("swarm", "roll", "trim", "tail", "frozen", "moved", "lives")
 KINDS = (
     FaultKind.CRASH,  # of the read proxy
     FaultKind.PAUSE,
@@ -43,7 +45,17 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         "trim": {"append": 40, "take_over": 1, "roll": 12, "truncate": 10, "delete": 1, "open": 6, "hold": 2},
         "tail": {"append": 40, "take_over": 3, "roll": 3, "truncate": 0.5, "delete": 0, "open": 12, "hold": 1},
         "frozen": {"append": 40, "take_over": 2, "roll": 6, "truncate": 6, "delete": 1, "open": 20, "hold": 0},
-        "moved": {"append": 40, "take_over": 2, "roll": 10, "truncate": 1, "open": 6, "hold": 3, "relocate": 12},
+        "lives": {"append": 40, "take_over": 4, "roll": 8, "truncate": 0.5, "delete": 1.5, "open": 16, "hold": 0},
+        "moved": {
+            "append": 40,
+            "take_over": 2,
+            "roll": 10,
+            "truncate": 1,
+            "truncate_open": 4,
+            "open": 6,
+            "hold": 3,
+            "relocate": 12,
+        },
     }
     weights = styles[style]
     names = sorted(weights)
@@ -68,6 +80,12 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "tail" and rng.random() < 0.2:
         config |= {"unaware": 1.0, "session_s": 0.02}
         faults = _draw_freezes(rng)
+    if style == "lives":
+        config |= {"positions": 0.7}
+        if rng.random() < 0.5:
+            config |= {"duration_s": 2.0, "unaware": 1.0}
+            cut = Fault(kind=FaultKind.META_CUT, at_s=rng.uniform(0.05, 0.4), for_s=rng.uniform(0.5, 1.5), a="r")
+            faults = rng.choice((_draw_losses(rng), (cut,)))
     if style == "frozen":
         config |= {"session_s": 0.02, "duration_s": 2.0}
         faults = _draw_losses(rng)

@@ -347,6 +347,18 @@ class StreamModel:
         self.write(value)
         self.reach("truncated")
 
+    def truncate_open(self) -> None:
+        """Move the first readable place forward within the segment in progress, up to behind what is confirmed."""
+        value = self.value
+        if value is None or not value.in_progress:
+            return
+        segment = value.in_progress[-1]
+        place = self.places[segment.place]
+        if segment is value.segments[0] and segment.min_entry <= place.confirmed:
+            entry = EntryId(self.rng.randint(segment.min_entry + 1, place.confirmed + 1))
+            self.write(value.with_segment(replace(segment, truncation=Truncation.PARTIAL, min_entry=entry)))
+            self.reach("truncated_open")
+
     def relocate(self) -> None:
         """A completed segment is copied to cold storage, or taken back while its first copy is there; the copy that the
         list does not name any more is deleted a little later."""

@@ -68,6 +68,9 @@ MUST_REACH = (
     "source_failed",
     "reader_held",
     "sent_along",
+    "beyond_end",
+    "truncated_open",
+    "other_life",
     "went_cold",
     "taken_back",
 )
@@ -80,6 +83,7 @@ PROGRESS = {
 }
 RARE = ("deleted_reader", "number_came_again", "lost_source")
 SETTLE_S = 60.0
+BEYOND = (99, 0, 0)  # a place that no stream of this world reaches
 WAKING_NS = S // 20  # after a freeze contact with metadata is back by then
 R4_AFTER_S = 2.0  # truncated data has left the cache by then, when metadata can be reached
 Op = tuple[float, str]
@@ -93,6 +97,7 @@ class ReaderHost:
         self.watched = watched
         self.machine = machine
         self.ended = ""
+        self.life = ""  # as it was told
         self._places: dict[int, str] = {}  # where the segments lie that it asked entries of
         self.driver = Driver(machine, name=watched.name, send=self._send)
         self.view = world.tailer.attach(self._heard, self._lost)
@@ -147,9 +152,11 @@ class ReaderHost:
 
     def _told(self, kind: ReaderEventKind, detail: Mapping[str, Any]) -> None:
         world, watched = self.world, self.watched
+        world.checks.told(watched, kind)
         match kind:
             case ReaderEventKind.STARTED:
                 watched.start = of(*detail["dlsn"])
+                self.life = detail["life"]
             case ReaderEventKind.CAUGHT_UP:
                 world.reach("caught_up")
                 if not watched.follow:
@@ -168,10 +175,15 @@ class ReaderHost:
                 points = {first_readable(value) for value in world.stream.values_since(world.sure_at(watched))}
                 if of(*detail["first"]) not in points:
                     world.checks.fail("R4", f"{watched.name} was told that {detail} is the first, it was {points}")
+            case ReaderEventKind.BEYOND_END:
+                self.ended = "beyond the end"
+                world.reach("beyond_end")
             case ReaderEventKind.DELETED:
                 self.ended = "deleted"
                 world.reach("deleted_reader")
-                if not world.was_deleted_since(world.sure_at(watched)):
+                if watched.life and not watched.seen:
+                    world.reach("other_life")
+                elif not world.was_deleted_since(world.sure_at(watched)):
                     world.checks.fail("R3", f"{watched.name} was told that the stream is not there")
             case ReaderEventKind.DAMAGED:
                 self.ended = "damaged"
@@ -302,14 +314,30 @@ class CacheWorld:
         if stream.confirmed and rng.random() < 0.5:
             _, number, entry, _ = rng.choice(stream.confirmed)
             start, value = Start.DLSN, (number, entry, 0)
+        life = saved_in = ""
+        if rng.random() < self.config.get("positions", 0.0):
+            start, value, life, saved_in = self._draw_position()
         follow = rng.random() < self.config["followers"]
-        self.process.post(self._open, start, value, follow)
+        self.process.post(self._open, start, value, follow, life, saved_in)
 
-    def _open(self, start: Start, value: Any, follow: bool) -> None:
+    def _draw_position(self) -> tuple[Start, Any, str, str]:
+        """Somebody comes back to where he was, in this life of the stream or in an earlier one, or to a place that was
+        never there: start, value, the life he names, and the one in which a record was confirmed there."""
+        rng, stream = self.rng, self.stream
+        if rng.random() < 0.2 or not stream.confirmed:
+            return Start.DLSN, BEYOND, rng.choice(("", str(stream.lives))), ""
+        latest = stream.confirmed[-5:] if rng.random() < 0.5 else stream.confirmed
+        _, number, entry, place = rng.choice(latest)
+        saved_in = str(stream.places[place].life)
+        return Start.DLSN, (number, entry, rng.randint(0, 1)), rng.choice((saved_in, saved_in, "")), saved_in
+
+    def _open(self, start: Start, value: Any, follow: bool, life: str = "", saved_in: str = "") -> None:
         self.opened += 1
         self.reach("opened")
         watched = Watched(f"reader-{self.opened}", self.loop.now, self.metadata.seen_at, follow)
-        read = Read(self.opened, STREAM, start, value, self.rng.choice((1, 200, 10**6)), follow)
+        watched.life, watched.saved_in, watched.is_beyond = life, saved_in, value == BEYOND
+        credit = self.rng.choice((1, 200, 10**6))
+        read = Read(self.opened, STREAM, start, value, credit, follow, life=life or None)
         machine = StreamReader(draw(ReadingOptions, random.Random(self.rng.random())))
         host = ReaderHost(self, read, machine, watched)
         self.readers.append(host)
@@ -395,7 +423,7 @@ class CacheWorld:
 
     def _crash(self) -> None:
         """The proxy dies and starts again with nothing; those who followed come back."""
-        again = sum(not r.ended for r in self.readers)
+        again = [host for host in self.readers if not host.ended]
         for host in self.readers:
             if not host.ended:
                 self.checks.contiguous(host.watched)
@@ -404,8 +432,11 @@ class CacheWorld:
         self.process.post(self.tailer.stop)  # what it had is gone, and nobody is left to hear what it may still say
         self._start()
         self.trouble_at = self.loop.now + S // 10
-        for _ in range(again):
-            self.open_reader()
+        for host in again:
+            if host.life and self.config.get("positions"):
+                self.process.post(self._open, Start.DLSN, tuple(host.machine.position), True, host.life)
+            else:
+                self.open_reader()
 
     def heal(self) -> None:
         self.healed = True
@@ -443,6 +474,8 @@ class CacheWorld:
                 self.stream.roll()
             case "truncate":
                 self.stream.truncate()
+            case "truncate_open":
+                self.stream.truncate_open()
             case "relocate":
                 self.stream.relocate()
             case "delete":
@@ -512,7 +545,7 @@ class CacheWorld:
         return all(self._is_done(reader) for reader in self.readers)
 
     def _is_done(self, host: ReaderHost) -> bool:
-        if host.ended or not host.watched.follow:
+        if host.ended or not host.watched.follow or host.watched.is_beyond:
             return bool(host.ended)
         if self.config["seal"] or not self.stream.confirmed:
             return not self.config["seal"]

@@ -100,6 +100,13 @@ class StreamChecks:
         if new.max_txid < old.max_txid:
             self.fail("S7", f"the highest txid fell from {old.max_txid} to {new.max_txid}")
 
+    def truncated(self, point: DLSN, told: DLSN, value: StreamMetadata) -> None:
+        """S9: an answered truncation holds: nothing before the point can be read any more."""
+        self.point = max(self.point, point)
+        first = first_readable(value)
+        if told < point or (first is not None and first < point):
+            self.fail("S9", f"a truncation to {point} was answered with {told}, and the first place kept is {first}")
+
     def _started(self, segment: Segment, new: StreamMetadata, store: StoreModel) -> None:
         """T4: by the time a segment enters the list, all but the one before it are ended."""
         if segment.completed:

@@ -641,5 +641,7 @@ class Reader:
                 if not self.follow and self.machine is not None and self.machine.position.segment < self._owed:
                     at = self.machine.position
                     world.checks.fail("S4", f"a read ends at {at}, segment {self._owed} was acknowledged before it")
+            case ReaderEventKind.BEYOND_END:
+                world.checks.fail("S4", f"a reader at {self.next} was told that it is beyond the end: {detail}")
             case ReaderEventKind.DAMAGED:
                 world.checks.fail("S9", f"a reader was told of damage: {detail}")

@@ -395,7 +395,7 @@ class StreamWorld:
     def _truncated(self, dlsn: DLSN, result: Any) -> None:
         self._done("truncated", result)
         if not isinstance(result, DLogError):
-            self.checks.point = max(self.checks.point, dlsn)
+            self.checks.truncated(dlsn, result, self.value)
 
     def _touch(self) -> None:
         """Somebody changes the stream's settings: every version an owner knows is old."""

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import dlog
+from dlog.errors import PositionBeyondEndError, StreamRecreatedError, TruncatedError
 from dlog.model.ids import EntryId
 from dlog.stores.memory import MemoryReader
 from dlog.wire.entry import CONTROL, END_OF_STREAM, decode_entry
@@ -117,8 +119,65 @@ async def test_a_read_begins_where_it_was_asked_to(house: House) -> None:
         positions = [(Start.TAIL, None), (Start.TXID, 5000), (Start.TIME, 2**62)]
         for start, value in positions:
             none = Reading(rr, "orders", start, value)
-            assert [(await none.event()).kind for _ in range(2)][-1] is Kind.CAUGHT_UP
+            told = [Kind.STARTED] if start is Start.TAIL else []
+            assert [(await none.event()).kind for _ in range(len(told) + 1)] == [*told, Kind.CAUGHT_UP]
             assert none.records == []
+
+
+async def test_a_saved_position_is_read_in_its_own_stream_only(house: House) -> None:
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
+        await client.create("orders", store="memory")
+        for n in range(4):
+            await client.append("orders", b"%d" % n)
+        saved = [str(record.position) async for record in client.read("orders")]
+        assert [r.payload async for r in client.read("orders", saved[1])] == [b"2", b"3"]
+        assert [r.payload async for r in client.read("orders", saved[3])] == []
+        with pytest.raises(PositionBeyondEndError) as caught:
+            _ = [r async for r in client.read("orders", "99:0:0")]
+        last = dlog.at_dlsn(saved[3]).value
+        assert caught.value.end == f"{last[0]}:{last[1] + 1}:0"
+        await client.delete("orders")
+        await client.create("orders", store="memory")
+        for n in range(4):
+            await client.append("orders", b"new %d" % n)
+        with pytest.raises(StreamRecreatedError):
+            _ = [r async for r in client.read("orders", saved[1])]
+
+
+async def test_a_truncation_holds_within_the_open_segment(house: House) -> None:
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
+        await client.create("orders", store="memory")
+        places = [await client.append("orders", b"%d" % n) for n in range(4)]
+        told = await client.truncate("orders", places[2])
+        assert tuple(told["first"]) == places[2]
+        assert [r.payload async for r in client.read("orders")] == [b"2", b"3"]
+        assert [r.payload async for r in client.read("orders", places[2])] == [b"2", b"3"]
+        with pytest.raises(TruncatedError):
+            _ = [r async for r in client.read("orders", places[1])]
+        with pytest.raises(PositionBeyondEndError):
+            await client.truncate("orders", f"{places[3].segment}:{places[3].entry + 9}:0")
+        await client.release("orders")
+        await client.append("orders", b"4")
+        assert [r.payload async for r in client.read("orders")] == [b"2", b"3", b"4"]
+
+
+async def test_a_follower_without_a_read_proxy_does_not_cross_into_the_next_stream_of_the_name(house: House) -> None:
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
+        await client.create("orders", store="memory")
+        await client.append("orders", b"old")
+        following = client.read("orders", follow=True)
+        assert (await anext(following)).payload == b"old"
+        await reader.drain()
+        await client.delete("orders")
+        await client.create("orders", store="memory")
+        for n in range(3):
+            await client.append("orders", b"new %d" % n)
+        await house.read_proxy()
+        with pytest.raises(StreamRecreatedError):
+            await anext(following)
 
 
 async def test_the_store_is_asked_for_what_is_new_at_the_tail_only_if_it_is_much(

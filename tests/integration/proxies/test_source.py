@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
+import dlog
 from actors.segment_readers import segment_key
-from dlog.errors import OwnedElsewhereError, Remedy
+from dlog.errors import DamagedError, DLogError, OwnedElsewhereError, Remedy, UnsupportedVersionError
 from dlog.io.metadata import SessionState
 from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
 from dlog.machine import Key, Outcome, OutcomeUnknown, Versioned
-from dlog.model.ids import EntryId, Epoch, ProxyId
-from dlog.model.segment import Owner, Segment, StreamMetadata, Truncation
+from dlog.model.ids import EntryId, Epoch, ProxyId, StreamName
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.stores.contract import ReaderClosedError, StoreUnavailableError
 from dlog.stores.memory import MemoryReader
 from tests.deleting import delete_stream
+from tests.integration.proxies.house import House
 from tests.integration.proxies.stage import KEY, STREAM, Asker, Stage, stage
 
 
@@ -552,3 +554,54 @@ async def test_what_an_owner_sends_along_is_served_unless_it_is_truncated_by_the
         await asker.hear(StreamSeen)
         on.words.hear.entries(1, 1, [b"1", b"2"])
         assert len(on.cache) == 0
+
+
+@pytest.mark.parametrize("error", [DamagedError("no owner"), UnsupportedVersionError("of 2031"), UnicodeError("label")])
+async def test_metadata_that_cannot_be_read_is_an_error_of_its_stream_until_it_is_mended(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async with stage() as on:
+        await on.write(1)
+        read = on.metadata.read
+        failing = [error] * 3
+        mended = asyncio.Event()
+
+        async def badly(key: Key) -> Outcome:
+            if failing:
+                raise failing.pop()
+            asyncio.get_running_loop().call_soon(mended.set)
+            return await read(key)
+
+        monkeypatch.setattr(on.metadata, "read", badly)
+        asker = Asker(on.source)
+        asker.view.ask(GetStream())
+        told = (await asker.hear(SourceFailed)).error
+        assert told.remedy is not Remedy.RETRY and told.message
+        await mended.wait()
+        assert (await Asker(on.source).look()) is not None
+
+
+async def test_a_stream_whose_metadata_is_damaged_ends_its_readers_and_no_proxy(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    async with dlog.connect(f"dlog://{writer.address},{reader.address}") as client:
+        for name in ("good", "bad"):
+            await client.create(name, store="memory")
+            await client.append(name, b"1")
+        read = house.metadata.read
+
+        async def badly(key: Key) -> Outcome:
+            if key == StreamKey(StreamName("bad")):
+                raise ValueError("nobody foresaw this")
+            return await read(key)
+
+        monkeypatch.setattr(house.metadata, "read", badly)
+        for _ in range(12):
+            with pytest.raises(DamagedError):
+                _ = [r async for r in client.read("bad")]
+            with pytest.raises(DLogError):
+                await client.stat("bad")
+        assert [r.payload async for r in client.read("good")] == [b"1"]
+        await client.append("good", b"2")
+    assert not reader.task.done() and not writer.task.done()

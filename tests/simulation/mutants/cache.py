@@ -233,4 +233,40 @@ MOVING = (
     ),
 )
 
-MUTANTS = (*COHERENCE, *STALENESS, *NEGATIVES, *FORGETTING, *MOVING)
+POSITIONS = (
+    Mutant(
+        name="a position of an earlier stream of the name is read in the next",
+        invariants=("R6",),
+        style="lives",
+        parts=planted(StreamReader, ("_is_another", "else self._read.life", 'else ""')),
+    ),
+    Mutant(
+        name="a position that the stream does not reach is waited for",
+        invariants=("R6", "R2"),
+        style="lives",
+        parts=planted(StreamReader, ("_is_reached", "end is None or wanted <= end", "True")),
+    ),
+    Mutant(
+        name="a list that is only remembered says where the stream ends",
+        invariants=("R6",),
+        style="lives",
+        seeds=2000,
+        parts=planted(StreamReader, ("_is_reached", "if self._is_sure:", "if True:")),
+    ),
+    Mutant(
+        name="a stream that is only remembered says that the position is of another",
+        invariants=("R6",),
+        style="lives",
+        seeds=2000,
+        parts=planted(StreamReader, ("_note_stream", "self._stream is not None or fresh", "True")),
+    ),
+    Mutant(
+        name="what was heard of the tail before metadata could be read says where the stream ends",
+        invariants=("R6",),
+        style="lives",
+        seeds=2000,
+        parts=planted(StreamReader, ("_note_stream", "self._wanted is not None and not is_first", "False")),
+    ),
+)
+
+MUTANTS = (*COHERENCE, *STALENESS, *NEGATIVES, *FORGETTING, *MOVING, *POSITIONS)

@@ -350,7 +350,15 @@ WRITING = (
         invariants=("S9",),
         parts=planted(
             TruncateTo,
-            ("_one", "segment.first_dlsn < self.dlsn <= segment.last_dlsn", "self.dlsn <= segment.last_dlsn"),
+            ("_one", "segment.first_dlsn < first and first", "first"),
+        ),
+    ),
+    Mutant(
+        name="a truncation within the segment in progress is answered and does not hold",
+        invariants=("S9",),
+        parts=planted(
+            TruncateTo,
+            ("_one", "segment.first_dlsn < first and", "segment.completed and segment.first_dlsn < first and"),
         ),
     ),
 )

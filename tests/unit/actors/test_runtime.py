@@ -89,3 +89,16 @@ async def test_work_that_comes_after_the_end_is_refused_and_not_left_lying() -> 
     with pytest.raises(UnavailableError) as refused:
         lifetime.start(work(), name="late")
     assert not refused.value.outcome_unknown
+
+
+async def test_what_was_started_alone_fails_alone_and_is_told_of() -> None:
+    told: list[tuple[str, str]] = []
+
+    async def break_down() -> None:
+        raise UnicodeError("label empty")
+
+    async with Lifetime(on_failure=lambda work, error: told.append((work, repr(error)))) as lifetime:
+        sibling = lifetime.start(asyncio.Event().wait(), name="sibling")
+        await lifetime.start_alone(break_down(), name="reader 1")
+        assert not sibling.done()
+    assert told == [("reader 1", "UnicodeError('label empty')")]

@@ -9,7 +9,7 @@ from dlog.client.record import RecordBatch
 from dlog.model.dlsn import of
 from dlog.wire.proxy import Start
 
-BATCH = RecordBatch(of(1, 2, 3), 7, 99, [b"a", b"", b"\xff"])
+BATCH = RecordBatch(of(1, 2, 3), 7, 99, [b"a", b"", b"\xff"], "one")
 
 
 def test_shapes() -> None:
@@ -18,7 +18,7 @@ def test_shapes() -> None:
     assert _SHAPES["raw"](BATCH) == b"a\xff"
     assert _SHAPES["framed"](BATCH) == b"\0\0\0\1a\0\0\0\0\0\0\0\1\xff"
     told = [json.loads(line) for line in _SHAPES["json"](BATCH).splitlines()]
-    assert told[0] == {"dlsn": "1:2:3", "txid": 7, "unix_ms": 99, "payload": "a"}
+    assert told[0] == {"dlsn": "1:2:3", "position": "one@1:2:4", "txid": 7, "unix_ms": 99, "payload": "a"}
     assert base64.b64decode(told[2]["payload_base64"]) == b"\xff"
 
 

@@ -8,7 +8,15 @@ from collections.abc import Iterator
 import pytest
 
 import dlog
-from dlog.errors import DamagedError, RequestTimeoutError, StreamNotFoundError, TruncatedError
+from dlog.errors import (
+    DamagedError,
+    InvalidRequestError,
+    PositionBeyondEndError,
+    RequestTimeoutError,
+    StreamNotFoundError,
+    StreamRecreatedError,
+    TruncatedError,
+)
 from dlog.model.dlsn import of
 from dlog.wire import proxy
 from dlog.wire.entry import build_record_set
@@ -131,6 +139,92 @@ async def test_a_tail_read_that_is_moved_before_its_first_record_begins_where_it
         dlog.connect(f"dlog://{first.address},{second.address}") as client,
     ):
         assert [r.payload async for r in client.read("s", dlog.TAIL, follow=False)] == [b"new"]
+
+
+def in_lives(*lives: str) -> Script:
+    """Serve the first read in the first of these lives and cut it off, the next in the next; the stream was deleted and
+    made again in between. A read that names another life is told so."""
+    opened = iter(lives)
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if not isinstance(message, proxy.Read):
+            return False
+        life = next(opened)
+        if message.life and message.life != life:
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.DELETED, {"life": life}))
+            return True
+        payload = peer.double.log.entries[0]
+        peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.STARTED, {"dlsn": [1, 0, 0], "life": life}))
+        peer.send(proxy.Entries(message.request, 1, 0, (len(payload),), 0, payload))
+        asyncio.get_running_loop().call_later(0.01, peer.cut)
+        return True
+
+    return script
+
+
+async def test_a_follower_that_was_cut_off_does_not_go_on_in_the_next_stream_of_the_name() -> None:
+    seen: list[dlog.Record] = []
+    script = in_lives("one", "two")
+    async with Double(log_of(b"a"), role="read", script=script) as double, dlog.connect(double.target) as client:
+        with pytest.raises(StreamRecreatedError, match="life=one now=two"):
+            async for record in client.read("s", follow=True):
+                seen.append(record)
+    assert [record.payload for record in seen] == [b"a"]
+    assert [read.life for read in double.of(proxy.Read)] == [None, "one"]  # type: ignore[union-attr]
+
+
+async def test_who_waits_for_a_txid_goes_on_waiting_for_it_in_the_same_stream() -> None:
+    cut = [True]
+
+    def script(peer: Peer, message: proxy.Message) -> bool:
+        if not isinstance(message, proxy.Read):
+            return False
+        peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.CAUGHT_UP, {"life": "one"}))
+        if cut.pop() if cut else False:
+            peer.cut()
+        else:
+            peer.send(proxy.ReaderEvent(message.request, ReaderEventKind.END_OF_STREAM))
+        return True
+
+    async with Double(log_of(), role="read", script=script) as double, dlog.connect(double.target) as client:
+        assert [r async for r in client.read("s", dlog.at_txid(9), follow=True)] == []
+    reads = [m for m in double.heard if isinstance(m, proxy.Read)]
+    assert [(m.start, m.value, m.life) for m in reads] == [(proxy.Start.TXID, 9, None), (proxy.Start.TXID, 9, "one")]
+
+
+async def test_a_records_position_is_read_on_behind_it_and_only_in_its_stream() -> None:
+    script = in_lives("one", "one", "two")
+    async with Double(log_of(b"a"), role="read", script=script) as double, dlog.connect(double.target) as client:
+        record = await anext(client.read("s"))
+        saved = str(record.position)
+        assert (saved, record.life) == ("one@1:0:1", "one")
+        with pytest.raises(StreamRecreatedError):
+            async for _ in client.read("s", saved):
+                pass
+    again = double.of(proxy.Read)[1]
+    assert (again.start, again.value, again.life) == (proxy.Start.DLSN, (1, 0, 1), "one")  # type: ignore[union-attr]
+
+
+async def test_a_position_beyond_the_end_is_an_error_that_says_where_the_end_is() -> None:
+    script = telling(ReaderEventKind.BEYOND_END, {"end": [3, 7, 0]})
+    async with Double(log_of(), role="read", script=script) as double, dlog.connect(double.target) as client:
+        with pytest.raises(PositionBeyondEndError, match="position=99:0:0") as caught:
+            async for _ in client.read("s", "99:0:0"):
+                pass
+    assert caught.value.end == "3:7:0"
+
+
+@pytest.mark.parametrize("text", ["one@1:2:3", "one@1", "1:2:3", "(1,2,3)"])
+def test_a_position_is_read_as_it_is_written(text: str) -> None:
+    position = dlog.at_dlsn(text)
+    assert dlog.at_dlsn(str(position)) == position
+    assert position.life == ("one" if "@" in text else "")
+
+
+@pytest.mark.parametrize("text", ["@1:2:3", "o/e@1:2:3", "one@", "one@x", "a@b@1:2:3", "x" * 65 + "@1:2:3"])
+def test_what_is_no_position_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        dlog.at_dlsn(text)
 
 
 @pytest.mark.parametrize("how", ["redirect", "event"])

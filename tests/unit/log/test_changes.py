@@ -167,7 +167,8 @@ def test_the_truncation_point_only_moves_forward(points: list[tuple[int, int, in
         assert kept[0].first_dlsn >= before[0].first_dlsn
         newly = {s.number for s in before} - {s.number for s in kept}
         assert all(s.last_dlsn < of(*point) for s in before if s.number in newly), "and nothing goes from the point on"
-        assert after.segments[-1].truncation is Truncation.ACTIVE
+        assert after.segments[-1].truncation is not Truncation.TRUNCATED
+        assert kept[0].first_dlsn >= min(of(*point), after.segments[-1].first_dlsn), "and it holds"
         value = after
 
 

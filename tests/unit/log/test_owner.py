@@ -13,6 +13,7 @@ from dlog.errors import (
     NotReadyError,
     OverCapacityError,
     OwnedElsewhereError,
+    PositionBeyondEndError,
     ProducerUnknownError,
     RecordTooLargeError,
     SequenceGapError,
@@ -258,14 +259,46 @@ def test_truncation_deletes_whole_segments_and_marks_the_one_it_falls_into() -> 
     assert isinstance(owner.ask(TruncateBefore(of(99, 0, 0))), InvalidRequestError)
 
 
-def test_truncation_never_touches_a_segment_in_progress_or_the_last() -> None:
+def test_truncation_holds_within_the_segment_in_progress_and_after_its_end() -> None:
     stage = Stage()
     owner = stage.taken("p1")
-    owner.ask(batch(0))
-    assert owner.ask(TruncateBefore(of(1, 5, 0))) == of(1, 0, 0)
-    owner.ask(SealStream())
-    owner.ask(TruncateBefore(of(1, 90, 0)))
+    places = [owner.ask(batch(sequence, size=30)).dlsn for sequence in range(4)]
+    assert owner.ask(TruncateBefore(places[2])) == places[2]
+    assert owner.ask(TruncateBefore(places[1])) == places[2], "it moves forward only"
+    (segment,) = stage.value.segments
+    assert (segment.completed, segment.truncation, segment.first_dlsn) == (False, Truncation.PARTIAL, places[2])
+    assert owner.ask(batch(4)).dlsn > places[3], "writing goes on"
+    follower = stage.taken("p2")
+    assert stage.value.segments[0].completed
+    assert stage.value.segments[0].first_dlsn == places[2], "also when it is completed"
+    assert follower.ask(batch(4, retry=True)).duplicate
+
+
+def test_a_truncation_point_beyond_what_is_confirmed_is_refused() -> None:
+    """What is written there later would be gone as soon as it is acknowledged."""
+    stage = Stage()
+    owner = stage.taken("p1")
+    first = owner.ask(batch(0)).dlsn
+    stage.hold(AppendEntry)
+    owner.ask(batch(1))
+    for point in (of(1, first.entry + 1, 1), of(1, 5, 0), of(2, 0, 0)):
+        refused = owner.ask(TruncateBefore(point))
+        assert isinstance(refused, PositionBeyondEndError)
+        assert refused.end == f"1:{first.entry + 1}:0"
     assert stage.value.segments[0].truncation is Truncation.ACTIVE
+    assert owner.ask(TruncateBefore(of(1, first.entry + 1, 0))) == of(1, first.entry + 1, 0)
+
+
+def test_all_of_a_sealed_stream_may_be_truncated_and_its_last_segment_stays_in_the_list() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    last = [owner.ask(batch(sequence)).dlsn for sequence in range(3)][-1]
+    owner.ask(SealStream())
+    end = stage.value.segments[0].last_dlsn
+    assert owner.ask(TruncateBefore(of(2, 0, 0))) == end.next_slot()
+    assert last < end.next_slot()
+    (segment,) = stage.value.segments
+    assert (segment.truncation, segment.first_dlsn) == (Truncation.PARTIAL, end.next_slot())
 
 
 def test_deletion_that_was_interrupted_is_finished_by_the_next_owner() -> None:

@@ -31,7 +31,7 @@ from dlog.log.read_messages import (
 from dlog.log.reading import StreamReader
 from dlog.machine import PeerLost, Received, Send, SetTimer, TimerFired
 from dlog.model.dlsn import DLSN, of
-from dlog.model.ids import NO_ENTRY, EntryId, Txid
+from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, Txid
 from dlog.model.segment import StreamMetadata
 from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
 from dlog.wire.entry import decode_entry
@@ -53,6 +53,10 @@ class Desk:
         follow: bool = True,
         remembered: StreamMetadata | None = None,
         losing: DLogError | None = None,
+        life: str | None = None,
+        lacs: dict[str, tuple[int, bool]] | None = None,
+        is_cut_off: bool = False,
+        is_slow: bool = False,
     ) -> None:
         self.stage = stage
         self.losing = losing  # said when it is asked where a completed segment ends
@@ -61,12 +65,12 @@ class Desk:
         self.entries: list[Entries] = []
         self.events: list[ReaderEvent] = []
         self.questions: list[Any] = []
-        self.lacs: dict[str, tuple[int, bool]] = {}
+        self.lacs: dict[str, tuple[int, bool]] = lacs or {}
         self.failing: Any = None
-        self.is_cut_off = False  # from metadata
-        self.is_slow = False  # lists come when the test says so
+        self.is_cut_off = is_cut_off  # from metadata
+        self.is_slow = is_slow  # lists come when the test says so
         self.timers = 0
-        self.post(Received(READER, Read(7, "s", start, value, credit, follow)))
+        self.post(Received(READER, Read(7, "s", start, value, credit, follow, life=life)))
 
     def post(self, fact: Any) -> None:
         for effect in self.machine.handle(fact):
@@ -86,13 +90,13 @@ class Desk:
         if self.failing is not None and isinstance(question, GetEntries):
             return [SourceFailed(question, self.failing)]
         match question:
+            case GetStream(fresh) if self.remembered is not None and not fresh:
+                return [StreamSeen(self.remembered, fresh=False)]
             case GetStream() if self.is_slow:
                 return []
             case GetStream() if self.is_cut_off:
                 return [SourceFailed(question, MetadataUnavailableError("not now"))]
-            case GetStream(fresh):
-                if self.remembered is not None and not fresh:
-                    return [StreamSeen(self.remembered, fresh=False)]
+            case GetStream():
                 return [StreamSeen(self.stage.value)]
             case GetEntries(segment, first, last, max_bytes):
                 payloads = self.stage.places[segment.place].payloads[first : last + 1]
@@ -163,7 +167,7 @@ def test_from_any_place(at: int) -> None:
     stage, _, places = three_segments()
     desk = Desk(stage, Start.DLSN, tuple(places[at]))
     assert desk.seen == places[at:]
-    assert desk.events[0].detail == {"dlsn": list(places[at])}
+    assert desk.events[0].detail == {"dlsn": list(places[at]), "life": ""}
 
 
 @pytest.mark.parametrize(("txid", "first"), [(0, 0), (10, 0), (11, 2), (20, 2), (45, 8), (60, 10), (61, 12)])
@@ -338,27 +342,128 @@ def test_a_segment_that_ended_empty_and_is_completed_all_the_same_is_passed(monk
     assert completed_empty_after_it_was_heard_to_end_empty().seen == []
 
 
-def begun_within_a_segment_whose_number_comes_again() -> Desk:
+def revived(stage: Stage, life: str) -> StreamMetadata:
+    """The stream as it stands, in this life."""
+    return replace(stage.value, life=life)
+
+
+def test_a_position_beyond_the_end_is_refused_with_the_end() -> None:
+    stage, _, places = three_segments()
+    last = places[-1]
+    assert last.segment == 3
+    for beyond in (of(99, 0, 0), of(4, 0, 0), of(4, 0, 1), of(3, last.entry + 1, 1), of(3, last.entry + 2, 0)):
+        desk = Desk(stage, Start.DLSN, tuple(beyond))
+        assert desk.kinds == [ReaderEventKind.BEYOND_END], beyond
+        assert desk.events[0].detail == {"end": [3, last.entry + 1, 0]}
+        assert desk.machine.has_ended
+
+
+def test_a_position_right_behind_the_last_record_is_none_beyond_the_end() -> None:
+    stage, owner, places = three_segments()
+    behind = (places[-1].next_slot(), of(3, places[-1].entry + 1, 0))
+    desks = [Desk(stage, Start.DLSN, tuple(place)) for place in behind]
+    more = owner.ask(batch(12)).dlsn
+    for desk in desks:
+        assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+        desk.confirmed(more)
+        assert desk.seen == [more]
+
+
+def test_the_end_of_a_stream_whose_segments_are_all_completed_is_the_beginning_of_the_next() -> None:
+    stage, owner, places = three_segments()
+    owner.ask(ReleaseStream())
+    assert all(segment.completed for segment in stage.value.segments)
+    for place in (places[-1].next_slot(), of(3, places[-1].entry + 1, 0), of(4, 0, 0)):
+        assert Desk(stage, Start.DLSN, tuple(place)).kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    for place in (of(4, 0, 1), of(5, 0, 0)):
+        desk = Desk(stage, Start.DLSN, tuple(place))
+        assert [event.detail for event in desk.events] == [{"end": [4, 0, 0]}]
+
+
+def test_the_beginning_of_the_next_segment_is_reached_once_the_last_has_ended_before_the_list_says_so() -> None:
+    stage, _, places = three_segments()
+    place = stage.value.segments[-1].place
+    desk = Desk(stage, Start.DLSN, (4, 0, 0), lacs={place: (places[-1].entry, True)})
+    assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    assert desk.machine.position == of(4, 0, 0)
+
+
+def test_an_empty_stream_ends_where_its_first_record_will_lie() -> None:
     stage = Stage()
+    assert Desk(stage, Start.DLSN, (1, 0, 0)).kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    assert Desk(stage, Start.DLSN, (2, 0, 0)).kinds == [ReaderEventKind.BEYOND_END]
     stage.taken("p1")
-    desk = Desk(stage, Start.DLSN, of(1, 2, 0))
-    owner = stage.taken("p2")
-    assert stage.value.segments[0].number == 1
+    assert Desk(stage, Start.DLSN, (1, 0, 0)).kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+    desk = Desk(stage, Start.DLSN, (1, 2, 0))
+    assert [event.detail for event in desk.events] == [{"end": [1, 0, 0]}]
+
+
+def test_a_position_beyond_the_end_of_a_sealed_stream_is_refused() -> None:
+    stage, owner, places = three_segments()
+    owner.ask(SealStream())
+    assert Desk(stage, Start.DLSN, tuple(places[-1].next_slot())).kinds[-1] is ReaderEventKind.END_OF_STREAM
+    assert Desk(stage, Start.DLSN, (99, 0, 0)).kinds == [ReaderEventKind.BEYOND_END]
+
+
+def test_a_list_that_is_only_remembered_says_nothing_of_the_end() -> None:
+    """A proxy that is cut off from metadata knows of one segment; the position is of the third."""
+    stage, _, places = three_segments()
+    old = replace(stage.value, segments=stage.value.segments[:1], max_segment=SegmentNumber(1))
+    for late in (False, True):
+        desk = Desk(stage, Start.DLSN, tuple(places[-1]), remembered=old, is_cut_off=late)
+        if late:
+            assert desk.kinds == []
+            desk.is_cut_off = False
+            desk.post(TimerFired(("retry",), 0.0))
+        assert desk.seen == [places[-1]]
+        assert desk.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP]
+
+
+def test_a_lac_from_before_the_fresh_list_says_nothing_of_the_end() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
     places = [owner.ask(batch(i)).dlsn for i in range(4)]
+    lacs = {stage.value.segments[0].place: (0, False)}
+    desk = Desk(stage, Start.DLSN, tuple(places[-1]), remembered=stage.value, is_slow=True, lacs=lacs)
+    assert desk.kinds == []
+    desk.lacs.clear()
     desk.refresh()
-    desk.confirmed(places[-1])
-    return desk
+    assert desk.seen == [places[-1]]
 
 
-def test_a_reader_that_begins_within_a_segment_whose_number_comes_again_is_told_of_no_damage(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    desk = begun_within_a_segment_whose_number_comes_again()
-    assert not desk.kinds or desk.kinds[-1] is not ReaderEventKind.DAMAGED
-    assert desk.seen == [of(1, 2, 0), of(1, 3, 0)]
-    by_position = ("_follow_segment", "not self._is_untouched", "(self._entry or self._slot)")
-    monkeypatch.setitem(globals(), "StreamReader", edited(StreamReader, by_position))
-    assert begun_within_a_segment_whose_number_comes_again().kinds[-1] is ReaderEventKind.DAMAGED
+def test_a_position_of_an_earlier_stream_of_the_name_is_not_read_in_the_next() -> None:
+    stage, _, places = three_segments()
+    stage.value = revived(stage, "two")
+    for start, value in ((Start.DLSN, tuple(places[2])), (Start.START, None), (Start.TXID, 10)):
+        desk = Desk(stage, start, value, life="one")
+        assert [(event.kind, event.detail) for event in desk.events] == [(ReaderEventKind.DELETED, {"life": "two"})]
+        assert Desk(stage, start, value, life="two").seen == Desk(stage, start, value).seen
+
+
+def test_a_remembered_stream_does_not_say_that_the_position_is_of_another() -> None:
+    stage, _, places = three_segments()
+    old = revived(stage, "one")
+    stage.value = revived(stage, "two")
+    desk = Desk(stage, Start.DLSN, tuple(places[2]), remembered=old, is_cut_off=True, life="two")
+    assert desk.kinds == []
+    desk.is_cut_off = False
+    desk.post(TimerFired(("retry",), 0.0))
+    assert desk.seen == places[2:]
+    assert desk.events[0].detail == {"dlsn": list(places[2]), "life": "two"}
+
+
+def test_who_waits_for_a_txid_is_told_the_life_and_started_when_it_comes() -> None:
+    stage, owner, _ = three_segments()
+    stage.value = revived(stage, "one")
+    desk = Desk(stage, Start.TXID, 100)
+    assert [(event.kind, event.detail) for event in desk.events] == [(ReaderEventKind.CAUGHT_UP, {"life": "one"})]
+    owner.ask(batch(12, txid=70))
+    more = owner.ask(batch(13, txid=100)).dlsn
+    stage.value = revived(stage, "one")
+    desk.refresh()
+    desk.confirmed(more)
+    assert desk.seen == [more]
+    assert [event.detail for event in desk.events[1:]] == [{"dlsn": list(more), "life": "one"}]
 
 
 def test_a_segment_that_is_recovered_while_it_is_read_is_read_to_its_end() -> None:
@@ -604,7 +709,7 @@ def test_a_reader_goes_on_behind_the_end_that_the_list_says() -> None:
     misstated(stage, -1)
     desk = Desk(stage, Start.DLSN, tuple(last))
     assert desk.seen == [place for place in places if place >= last]
-    assert desk.events[0].detail == {"dlsn": list(last)}
+    assert desk.events[0].detail == {"dlsn": list(last), "life": ""}
 
 
 def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> None:
@@ -613,7 +718,7 @@ def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> N
     for behind in (stage.value.segments[0].last_dlsn.next_slot(), of(1, last.entry + 1, 0), of(1, last.entry + 9, 3)):
         desk = Desk(stage, Start.DLSN, tuple(behind))
         assert desk.seen == [place for place in places if place > last]
-        assert desk.events[0].detail == {"dlsn": [2, 0, 0]}
+        assert desk.events[0].detail == {"dlsn": [2, 0, 0], "life": ""}
 
 
 def test_a_completed_segment_whose_store_has_lost_it_is_damaged() -> None:
