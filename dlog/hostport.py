@@ -22,9 +22,17 @@ def split_host_port(address: str) -> tuple[str, int]:
     name = bare_host(host)
     if ":" in host and name == host:
         raise ValueError(f"an IPv6 host stands in brackets, as in [::1]:7400: address={address[:80]!r}")
-    if not _HOST.match(name) or not name.isprintable() or not _PORT.match(port) or not 0 < int(port) < 65536:
+    if not _is_host(name) or not _PORT.match(port) or not 0 < int(port) < 65536:
         raise ValueError(f"an address is host:port: address={address[:80]!r}")
     return name, int(port)
+
+
+def _is_host(name: str) -> bool:
+    """Whether a resolver may be asked for it."""
+    try:
+        return bool(_HOST.match(name)) and name.isprintable() and (":" in name or bool(name.encode("idna")))
+    except UnicodeError:  # a label is empty or too long
+        return False
 
 
 def bare_host(host: str) -> str:

@@ -61,6 +61,7 @@ async def _explain(stream: str, place: DLSN, cluster: Cluster) -> dict[str, Any]
         raise CommandError(
             f"the stream has no such segment (any more): stream={stream} segment={place.segment}",
             f"`dlog show {stream}` lists its segments",
+            misused=False,
         )
     state = "completed" if segment["completed"] else "in progress"
     told: dict[str, Any] = {

@@ -14,7 +14,18 @@ import click
 
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, Changing, CommandError, note, say, say_bytes, say_json, say_table
+from dlog.cli.telling import (
+    EXIT_FAILED,
+    EXIT_OK,
+    Changing,
+    CommandError,
+    confirm,
+    note,
+    say,
+    say_bytes,
+    say_json,
+    say_table,
+)
 from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, UnsupportedVersionError
 from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
@@ -174,9 +185,7 @@ def recover(
 ) -> None:
     """Fence the writer of LEDGER, find its end, close it. A living writer loses it."""
     if not yes:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise CommandError("nobody can be asked here whether to end its writer: not a terminal", "add --yes")
-        click.confirm(f"End the writer of ledger {number}, if it lives?", abort=True, err=True)
+        confirm(f"End the writer of ledger {number}, if it lives?", "whether to end its writer")
 
     async def work() -> dict[str, Any]:
         async with ledgers_of(hosts, namespace, directory) as ledgers:

@@ -17,6 +17,7 @@ from dlog.cli.telling import CommandError
 from dlog.hostport import bare_host, join_host_port
 from dlog.io.file_errors import named_errors
 from dlog.io.listening import check_free, is_free
+from dlog.io.zookeeper_layout import StreamPaths
 from dlog.options import option
 
 PLAN_FILE = "cluster.json"
@@ -72,7 +73,8 @@ class Plan:
 def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
     """The plan of this directory: the one it has, changed as asked; or a new one. Nothing is written.
 
-    Raises CommandError for what cannot be changed, or a directory that is not one of ours.
+    Raises CommandError for what cannot be changed, a host that cannot be listened on, or a directory that is not one of
+    ours; ConfigError for a namespace that is none.
     """
     old = read_plan(directory)
     plan = old or Plan(
@@ -85,6 +87,8 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
         "read": options.read_proxies or len(plan.read) or 2,
         "bookies": options.bookies or len(plan.bookies) or 3,
     }
+    _check_host(plan.host)
+    StreamPaths(plan.namespace)  # raises ConfigError
     taken = {port for _, port in plan.addresses()}
     wanted = _Ports(plan.host, options.port, taken, rng)
     if options.port and options.port != (plan.write or [0])[0]:
@@ -149,6 +153,17 @@ def check_ports(plan: Plan) -> None:
             ) from None
 
 
+def _check_host(host: str) -> None:
+    """Raises CommandError if this machine cannot listen on it, whatever the port."""
+    try:
+        check_free(host, 0)
+    except OSError as error:
+        raise CommandError(
+            f"cannot listen on this host: {(error.strerror or str(error)).lower()}: host={host}",
+            "use a name or an address of this machine with --host",
+        ) from None
+
+
 def _check_change(old: Plan, options: UpOptions) -> None:
     if options.bookies and options.bookies < len(old.bookies):
         raise CommandError(
@@ -193,6 +208,10 @@ class _Ports:
             while self._next in self._taken:
                 self._next += 1
             port = self._next
+            if port > 65535:
+                raise CommandError(
+                    "the parts take one port each from --port on, and there is none above 65535", "use a lower --port"
+                )
         else:
             port = next((p for p in self._candidates() if p not in self._taken and is_free(self._host, p)), 0)
             if not port:

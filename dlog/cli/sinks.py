@@ -59,7 +59,9 @@ def retire_(
     where, place = zookeeper(hosts, namespace, directory)
     told = _ask(where, place, lambda cluster: staging(cluster, place, name))
     if not told.stages and not told.strange:
-        raise CommandError(f"nothing is staged under this name: sink={name}", "`dlog sink ls` lists those that have")
+        raise CommandError(
+            f"nothing is staged under this name: sink={name}", "`dlog sink ls` lists those that have", misused=False
+        )
     if dry_run:
         if as_json:
             say_json(_row(told))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from dlog.cli.discovery import cluster_options, target
-from dlog.cli.telling import Changing, CommandError, dlsn_text, say, say_json, say_table, size_text
+from dlog.cli.telling import Changing, confirm, dlsn_text, say, say_json, say_table, size_text
 from dlog.client.client import Client, connect
 from dlog.model import dlsn as places
 from dlog.model.ids import stream_name
@@ -178,9 +178,7 @@ def delete(stream: str, yes: bool, force: bool, connect: str | None, directory: 
     """Delete STREAM and all its records. Nothing is acknowledged in it afterwards."""
     stream_name(stream)
     if not yes:
-        if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise CommandError("nobody can be asked here whether to delete all records: not a terminal", "add --yes")
-        click.confirm(f"Delete {stream} and all its records?", abort=True, err=True)
+        confirm(f"Delete {stream} and all its records?", "whether to delete all records")
     ask(connect, directory, lambda client: client.delete(stream, force=force))
     if as_json:
         say_json({"stream": stream, "deleted": True})

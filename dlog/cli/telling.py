@@ -260,6 +260,16 @@ def say_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         say(line.rstrip())
 
 
+def confirm(question: str, without: str) -> None:
+    """Ask at the terminal, and abort unless the answer is yes. Raises CommandError where nobody can be asked.
+
+    without: what cannot be asked then, for the message.
+    """
+    if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise CommandError(f"nobody can be asked here {without}: not a terminal", "add --yes")
+    click.confirm(question, abort=True, err=True)
+
+
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """`--json`, which every command has; `dlog --json COMMAND` means the same."""
 

@@ -26,6 +26,7 @@ from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, write_plan
 from dlog.cli.screen import Screen, open_screen
 from dlog.cli.telling import (
     EXIT_FAILED,
+    EXIT_MISUSED,
     EXIT_OK,
     CommandError,
     FileRefusedError,
@@ -231,7 +232,7 @@ class _Cluster:
             raise CommandError(
                 f"the cluster cannot be made on ZooKeeper {self._plan.zookeeper_hosts}: {last_words(log, 0)}",
                 "check that ZooKeeper runs and can be reached from here",
-                misused=False,
+                misused=code == EXIT_MISUSED,
             )
         if self.zookeeper:
             with named_errors(made):

@@ -21,7 +21,7 @@ def test_addresses_are_written_and_read_back(host: str, port: int, address: str)
 @pytest.mark.parametrize(
     "text",
     ["", "a", "a:", ":1", "a:0", "a:65536", "a:x", "a:\u00b2", "::1:80", "[::1]", "[::1]80", "[::1", "[a]:1", "a b:1",
-     "a/b:1", "a:1\n", "\x1b:1", "u@h:1", "[]:1"],
+     "a/b:1", "a:1\n", "\x1b:1", "u@h:1", "[]:1", "a..b:1", ".a:1", f"{'x' * 64}.example:1", "\udcff:1"],
 )  # fmt: skip
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"host:port|brackets"):

@@ -115,6 +115,22 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    "arguments",
+    [
+        ["delete", "s", "--connect", NOBODY],
+        ["ledger", "recover", "1", "--zookeeper", "h:1"],
+        ["append", "s", "--connect", NOBODY],
+    ],
+)
+def test_a_command_that_asks_or_reads_without_standard_input_says_so(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(arguments) == EXIT_MISUSED
+    assert "next: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("error", "advice"),
     [
         (StreamNotFoundError("x"), "dlog create"),

@@ -6,6 +6,7 @@ import pytest
 
 from dlog.cli.plan import Plan, UpOptions, check_ports, make_plan, read_plan, write_plan
 from dlog.cli.telling import CommandError
+from dlog.errors import ConfigError
 
 
 def plan_of(directory: Path, **options: int | str) -> Plan:
@@ -99,3 +100,20 @@ def test_what_a_directory_has_is_kept_and_what_contradicts_it_is_refused(
     assert plan_of(tmp_path, **first) == plan, "the same said again"
     with pytest.raises(CommandError, match="this directory"):
         plan_of(tmp_path, **then)
+
+
+@pytest.mark.parametrize("host", ["a..b", "203.0.113.1", "no-such-host.invalid", "[h]"])
+def test_a_host_that_cannot_be_listened_on_is_told(host: str, tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="cannot listen on this host") as caught:
+        plan_of(tmp_path, host=host)
+    assert "--host" in caught.value.next_step
+
+
+def test_ports_that_would_end_above_the_last_one_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CommandError, match="none above 65535"):
+        plan_of(tmp_path, port=65530)
+
+
+def test_a_namespace_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="znode path"):
+        plan_of(tmp_path, namespace="relative")
