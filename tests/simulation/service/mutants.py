@@ -6,7 +6,8 @@ The law of this file: a defect is one change of one production method, made whil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from unittest import mock
 from actors.stream_tailer import StreamTailer
 from actors.upstream import Heard
 from dlog.client.producer import Producer
-from dlog.errors import OwnedElsewhereError
+from dlog.errors import OwnedElsewhereError, UnavailableError
 from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
 from dlog.io.zookeeper_hosts import Servers
@@ -26,6 +27,7 @@ from dlog.lease.lease import Lease
 from dlog.machine import OutcomeUnknown, Versioned
 from dlog.model.ids import Epoch
 from dlog.model.segment import StreamMetadata
+from proxies.detector import Detector
 from proxies.link import Link
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.worlds import Mutant
@@ -180,6 +182,30 @@ def _one_address(following: Any) -> Any:
     return wrong
 
 
+@contextlib.contextmanager
+def _by_the_clock() -> Iterator[None]:
+    """A proxy that does not answer for a fixed time is given up, whatever its answers took so far."""
+
+    async def opens(self: Detector, address: str) -> Link:
+        return await self._dialler.open(address, self._options.ping_timeout_s, Link)
+
+    async def pongs(self: Detector, address: str, link: Link) -> bool:
+        return await link.ping(self._options.ping_timeout_s)
+
+    async def answers(self: Detector, address: str) -> bool:
+        try:
+            link = await opens(self, address)
+        except UnavailableError:
+            return False
+        try:
+            return await pongs(self, address, link)
+        finally:
+            link.close()
+
+    with mock.patch.multiple(Detector, _wait_open=opens, _wait_pong=pongs, _answers=answers):
+        yield
+
+
 def _sure(doubt: Any) -> Any:
     """The metadata of a quiet stream is never looked at again."""
     return lambda self: None
@@ -252,6 +278,13 @@ MUTANTS: tuple[Mutant, ...] = (
         _instead(Servers, "next", _one_address),
         style="watches",
         seeds=5,
+    ),
+    _mutant(
+        "silence of a peer is judged by the clock",
+        ("V4",),
+        _by_the_clock,
+        style="starved",
+        seeds=20,
     ),
     _mutant("members are read without end", ("V2",), _instead(MemberList, "_hint", _restless), style="quiet", seeds=5),
     _mutant(
