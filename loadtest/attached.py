@@ -1,4 +1,4 @@
-"""`python -m loadtest append|await|fan|failover|freeze|handover|away|heirs`: a quick look at one cluster.
+"""`python -m loadtest append|await|fan|failover|freeze|handover|away|starved|heirs`: a quick look at one cluster.
 
 The law of this file: judge first, and only then say how fast it was. The cluster is one that runs already, but for
 `heirs`. No weather, no peers: what is published comes from the instrument, `python -m loadtest W1,W2,...`, and what
@@ -18,7 +18,7 @@ from typing import Any
 import dlog
 from dlog.cli.discovery import find_running
 from dlog.errors import DLogError, InvalidRequestError
-from loadtest import faults, outages
+from loadtest import faults, outages, starved
 from loadtest.systems.base import CannotRunError
 from loadtest.workload import WORKLOADS, Run, Workload, load
 
@@ -31,8 +31,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "workload",
         help="a name in loadtest/workloads, a TOML file, or what befalls the owner of a stream: failover (kill -9), "
-        "freeze (SIGSTOP, SIGCONT), handover; or away (ZooKeeper is frozen); these need the `dlog up` of this "
-        "directory (or --dir); or heirs: a proxy with many streams dies, in a cluster of its own",
+        "freeze (SIGSTOP, SIGCONT), handover; or the whole: away (ZooKeeper is frozen), starved (each process has 5 %% "
+        "of a CPU); these need the `dlog up` of this directory (or --dir); or heirs: a proxy with many streams dies, "
+        "in a cluster of its own",
     )
     parser.add_argument("--stream", help="the stream to use; default: a new one, deleted at the end")
     parser.add_argument(
@@ -40,8 +41,8 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--rounds", "--kills", type=int, help="of failover, freeze, handover")
     parser.add_argument("--streams", type=int, default=outages.STREAMS, help="of heirs: how many the dead one owned")
-    parser.add_argument("--seconds", type=float, default=outages.AWAY_S, help="of away: how long")
-    parser.add_argument("--dir", help="directory of the `dlog up` that failover, freeze, handover and away hurt")
+    parser.add_argument("--seconds", type=float, default=outages.AWAY_S, help="of away and starved: how long")
+    parser.add_argument("--dir", help="directory of the `dlog up` that all of these but heirs hurt")
     parser.add_argument("--strict", action="store_true", help="exit 1 also when a goal is missed")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     given = parser.parse_args(arguments)
@@ -89,19 +90,22 @@ def hurt(given: argparse.Namespace) -> int:
 
 
 def break_off(given: argparse.Namespace) -> int:
-    """Run heirs or away."""
-    running = find_running(given.dir) if given.workload == "away" else None
+    """Run heirs, away or starved."""
+    running = find_running(given.dir) if given.workload != "heirs" else None
     if given.streams < 1 or given.seconds <= 0:
         print(f"loadtest: {given.workload}: --streams is at least 1, --seconds above 0", file=sys.stderr)
         return 2
-    if given.workload == "away" and running is None:
-        print("loadtest: away: it needs a `dlog up` on this machine, found by --dir", file=sys.stderr)
+    if given.workload != "heirs" and running is None:
+        print(f"loadtest: {given.workload}: it needs a `dlog up` on this machine, found by --dir", file=sys.stderr)
         return 2
     tell = partial(print, file=sys.stderr) if sys.stderr.isatty() else lambda _: None
+    stream = given.stream or f"loadtest-{uuid.uuid4().hex[:8]}"
     if running is None:
         going = outages.Heirs(given.streams, tell=tell).go()
+    elif given.workload == "away":
+        going = outages.Away(running, given.seconds, tell=tell).go(stream)
     else:
-        going = outages.Away(running, given.seconds, tell=tell).go(given.stream or f"loadtest-{uuid.uuid4().hex[:8]}")
+        going = starved.Starved(running, given.seconds, tell=tell).go(stream)
     result: dict[str, Any] = {}
     try:
         result = asyncio.run(going)

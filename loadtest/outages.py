@@ -38,6 +38,7 @@ from loadtest.systems.nodes import HOST, Ports
 GOALS = {
     "heirs": (Goal("p99_ms", 10_000.0),),
     "away": (Goal("max_ms", 1500.0),),
+    "starved": (Goal("max_ms", 10_000.0),),  # loadtest/starved.py
 }
 NAMES = tuple(GOALS)
 STREAMS, AWAY_S = 1000, 60.0
@@ -159,7 +160,7 @@ class Heirs:
                 f"{len(waited):,} streams: p99 {report['p99_ms']:,.0f} ms, {figures['takes_peak']:,} taken at once at "
                 f"most, {figures['zookeeper_requests']:,} requests to ZooKeeper"
             )
-            _judge(report)
+            judge(report)
         return report
 
 
@@ -235,11 +236,12 @@ class Away:
                 "said": f"ZooKeeper for {self._seconds:,.0f} s: {silences_ms['away_ms']:,.0f} ms meanwhile, "
                 f"{silences_ms['after_ms']:,.0f} ms after",
             }
-            _judge(report)
+            judge(report)
         return report
 
 
-def _judge(report: dict[str, Any]) -> None:
+def judge(report: dict[str, Any]) -> None:
+    """Set the goals of this outage beside its figures."""
     report |= {"load_average": round(os.getloadavg()[0], 2), "cpus": os.cpu_count()}
     report["goals"] = {
         goal.figure: {"at_most": goal.at_most, "met": report[goal.figure] <= goal.at_most}

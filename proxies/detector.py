@@ -1,31 +1,44 @@
-"""Is that proxy alive? Asked of every registered write proxy all the time, and of one at once when somebody doubts it.
+"""Detects write proxies that are gone: asks every registered one all the time, and one at once when somebody doubts it.
 
-The law of this room: a suspicion is a hint and never more. It starts a claim; the claim's compare-and-set and the fence
-decide. So it may be wrong without harm, and must be fast: a process that died is noticed by its closed connection, a
-frozen one by unanswered pings, each confirmed once by a fresh connection (so that our own pause accuses nobody).
+A suspicion is a hint and never more. It starts a claim; the claim's compare-and-set and the fence decide. So it may be
+wrong without harm, and must be fast.
+
+Invariants:
+- a process that died is noticed by its closed connection, a frozen one by unanswered pings; each is confirmed by a
+  fresh connection;
+- silence is measured against what the peer's answers took so far (dlog/lease/silence.py). Where this process itself was
+  held up, what it waited for in vain meanwhile is no evidence, a few times in a row;
+- a question is waited for beyond its limit: a late answer ends the suspicion and raises the limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from dlog.errors import UnavailableError
 from dlog.events import Event, ProxySuspected, ProxyTrusted
 from dlog.io.metadata import Metadata
+from dlog.lease.silence import SilenceLimit
 from dlog.model.ids import ProxyId
 from dlog.options import option
+from dlog.wire.proxy import Ping
 from proxies.dialling import Dialler
 from proxies.link import Link
+
+HELD_UP_MAX = 4  # waits in a row that do not count because we were held up ourselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorOptions:
-    """How often peers are asked, and how long an answer may take."""
+    """How often peers are asked, and how long an answer may take: at least, however fast answers were so far, and at
+    most, however slow."""
 
     ping_every_s: float = option(0.15, sim=(0.01, 0.5))
     ping_timeout_s: float = option(0.3, sim=(0.05, 1.0))
+    ping_timeout_max_s: float = option(5.0)
 
 
 class Detector:
@@ -53,6 +66,7 @@ class Detector:
         self._on_suspect = on_suspect
         self._tell = tell
         self._suspected: set[str] = set()
+        self._limits: dict[str, SilenceLimit] = {}  # by address
         self._watched: dict[str, asyncio.Task[None]] = {}
         self._probes: dict[str, asyncio.Task[bool]] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -98,13 +112,15 @@ class Detector:
         for address in [address for address in self._watched if address not in wanted]:
             self._watched.pop(address).cancel()
             self._suspected.discard(address)
+            self._limits.pop(address, None)
         for address in [address for address in wanted if address not in self._watched]:
+            self._limits[address] = self._new_limit()
             self._watched[address] = tasks.create_task(self._watch(address), name=f"watch proxy {address}")
 
     async def _watch(self, address: str) -> None:
         while True:
             try:
-                link = await self._open(address)
+                link = await self._wait_open(address)
             except UnavailableError as error:
                 if address not in self._suspected and not await self._answers(address):
                     self._suspect(address, error.message)
@@ -112,9 +128,57 @@ class Detector:
                 continue
             self._trust(address)
             try:
-                await link.watch(self._options.ping_every_s, self._options.ping_timeout_s)
+                while await self._wait_pong(address, link):  # noqa: ASYNC110 - a ping every so often
+                    await asyncio.sleep(self._options.ping_every_s)
             finally:
                 link.close()
+
+    async def _wait_open(self, address: str) -> Link:
+        """A connection, however long it takes up to the ceiling; beyond the limit the peer is suspected meanwhile."""
+        assert self._tasks is not None, "the detector runs"
+        opening = self._tasks.create_task(_settled(self._open(address)), name=f"connect to proxy {address}")
+        try:
+            if not await self._is_in_time(address, opening) and not await self._answers(address):
+                self._suspect(address, "no greeting in time")
+            opened = await opening
+        except BaseException:
+            if not opening.cancel() and not opening.cancelled() and isinstance(link := opening.result(), Link):
+                link.close()
+            raise
+        if isinstance(opened, UnavailableError):
+            raise opened
+        return opened
+
+    async def _wait_pong(self, address: str, link: Link) -> bool:
+        """Ping once: whether an answer came before the ceiling; beyond the limit the peer is suspected meanwhile."""
+        asked = link.ask(Ping)
+        if not await self._is_in_time(address, asked):
+            if not asked.done() and not await self._answers(address):
+                self._suspect(address, "no answer in time")
+            await asyncio.wait((asked,), timeout=self._options.ping_timeout_max_s)
+        if not asked.done() or asked.cancelled() or asked.exception() is not None:
+            asked.cancel()
+            return False
+        self._trust(address)
+        return True
+
+    async def _is_in_time(self, address: str, asked: asyncio.Future[Any]) -> bool:
+        """Whether it is done within the peer's limit. Its answer counts for the limit, however late."""
+        limit = self._limits.get(address) or self._new_limit()  # of a stranger nothing is remembered
+        now_s = asyncio.get_running_loop().time
+        begun_s = now_s()
+        asked.add_done_callback(lambda done: limit.answered(now_s() - begun_s) if _is_answer(done) else None)
+        for _ in range(1 + HELD_UP_MAX):
+            limit_s, waits_s = limit.limit_s, now_s()
+            await asyncio.wait((asked,), timeout=limit_s)
+            if asked.done():
+                return True
+            if now_s() - waits_s < 1.5 * limit_s:
+                break
+        return False
+
+    def _new_limit(self) -> SilenceLimit:
+        return SilenceLimit(self._options.ping_timeout_s, self._options.ping_timeout_max_s)
 
     async def _probe(self, address: str) -> bool:
         for _ in range(2):
@@ -124,17 +188,26 @@ class Detector:
         return True
 
     async def _answers(self, address: str) -> bool:
+        """Whether a fresh connection is answered in time."""
+        assert self._tasks is not None, "the detector runs"
+        asked = self._tasks.create_task(self._ask(address), name=f"ask proxy {address}")
+        try:
+            return await self._is_in_time(address, asked) and asked.result()
+        finally:
+            asked.cancel()
+
+    async def _ask(self, address: str) -> bool:
         try:
             link = await self._open(address)
         except UnavailableError:
             return False
         try:
-            return await link.ping(self._options.ping_timeout_s)
+            return await link.ping(self._options.ping_timeout_max_s)
         finally:
             link.close()
 
     async def _open(self, address: str) -> Link:
-        return await self._dialler.open(address, self._options.ping_timeout_s, Link)
+        return await self._dialler.open(address, self._options.ping_timeout_max_s, Link)
 
     def _suspect(self, address: str, reason: str) -> None:
         if address not in self._suspected:
@@ -146,3 +219,17 @@ class Detector:
         if address in self._suspected:
             self._suspected.discard(address)
             self._tell(ProxyTrusted(address))
+
+
+async def _settled(opening: Coroutine[Any, Any, Link]) -> Link | UnavailableError:
+    """So that a task that fails ends nobody else's."""
+    try:
+        return await opening
+    except UnavailableError as error:
+        return error
+
+
+def _is_answer(done: asyncio.Future[Any]) -> bool:
+    if done.cancelled() or done.exception() is not None:
+        return False
+    return done.result() is not False and not isinstance(done.result(), UnavailableError)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.outages import Away, Heirs, as_text
+from loadtest.starved import Starved
 from tests.integration.cli.up import up
 from tests.simulation.record import load, render, save, set_owners
 
@@ -45,7 +46,17 @@ async def test_acknowledgements_go_on_while_zookeeper_is_away(tmp_path: Path) ->
     assert "ZooKeeper for 3 s" in as_text(report)
 
 
-@pytest.mark.parametrize("flags", [("away",), ("heirs", "--streams", "0")])
+async def test_acknowledgements_go_on_where_processes_have_little_cpu(tmp_path: Path) -> None:
+    with up(tmp_path / "cluster") as cluster:
+        report = await Starved(cluster.running, seconds=3.0).go("starved")
+    print(json.dumps(report))
+    assert report["green"], report["failed"]
+    assert report["max_ms"] > 0
+    assert report["acks"] > 0
+    assert "5% of a CPU" in as_text(report)
+
+
+@pytest.mark.parametrize("flags", [("away",), ("starved",), ("heirs", "--streams", "0")])
 def test_the_command_says_what_it_needs(flags: tuple[str, ...], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "loadtest", *flags, "--dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])

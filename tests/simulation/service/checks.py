@@ -86,6 +86,17 @@ def settled(world: World) -> None:
             raise Violation("V2", f"{name} asked ZooKeeper {count} times in {REST_S:g} s at rest")
 
 
+def not_silent(world: World) -> None:
+    """V4, where the plan says how long a stream that is written to may be silent. Raises Violation."""
+    silence_max_s = world.plan.config.get("silence_max_s")
+    if silence_max_s is None:
+        return
+    for notes in world.streams:
+        silence_s = max(notes.silence_ns, world.loop.now - (notes.heard_ns or world.loop.now)) / S
+        if silence_s > silence_max_s or not notes.heard_ns:
+            raise Violation("V4", f"{notes.name} had nothing acknowledged for {silence_s:.1f} s")
+
+
 def _follow(world: World, write: Callable[[Process], Awaitable[list[str]]]) -> None:
     """Every follower comes to the tail. One that asked for the tail and could not be served until now begins at the
     tail of now, so there must be something new for it."""

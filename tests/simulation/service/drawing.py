@@ -14,7 +14,10 @@ from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
 
-STYLES = ("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "restored", "watches", "quiet")
+STYLES = (
+    *("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "restored", "watches"),
+    *("starved", "quiet"),
+)
 
 _MARKS = (
     "stream.owned",
@@ -71,7 +74,7 @@ _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
 def draw(seed: int, style: str) -> Plan:
     """The plan of a seed in a style."""
     rng = random.Random(f"{seed}/{style}/plan")
-    small = style in ("scope", "watches") or style in _FAMILIES
+    small = style in ("scope", *_SPECIAL) or style in _FAMILIES
     quorum = rng.choice(((3, 3, 2), (3, 2, 2), (4, 3, 2), (2, 2, 2), (3, 3, 3)))
     bookies = max(quorum[0] + rng.randint(0, 1), 3)
     config: dict[str, Any] = {
@@ -109,7 +112,13 @@ def draw(seed: int, style: str) -> Plan:
     if style == "watches":
         config |= {"watched": rng.randint(4, 12), "mute_address": rng.random() < 0.2}
         config |= {"events_lost": 0.0, "duration_s": 2.0}
-    faults = () if style == "quiet" else _rejoins(rng, config) if style == "watches" else _faults(rng, config, style)
+    if style == "starved":
+        config |= {"duration_s": 40.0, "pace_s": 0.3, "drawn": False, "session_s": 10.0, "silence_max_s": 10.0}
+        config |= {"events_lost": 0.0, "cancels": 0.0, "truncates": False, "look_s": 5.0}
+        config["settings"]["segment_age_s"] = 3600.0
+    faults = (
+        () if style == "quiet" else _SPECIAL[style](rng, config) if style in _SPECIAL else _faults(rng, config, style)
+    )
     return Plan(seed=seed, config=config, faults=tuple(faults))
 
 
@@ -126,6 +135,15 @@ def _rejoins(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
             Fault(**cut, at_s=at_s + for_s + rng.uniform(0.05, 0.5)),
         ]
     return faults
+
+
+def _starvation(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
+    """Every process has a twentieth of a CPU, from some time on to the end."""
+    starve = {"kind": FaultKind.ENVIRONMENT, "message": "starve"}
+    return [Fault(**starve, at_s=rng.uniform(1.0, 5.0), for_s=config["duration_s"], rate=0.05)]  # type: ignore[arg-type]
+
+
+_SPECIAL = {"watches": _rejoins, "starved": _starvation}
 
 
 def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Fault]:

@@ -113,6 +113,24 @@ class Faults:
         loop.at(loop.now + int(fault.for_s * S), loop.world, loop.resume, process)
         return True
 
+    def _starve(self, fault: Fault) -> None:
+        """Every process of the service has a share of `rate` of a CPU: it runs so long in each second, or in less."""
+        world = self.world
+        until_ns = world.loop.now + int(fault.for_s * S)
+        for node in world.nodes.values():
+            if node not in world.clients:
+                period_ns = int(S * self.rng.uniform(0.5, 1.0))
+                self._hold_up(node, period_ns, int(period_ns * fault.rate), until_ns)
+
+    def _hold_up(self, node: Node, period_ns: int, runs_ns: int, until_ns: int) -> None:
+        loop, process = self.world.loop, node.process
+        if self.is_over or loop.now >= until_ns:
+            return
+        if process is not None:
+            loop.pause(process)
+            loop.at(loop.now + period_ns - runs_ns, loop.world, loop.resume, process)
+        loop.at(loop.now + period_ns, loop.world, self._hold_up, node, period_ns, runs_ns, until_ns)
+
     def _cut(self, fault: Fault) -> None:
         until = self.world.loop.now + int(fault.for_s * S)
         self.world.network.cut(fault.a, fault.b, until)

@@ -19,7 +19,7 @@ from dlog.bookie.bookie import Bookie
 from dlog.client.batch import Batch
 from dlog.client.pipeline import Pipeline
 from dlog.client.producer import Producer
-from dlog.errors import DLogError, OwnedElsewhereError
+from dlog.errors import DLogError, OwnedElsewhereError, UnavailableError
 from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledgers import Ledgers
@@ -33,6 +33,7 @@ from dlog.model.ids import Epoch, LedgerId
 from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamMetadata
 from dlog.wire.bookie import Code
+from proxies.detector import Detector
 from proxies.link import Link
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.worlds import Mutant
@@ -220,6 +221,30 @@ def _one_address(following: Any) -> Any:
     return wrong
 
 
+@contextlib.contextmanager
+def _by_the_clock() -> Iterator[None]:
+    """A proxy that does not answer for a fixed time is given up, whatever its answers took so far."""
+
+    async def opens(self: Detector, address: str) -> Link:
+        return await self._dialler.open(address, self._options.ping_timeout_s, Link)
+
+    async def pongs(self: Detector, address: str, link: Link) -> bool:
+        return await link.ping(self._options.ping_timeout_s)
+
+    async def answers(self: Detector, address: str) -> bool:
+        try:
+            link = await opens(self, address)
+        except UnavailableError:
+            return False
+        try:
+            return await pongs(self, address, link)
+        finally:
+            link.close()
+
+    with mock.patch.multiple(Detector, _wait_open=opens, _wait_pong=pongs, _answers=answers):
+        yield
+
+
 def _sure(doubt: Any) -> Any:
     """The metadata of a quiet stream is never looked at again."""
     return lambda self: None
@@ -320,6 +345,13 @@ MUTANTS: tuple[Mutant, ...] = (
         _instead(Servers, "next", _one_address),
         style="watches",
         seeds=5,
+    ),
+    _mutant(
+        "silence of a peer is judged by the clock",
+        ("V4",),
+        _by_the_clock,
+        style="starved",
+        seeds=20,
     ),
     _mutant("members are read without end", ("V2",), _instead(MemberList, "_hint", _restless), style="quiet", seeds=5),
     _mutant(

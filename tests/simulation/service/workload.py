@@ -41,6 +41,13 @@ class StreamNotes:
     history: History
     acked: list[tuple[DLSN, int]] = field(default_factory=list)  # (place, txid), as answered
     tail: DLSN | None = None  # the highest acknowledged place
+    heard_ns: int = 0  # when the last append was acknowledged
+    silence_ns: int = 0  # the longest time between two
+
+    def heard(self, now_ns: int) -> None:
+        """An append is acknowledged."""
+        self.silence_ns = max(self.silence_ns, now_ns - (self.heard_ns or now_ns))
+        self.heard_ns = now_ns
 
 
 @dataclass(slots=True)
@@ -120,6 +127,7 @@ async def writing(work: Work, client: Client, notes: StreamNotes, process: Proce
             work.reached["append.unknown" if error.outcome_unknown else "append.failed"] += 1
             (history.unknown if error.outcome_unknown else history.failed)(op, loop.now)
         else:
+            notes.heard(loop.now)
             work.reached["ack"] += 1
             work.reached["ack.again"] += result.duplicate
             history.ok(op, loop.now, result.first, result.txid, duplicate=result.duplicate)
@@ -199,6 +207,7 @@ class OneByOne:
 
     def _written(self, row: dlog.BatchResult) -> None:
         work, notes = self._work, self._notes
+        notes.heard(work.loop.now)
         work.reached["ack"] += row.count
         work.reached["ack.row"] += 1
         known = row.first != DLSN_INVALID

@@ -213,6 +213,7 @@ class World:
             self.boot_if_down(client)
         self.faults.begin()
         self.loop.run(until_s=begun_s + self.plan.config["duration_s"])
+        checks.not_silent(self)
         self.heal()
         checks.settled(self)
         self.watching.judge()
