@@ -119,5 +119,10 @@ async def _ask(info: BookieInfo) -> tuple[bool, str]:
                 writer.close()
     except TimeoutError:
         return False, f"no: silent for {PATIENCE_S:g} s"
-    except (OSError, ProtocolError) as error:
+    except (
+        OSError,
+        ProtocolError,
+        ValueError,
+        OverflowError,
+    ) as error:  # the last two: what is registered is no address
         return False, f"no: {error}"

@@ -201,6 +201,79 @@ def recover(
             note(f"{told['readded']} entries were written again")
 
 
+@ledger.command()
+@click.option(
+    "--from", "first", type=click.IntRange(0, 2**63 - 1), default=0, help="First ledger id to ask for. Default 0."
+)
+@click.option(
+    "--gap", type=click.IntRange(1), default=1000, show_default=True, help="Ids known to nobody that end the search."
+)
+@zookeeper_options
+def strays(first: int, gap: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
+    """Find ledgers that bookies hold and metadata does not name, as after ZooKeeper was restored from a backup.
+
+    Every id is asked for at every bookie. `dlog ledger adopt` makes such a ledger readable. Exit 1: some bookie could
+    not be asked. Ledgers of deleted streams are told of too, until their bookies have freed them.
+    """
+
+    async def work() -> list[Stray]:
+        async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
+            members = await metadata.members()
+        bookies = frozenset([*members.writable, *members.readonly])
+        async with ledgers_of(hosts, namespace, directory) as ledgers:
+            return [stray async for stray in find_strays(ledgers, bookies, first=LedgerId(first), gap=gap)]
+
+    from dlog.io.strays import Stray, find_strays
+
+    found = asyncio.run(work())
+    silent = sorted({bookie for stray in found for bookie in stray.silent})
+    found = [stray for stray in found if stray.bookies]
+    if as_json:
+        say_json({"strays": [{"ledger": s.ledger, "bookies": s.bookies} for s in found], "silent": silent})
+    else:
+        say_table(("ledger", "bookies"), ((str(stray.ledger), ", ".join(stray.bookies)) for stray in found))
+    if silent:
+        note(f"could not be asked for every ledger: {', '.join(silent)}")
+    return EXIT_FAILED if silent else EXIT_OK
+
+
+@ledger.command()
+@click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
+@click.option(
+    "--digest",
+    type=click.Choice(["CRC32C", "CRC32", "HMAC", "DUMMY"]),
+    default="CRC32C",
+    show_default=True,
+    help="How its entries are checked; ledgers of dlog: CRC32C.",
+)
+@zookeeper_options
+def adopt(
+    number: int, digest: str, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
+) -> None:
+    """Write metadata for LEDGER, which bookies hold and metadata does not name, so that it can be recovered and read.
+
+    Next: `dlog ledger recover LEDGER`, `dlog ledger read LEDGER`. No stream names it.
+    """
+
+    async def work() -> dict[str, Any]:
+        async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
+            members = await metadata.members()
+        async with ledgers_of(hosts, namespace, directory) as ledgers:
+            vetted = await ledgers.who_knows(LedgerId(number), [*members.writable, *members.readonly])
+            if not vetted.known_to:
+                raise CommandError(f"no bookie knows the ledger: ledger={number}", "`dlog ledger strays` lists them")
+            return describe(number, await ledgers.adopt(LedgerId(number), vetted.known_to, DigestType[digest]))
+
+    from dlog.model.ledger import DigestType
+
+    told = asyncio.run(work())
+    if as_json:
+        say_json(told)
+    else:
+        bookies = ", ".join(told["fragments"][0]["bookies"])
+        say(f"ledger {number} has metadata now, on {bookies}; next: dlog ledger recover {number}")
+
+
 def describe(number: int, metadata: LedgerMetadata) -> dict[str, Any]:
     """Ledger metadata as plain values."""
     closed = metadata.is_closed

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, cast
 
-from dlog.errors import ConnectionLostError, ProtocolError
+from dlog.errors import ConnectionLostError, DamagedError, ProtocolError
 from dlog.events import BookieLost, Event
 from dlog.io import metrics, nearby
 from dlog.io.clock import SYSTEM_CLOCK, Clock
@@ -39,6 +39,7 @@ from dlog.wire.bookie import (
     ResponseDecoder,
     encode_request,
 )
+from dlog.wire.bookie_info import address_of
 from dlog.wire.framing import Buffer
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
@@ -170,10 +171,11 @@ class BookieClient:
     def _address_of(self, bookie: BookieId) -> tuple[str, int]:
         address = self._resolve(bookie) or self._addresses.get(bookie)
         if address is None:
-            host, _, port = bookie.rpartition(":")
-            if not host or not port.isdigit():
-                raise ConnectionLostError(f"bookie is not registered: bookie={bookie}")
-            address = (host, int(port))
+            try:
+                address = address_of(bookie, b"")
+            except DamagedError as error:
+                why = f"bookie is not registered, and its id is no address: bookie={bookie}"
+                raise ConnectionLostError(why) from error
         self._addresses[bookie] = address
         return address
 
@@ -199,13 +201,15 @@ class _Asked:
 
     __slots__ = ("askers", "batch", "before", "held", "message", "sent_s", "size")
 
-    def __init__(self, message: Request, asker: Asker, size: int, sent_s: float) -> None:
+    def __init__(
+        self, message: Request, askers: list[Asker], held: list[tuple[Asker, Request]], size: int, sent_s: float
+    ) -> None:
         self.message = message
-        self.askers = [asker]  # more than one: plain reads that share
-        self.before = 1  # how many of them asked before it was sent
+        self.askers = askers  # more than one: plain reads that share
+        self.before = len(askers)  # how many of them asked before it was sent
         self.size = size
         self.sent_s = sent_s
-        self.held: list[tuple[Asker, Request]] = []
+        self.held = held
         self.batch = 0  # the asker's own number of a batch read
 
 
@@ -248,16 +252,25 @@ class _Connection(asyncio.BufferedProtocol):
             question = (_BATCH, self._batches, 0)
         same = self._questions.get(question)
         if same is None:
-            self._send(question, asker, message, number)
+            self._send(question, message, [asker], [], number)
         elif _may_share(same.message, message):
             same.askers.append(asker)
         else:
             same.held.append((asker, message))
 
-    def _send(self, question: Question, asker: Asker, message: Request, number: int = 0) -> _Asked:
+    def _send(
+        self,
+        question: Question,
+        message: Request,
+        askers: list[Asker],
+        held: list[tuple[Asker, Request]],
+        number: int = 0,
+    ) -> None:
+        """Send a question of these, and let others wait behind it. All of them hear the answer or the loss, which may
+        come before this returns."""
         last = self._client.encoded
         _, buffers, size = last if last[0] is message else self._client.encode(message)
-        asked = self._questions[question] = _Asked(message, asker, size, self._clock.monotonic_s())
+        asked = self._questions[question] = _Asked(message, askers, held, size, self._clock.monotonic_s())
         asked.batch = number
         self.lag_bytes += size
         self._out += buffers
@@ -269,7 +282,6 @@ class _Connection(asyncio.BufferedProtocol):
         if self.lag_bytes > self._lag_bytes_max:
             _LAGGING.inc()
             self.lose(f"lags by more than {self._lag_bytes_max} bytes")
-        return asked
 
     def _flush(self) -> None:
         self._flushing = False
@@ -355,13 +367,14 @@ class _Connection(asyncio.BufferedProtocol):
     def _release(self, question: Question, held: list[tuple[Asker, Request]]) -> None:
         """Ask what was held back: the first, with all that may share it; the others go on waiting."""
         (asker, message), *rest = held
-        asked = self._send(question, asker, message)
-        for other, request in rest:
-            if _same_plain_read(message, request):
-                asked.askers.append(other)
-                asked.before += 1
-            else:
-                asked.held.append((other, request))
+        if self._lost:  # by what somebody did with the answer
+            fact = PeerLost(self._bookie, "connection lost")
+            for waiting in dict.fromkeys(asker for asker, _ in held):
+                waiting.post(fact)
+            return
+        sharing = [other for other, request in rest if _same_plain_read(message, request)]
+        others = [one for one in rest if not _same_plain_read(message, one[1])]
+        self._send(question, message, [asker, *sharing], others)
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 

@@ -39,8 +39,8 @@ _NAME = re.compile("(journal|spare)-([0-9a-f]{16})")  # what else lies in the di
 class JournalFiles:
     """The files of one journal directory.
 
-    owner: a number of the bookie, kept in every header. `write` is called by one thread, `prepare` and `release` by
-    another; before `start` only `replay` may be called. random_bits: draws the nonces of files' headers.
+    owner: a number of the bookie, kept in every header. `write`, `prepare` and `release` are called by a thread each;
+    before `start` only `replay` may be called. random_bits: draws the nonces of files' headers.
     """
 
     def __init__(
@@ -155,7 +155,9 @@ class JournalFiles:
 
     def release(self, mark: Mark) -> None:
         """Every file before the mark's has been checkpointed: use it again."""
-        for file_id in sorted(i for i in self._ids if i < mark.file):
+        with self._lock:  # whoever makes files adds to them
+            checkpointed = sorted(file_id for file_id in self._ids if file_id < mark.file)
+        for file_id in checkpointed:
             path = self._path(file_id)
             with self._lock:
                 if len(self._spares) < _SPARES_MAX:

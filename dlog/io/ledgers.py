@@ -24,7 +24,14 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
-from dlog.errors import ClosedError, DLogError, LedgerNotFoundError, MetadataUnavailableError, NotEnoughBookiesError
+from dlog.errors import (
+    ClosedError,
+    DLogError,
+    InvalidRequestError,
+    LedgerNotFoundError,
+    MetadataUnavailableError,
+    NotEnoughBookiesError,
+)
 from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse, LedgerOpened
 from dlog.io.bookie_client import Asker, BookieClient, Resolve
 from dlog.io.clock import SYSTEM_CLOCK, Clock
@@ -310,6 +317,29 @@ class Ledgers:
     async def delete(self, ledger: LedgerId) -> None:
         """Delete its metadata; bookies collect the entries by themselves. Idempotent."""
         await self._metadata.delete(LedgerKey(ledger))
+
+    async def who_knows(self, ledger: LedgerId, bookies: Collection[BookieId]) -> Vetted:
+        """Which of these bookies hold anything of the ledger, whether metadata names it or not."""
+        async with self._visiting(LedgerVetter(ledger), ledger, "vetter") as vetter:
+            vetted: Vetted = await vetter.ask(Vet(tuple(sorted(bookies)), self.options.vet_all_s))
+            return vetted
+
+    async def adopt(self, ledger: LedgerId, bookies: Collection[BookieId], digest: DigestType) -> LedgerMetadata:
+        """Write metadata for a ledger that bookies hold and metadata does not name, so that it can be recovered and
+        read. Any of them may hold any of its entries. Raises InvalidRequestError if metadata names it,
+        MetadataUnavailableError."""
+        value = LedgerMetadata(
+            quorum=Quorum(ensemble=len(bookies), write=len(bookies), ack=1),
+            fragments=(Fragment(EntryId(0), tuple(sorted(bookies))),),
+            digest=digest,
+            password=self.options.password,
+            ctime_ms=self._clock.unix_ms(),
+            custom=(("dlog.adopted", b"1"),),
+            ctoken=self._rng.getrandbits(63),
+        )
+        if await self._write_new(ledger, value) is None:
+            raise InvalidRequestError(f"metadata names the ledger already: ledger={ledger}")
+        return value
 
     def list(self) -> AsyncIterator[LedgerId]:
         """All ledgers of the cluster, by rising id."""

@@ -42,12 +42,18 @@ class Listening(Protocol):
 async def connect(make: Callable[[], _P], host: str, port: int) -> None:
     """Connect the protocol that `make` builds to host:port, through the door if the server has one here.
 
-    Raises OSError as `loop.create_connection` does. A cancelled call leaves nothing open.
+    host and port may be anything that somebody wrote into metadata. Raises OSError as `loop.create_connection` does,
+    and where they are no address. A cancelled call leaves nothing open.
     """
     loop = asyncio.get_running_loop()
+    if not 0 < port < 65536:
+        raise OSError(f"not a port: host={host!r} port={port}")
     door = _enter(host, port) if _has_doors(loop) else None
     if door is None:
-        await loop.create_connection(make, host, port)
+        try:
+            await loop.create_connection(make, host, port)
+        except ValueError as error:  # UnicodeError is one: an empty label, or one that is too long
+            raise OSError(f"not a host name: {error}: host={host!r} port={port}") from error
         return
     try:
         await loop.create_unix_connection(make, sock=door)

@@ -335,3 +335,74 @@ async def test_closing_the_client_tells_those_who_wait_and_leaves_no_task() -> N
 def test_fence_is_set_from_the_question_only() -> None:
     """The wire has no such flag: a peer cannot claim it."""
     assert EntryRead(LedgerId(1), EntryId(1), Code.OK).fence is False
+
+
+NO_ADDRESSES = (
+    "a..b:3181",
+    ".:3181",
+    f"{'x' * 70}:3181",
+    "127.0.0.1:70000",
+    "127.0.0.1:0",
+    "b:\u00b2",
+    "nobody",
+    "a\0b:3181",
+)
+
+
+@pytest.mark.parametrize("name", NO_ADDRESSES)
+async def test_a_bookie_id_that_is_no_address_is_a_loss_and_nothing_more(name: str) -> None:
+    """Ids come from the metadata of ledgers, where anybody may have written anything."""
+    told: list[Event] = []
+    async with BookieClient(lambda _: None, rng=random.Random(1), options=PATIENT, on_event=told.append) as client:
+        listener = Listener(client)
+        listener.door.send(BookieId(name), read(0))
+        (lost,) = await listener.heard(1)
+        assert isinstance(lost, PeerLost) and lost.peer == name
+        assert [type(event) for event in told] == [BookieLost]
+
+
+@pytest.mark.parametrize("address", [("a..b", 3181), ("127.0.0.1", 70_000), ("x" * 70, 3181), ("127.0.0.1", -1)])
+async def test_a_registration_that_is_no_address_is_a_loss_and_nothing_more(address: tuple[str, int]) -> None:
+    async with BookieClient(lambda _: address, rng=random.Random(1), options=PATIENT) as client:
+        listener = Listener(client)
+        listener.send(read(0))
+        (lost,) = await listener.heard(1)
+        assert isinstance(lost, PeerLost)
+
+
+async def test_who_waits_behind_a_question_that_ends_the_connection_hears_of_the_loss() -> None:
+    """What was held back may be too much for the connection when its turn comes."""
+    options = BookieClientOptions(request_timeout_s=3600.0, lag_bytes_max=1000, backoff_min_s=0.0, backoff_max_s=0.0)
+    async with joined(options) as (bookie, client):
+        bookie.hold = True
+        one, two, three = Listener(client), Listener(client), Listener(client)
+        one.send(add(0))
+        two.send(add(0, size=2000, recovery=True))
+        three.send(add(0, recovery=True))
+        await until(lambda: len(bookie.requests) == 1)
+        bookie.release()
+        await one.heard(1)
+        for listener in (two, three):
+            (lost,) = await listener.heard(1)
+            assert isinstance(lost, PeerLost)
+
+
+async def test_who_is_held_back_hears_of_a_loss_that_the_answer_itself_brought_about() -> None:
+    options = BookieClientOptions(request_timeout_s=3600.0, lag_bytes_max=1000, backoff_min_s=0.0, backoff_max_s=0.0)
+    async with joined(options) as (bookie, client):
+        bookie.hold = True
+        one, two = Listener(client), Listener(client)
+        heard = one.door.post
+
+        def answer_with_too_much(fact: Fact) -> None:
+            heard(fact)
+            if len(one.facts) == 1:
+                one.send(add(1, size=2000))
+
+        one.door.post = answer_with_too_much
+        one.send(add(0))
+        two.send(add(0, recovery=True))
+        await until(lambda: len(bookie.requests) == 1)
+        bookie.release()
+        (lost,) = await two.heard(1)
+        assert isinstance(lost, PeerLost)

@@ -19,7 +19,7 @@ from dlog.errors import (
     OverCapacityError,
     UnavailableError,
 )
-from dlog.events import Event, LedgerHandleFailed
+from dlog.events import Event, LedgerHandleFailed, LedgerIdInUse
 from dlog.io.bookie_client import BookieClient, BookieClientOptions
 from dlog.io.ledgers import Ledgers, LedgersOptions, resolver
 from dlog.io.memory_metadata import MemoryMetadata
@@ -255,6 +255,51 @@ async def test_metadata_out_of_reach_is_not_a_missing_ledger() -> None:
         ledgers = await made.client()
         with pytest.raises(MetadataUnavailableError):
             await ledgers.open(1)  # type: ignore[arg-type]
+
+
+async def test_an_id_that_a_bookie_of_the_ensemble_knows_is_not_used() -> None:
+    """ZooKeeper was restored from a backup: it gives out ids whose entries bookies hold."""
+    async with cluster() as made:
+        known = list(made.bookies.values())[1]
+        known.entries.update({(ledger, 0): bytes(40) for ledger in range(20)})
+        ledgers = await made.client()
+        writer = await ledgers.create(E332)
+        assert writer.ledger_id >= 20
+        in_use = [event.ledger for event in made.told if isinstance(event, LedgerIdInUse)]
+        assert in_use == [0, 2, 6, 14], "1, 2, 4, 8 ids are drawn at a time"
+        assert [found async for found in ledgers.list()] == [writer.ledger_id], "nothing is left in metadata"
+        assert (await ledgers.create(E332)).ledger_id == writer.ledger_id + 1
+
+
+async def test_a_bookie_that_does_not_say_whether_it_knows_a_ledger_is_left_out() -> None:
+    async with cluster(4) as made:
+        silent = made.bookies[BookieId("bookie-2")]
+        silent.hold = True
+        ledgers = await made.client(LedgersOptions(vet_s=0.01))
+        for _ in range(4):
+            writer = await ledgers.create(E332)
+            assert BookieId("bookie-2") not in writer.metadata.fragments[0].ensemble
+
+
+async def test_where_every_bookie_is_needed_a_slow_one_is_waited_for() -> None:
+    async with cluster() as made, asyncio.TaskGroup() as group:
+        slow = made.bookies[BookieId("bookie-2")]
+        slow.hold = True
+        ledgers = await made.client(LedgersOptions(vet_s=0.01, vet_all_s=60.0))
+        creating = group.create_task(ledgers.create(E332), name="create")
+        await slow.heard.wait()
+        slow.hold = False
+        slow.release()
+        assert len((await creating).metadata.fragments[0].ensemble) == 3
+
+
+async def test_a_ledger_is_not_made_while_a_bookie_that_it_needs_is_silent() -> None:
+    async with cluster() as made:
+        made.bookies[BookieId("bookie-2")].hold = True
+        ledgers = await made.client(LedgersOptions(vet_s=0.01, vet_all_s=0.01))
+        with pytest.raises(NotEnoughBookiesError):
+            await ledgers.create(E332)
+        assert [found async for found in ledgers.list()] == []
 
 
 async def test_appends_are_bounded_and_abandoned_ones_are_in_doubt() -> None:

@@ -128,9 +128,12 @@ async def test_ids_come_from_the_sequence_and_from_the_long_one_when_it_is_there
     metadata: ZooKeeperMetadata, kazoo: KazooClient
 ) -> None:
     assert [await metadata.new_ledger_id() for _ in range(2)] == [0, 1]
+    assert await metadata.new_ledger_id(ahead=5) == 6, "a jump past ids that are in use"
+    assert await metadata.new_ledger_id() == 7
     assert kazoo.get_children("/ledgers/idgen") == []
     kazoo.create("/ledgers/idgen-long/HOB-0000000001", makepath=True)
     assert [await metadata.new_ledger_id() for _ in range(2)] == [2**32, 2**32 + 1]
+    assert await metadata.new_ledger_id(ahead=2048) == 2**32 + 2049
     kazoo.create("/ledgers/idgen-long/HOB-0000000007")
     assert await metadata.new_ledger_id() == 7 << 32
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -321,3 +321,27 @@ def test_a_new_file_is_filled_past_the_page_cache(tmp_path: Path, monkeypatch: p
     made = sorted(tmp_path.iterdir())
     assert len(made) == 3
     assert all(path.read_bytes()[HEADER_BYTES:] == bytes(size - HEADER_BYTES) for path in made)
+
+
+def test_files_are_released_while_others_are_made(tmp_path: Path) -> None:
+    """The flush thread releases, the preparer makes: the set of files is gone through under their lock only, for a set
+    that grows meanwhile ends the bookie."""
+    files = JournalFiles(RealDisk(), str(tmp_path), owner=1, file_bytes=16 * 1024)
+    files.start(FIRST_MARK)
+    unlocked: list[str] = []
+
+    class Watched(set[int]):
+        def __iter__(self) -> Iterator[int]:
+            if not files._lock.locked():
+                unlocked.append("iterated")
+            return super().__iter__()
+
+    files._ids = Watched(files._ids)
+    mark = files.mark
+    while mark.file < 4:
+        files.prepare()
+        mark = files.write([record(bytes(4000))])
+    files.release(mark)
+    assert not unlocked
+    assert not any((tmp_path / f"journal-{file_id:016x}").exists() for file_id in range(mark.file))
+    files.close()
