@@ -62,6 +62,10 @@ class AppendSummary:
     first: DLSN | None = None  # place of the first record; None if there was none
     last: DLSN | None = None  # place of the last one
 
+    def with_row(self, row: BatchResult) -> AppendSummary:
+        """The same, after one more row in order."""
+        return AppendSummary(self.count + row.count, self.first or row.first, row.last)
+
 
 class Client:
     """Any number of streams of one cluster. Made by `connect`; belongs to one event loop and one process."""
@@ -176,7 +180,7 @@ class Client:
 
         def written(batch: BatchResult) -> None:
             nonlocal summary
-            summary = AppendSummary(summary.count + batch.count, summary.first or batch.first, batch.last)
+            summary = summary.with_row(batch)
             if on_written is not None:
                 on_written(batch)
 

@@ -10,91 +10,103 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Any, TypeVar
 
 from dlog.client.batch import SLOT_BYTES, BatchResult
 from dlog.client.check import checked_payload
+from dlog.client.pipeline import Pipeline
+from dlog.errors import ClosedError
 
 HANDED_BYTES_MAX = 1024 * 1024
 
-T = TypeVar("T")
-
 
 class Feed:
-    """One use of `run`."""
+    """One use of `run`. begin: makes the pipeline, in the loop, with a listener for its rows."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_written: Callable[[BatchResult], None] | None) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        begin: Callable[[Callable[[BatchResult], None]], Pipeline],
+        on_written: Callable[[BatchResult], None],
+    ) -> None:
         self._loop = loop
+        self._begin = begin
         self._on_written = on_written
         self._waiting: deque[bytes | None] = deque()  # None: there are no more
         self._handed_bytes = 0  # counted by the maker
         self._taken_bytes = 0  # counted by the loop
         self._is_asleep = False  # the loop waits for more
+        self._is_over = False  # the loop takes no more
         self._more = asyncio.Event()
         self._news: SimpleQueue[BatchResult | None] = SimpleQueue()  # rows; None: look again
 
-    def run(
-        self,
-        payloads: Iterable[bytes],
-        consume: Callable[[AsyncGenerator[bytes, None], Callable[[BatchResult], None]], Coroutine[Any, Any, T]],
-    ) -> T:
-        """Give `payloads` to `consume`, which runs in the loop with a listener for rows.
+    def run(self, payloads: Iterable[bytes]) -> None:
+        """Append `payloads`, and wait until all are durable.
 
-        Iterates `payloads` in the calling thread, and tells it the rows between records. Returns or raises what
-        `consume` does, or raises what the user's code does: then no more is handed over, and what was taken is still
-        written.
+        Iterates `payloads` in the calling thread, and tells it the rows between records. Raises what the pipeline
+        does, or what the user's code does: then no more is handed over, and what was taken is still written.
         """
-        running = asyncio.run_coroutine_threadsafe(consume(self._arriving(), self._news.put), self._loop)
-        running.add_done_callback(lambda _: self._news.put(None))
+        running = asyncio.run_coroutine_threadsafe(self._take(), self._loop)
+        hand_over, has_no_news = self._waiting.append, self._news.empty
         try:
             for given in payloads:
-                if running.done():
-                    break
                 payload = given if type(given) is bytes else checked_payload(given)
-                self._hand(payload)
+                hand_over(payload)
                 self._handed_bytes += len(payload) + SLOT_BYTES
-                self._tell(running)
-            self._hand(None)
-            while not running.done():
+                if self._is_asleep:
+                    self._wake()
+                while not has_no_news():
+                    self._hear()
+                while self._handed_bytes - self._taken_bytes > HANDED_BYTES_MAX and not self._is_over:
+                    self._hear()
+                if self._is_over:
+                    break
+            hand_over(None)
+            self._wake()
+            while not self._is_over or not has_no_news():
                 self._hear()
-            while not self._news.empty():
-                self._hear()
-            return running.result()
+            running.result()
+        except concurrent.futures.CancelledError:
+            raise ClosedError("this client was closed by another thread", outcome_unknown=True) from None
         except BaseException:
             running.cancel()
             raise
 
     # ---- in the maker's thread --------------------------------------------------------------------------------------
 
-    def _hand(self, payload: bytes | None) -> None:
-        self._waiting.append(payload)
-        if self._is_asleep:
-            self._is_asleep = False
+    def _wake(self) -> None:
+        self._is_asleep = False
+        try:
             self._loop.call_soon_threadsafe(self._more.set)
-
-    def _tell(self, running: concurrent.futures.Future[T]) -> None:
-        """Tell the rows that came; wait for some while too much is handed over."""
-        while not self._news.empty():
-            self._hear()
-        while self._handed_bytes - self._taken_bytes > HANDED_BYTES_MAX and not running.done():
-            self._hear()
+        except RuntimeError:  # the loop is closed
+            raise ClosedError("this client was closed by another thread", outcome_unknown=True) from None
 
     def _hear(self) -> None:
         row = self._news.get()
-        if row is not None and self._on_written is not None:
+        if row is not None:
             self._on_written(row)
 
     # ---- in the loop ------------------------------------------------------------------------------------------------
 
-    async def _arriving(self) -> AsyncGenerator[bytes, None]:
+    async def _take(self) -> None:
+        try:
+            await self._append_all(self._begin(self._news.put))
+        finally:
+            self._is_over = True
+            self._news.put(None)
+
+    async def _append_all(self, pipeline: Pipeline) -> None:
+        next_one = self._waiting.popleft
         while True:
             while self._waiting:
-                payload = self._waiting.popleft()
+                payload = next_one()
                 if payload is None:
+                    await pipeline.drain()
                     return
-                yield payload
+                while not pipeline.append(payload):
+                    self._news.put(None)
+                    await pipeline.room()
                 self._taken_bytes += len(payload) + SLOT_BYTES
             self._news.put(None)
             self._more.clear()

@@ -15,6 +15,7 @@ The law of this file:
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from dlog.client.check import check_thread
 from dlog.client.client import AppendSummary, Client, connect
 from dlog.client.feeding import Feed
 from dlog.client.options import ClientOptions
+from dlog.client.pipeline import Pipeline
 from dlog.client.position import Position, position
 from dlog.client.record import Record, RecordBatch
 from dlog.errors import ClosedError, DLogError
@@ -89,9 +91,16 @@ class SyncClient:
         """
         running = self._running()
         running.check()
-        return running.feed(on_written).run(
-            payloads, lambda records, tell: running.client.append_many(stream, records, on_written=tell)
-        )
+        summary = AppendSummary()
+
+        def written(row: BatchResult) -> None:
+            nonlocal summary
+            summary = summary.with_row(row)
+            if on_written is not None:
+                on_written(row)
+
+        running.feed(lambda tell: running.client.pipeline(stream, tell), written).run(payloads)
+        return summary
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -236,8 +245,10 @@ class _Running:
     def is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
-    def feed(self, on_written: Callable[[BatchResult], None] | None) -> Feed:
-        return Feed(self._loop, on_written)
+    def feed(
+        self, begin: Callable[[Callable[[BatchResult], None]], Pipeline], on_written: Callable[[BatchResult], None]
+    ) -> Feed:
+        return Feed(self._loop, begin, on_written)
 
     def check(self) -> None:
         """Raises ClosedError, InvalidRequestError: nobody can wait for an answer here."""
@@ -259,6 +270,8 @@ class _Running:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise ClosedError("this client was closed by another thread", outcome_unknown=True) from None
         except BaseException:
             future.cancel()
             raise
@@ -266,10 +279,20 @@ class _Running:
     def stop(self, orderly: bool) -> None:
         if self.is_here:
             self.wait(self.client.close(orderly=orderly))
+            self.wait(_end_others())
             self.wait(self._loop.shutdown_asyncgens())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+async def _end_others() -> None:
+    """Cancel what other threads still wait for, so that none waits for a loop that has ended."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if others:
+        await asyncio.wait(others)
 
 
 def connect_sync(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> SyncClient:

@@ -264,6 +264,43 @@ def test_a_read_that_is_collected_in_the_clients_own_thread_ends_there() -> None
         assert client.append("s", b"c") is not None
 
 
+@pytest.mark.parametrize("where", ["in the iterable", "at the end", "in a question"])
+def test_a_client_that_another_thread_closes_leaves_nobody_waiting(where: str) -> None:
+    holding = Holding()
+    reached, closed = threading.Event(), threading.Event()
+
+    def records() -> Iterator[bytes]:
+        yield b"a"
+        if where == "in the iterable":
+            reached.set()
+            closed.wait(WITHIN_S)
+        yield b"b"
+
+    with serving(script=holding) as (double, client):
+        found: list[Any] = []
+
+        def work() -> None:
+            try:
+                found.append(
+                    client.append("s", b"a") if where == "in a question" else client.append_many("s", records())
+                )
+            except BaseException as error:  # noqa: BLE001
+                found.append(error)
+
+        worker = threading.Thread(target=work, daemon=True)
+        worker.start()
+        loop = double._server.get_loop()  # type: ignore[union-attr]
+        asyncio.run_coroutine_threadsafe(double.wait(lambda: bool(double.writes)), loop).result(WITHIN_S)
+        if where == "in the iterable":
+            assert reached.wait(WITHIN_S)
+        client.close(orderly=False)
+        closed.set()
+        worker.join(WITHIN_S)
+        assert found, "it hangs"
+    assert isinstance(found[0], ClosedError)
+    assert found[0].outcome_unknown
+
+
 def test_a_closed_client_says_so() -> None:
     with serving() as (_, client):
         pass
