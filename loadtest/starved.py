@@ -18,8 +18,8 @@ from typing import Any
 
 import dlog
 from dlog.cli.discovery import Running
-from dlog.cli.parts import die_with_parent
 from dlog.client.options import ClientOptions
+from dlog.io.children import die_with_parent
 from loadtest.checker import Checker
 from loadtest.faults import ACKS_BETWEEN, Writer, read_back
 from loadtest.outages import judge

@@ -23,7 +23,7 @@ from dlog.log.messages import BatchWritten, DeleteStream, SealStream, TakeStream
 from dlog.log.options import OwnerOptions
 from dlog.log.owner import StreamOwner
 from dlog.machine import Missing, Versioned
-from dlog.model.dlsn import DLSN
+from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import Epoch, ProxyId, StreamName
 from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings, Truncation
 from dlog.options import draw
@@ -271,7 +271,7 @@ class LivesWorld:
         if new.is_sealed and not old.is_sealed and SealStream not in asked:
             raise Violation("D1", f"{life} was sealed, nobody asked for it")
         first, is_cut = first_readable(new), any(s.truncation is not Truncation.ACTIVE for s in new.segments)
-        if is_cut and first is not None and first > self.points.get(life, DLSN(1, 0, 0)):
+        if is_cut and first is not None and first > self.points.get(life, of(1, 0, 0)):
             raise Violation("D1", f"{life} was truncated to {first}, asked for was {self.points.get(life)}")
 
     # ---- the end ----------------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ class LivesWorld:
         for dlsn in self.acked[value.life]:
             segment = value.segment(dlsn.segment)
             if segment is None or segment.truncation is Truncation.TRUNCATED:
-                if dlsn >= self.points.get(value.life, DLSN(0, 0, 0)):
+                if dlsn >= self.points.get(value.life, of(0, 0, 0)):
                     raise Violation("D1", f"{dlsn} was acknowledged in {value.life} and its segment is gone")
                 continue
             held = self.store.segments.get(segment.place)

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from dlog.io.embedded_zookeeper import EmbeddedZooKeeper, ZooKeeperStartError
+from dlog.io.embedded_zookeeper import DATA, EmbeddedZooKeeper, ZooKeeperStartError
 from tests.ports import free_ports
 
 MEMBERS = 3
@@ -58,9 +58,9 @@ class EnsembleMember(EmbeddedZooKeeper):
             return ""
         return said.partition("Mode: ")[2].partition("\n")[0]
 
-    def _settings(self, data: Path, port: int) -> str:
-        (data / "myid").write_text(str(self.number))
-        return super()._settings(data, port) + "initLimit=20\nsyncLimit=4\n" + self._servers
+    def _settings(self, port: int) -> str:
+        (self.directory / DATA / "myid").write_text(str(self.number))
+        return super()._settings(port) + "initLimit=20\nsyncLimit=4\n" + self._servers
 
 
 class ZooKeeperEnsemble:

@@ -27,7 +27,10 @@ def says(story: Story, bookie: BookieId, code: Code) -> None:
 def answer(story: Story) -> Vetted | None:
     found = [effect.result for effect in story.effects if isinstance(effect, Answer)]
     assert len(found) <= 1
-    return found[0] if found else None
+    if not found:
+        return None
+    assert isinstance(found[0], Vetted)
+    return found[0]
 
 
 def test_only_no_such_ledger_counts_as_not_knowing_it() -> None:
