@@ -237,7 +237,9 @@ def strays(first: int, gap: int, hosts: str | None, namespace: str | None, direc
     return EXIT_FAILED if silent else EXIT_OK
 
 
-@ledger.command()
+@ledger.command(
+    cls=Changing, when_unknown="`dlog ledger show LEDGER` tells whether it has metadata now; if not, adopt it again"
+)
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @click.option(
     "--digest",

@@ -39,6 +39,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "ledger read": ("1",),
     "ledger verify": ("1",),
     "ledger recover": ("1", "--yes"),
+    "ledger adopt": ("1",),
     "sink retire": ("k",),
 }
 #: change nothing, or have no one answer that could be lost, as `up` that runs until it is ended
@@ -53,7 +54,7 @@ OTHERS = {
     "sink ls",
     "bookie ls",
     "bookie status",
-} | {f"ledger {name}" for name in ("ls", "show", "read", "verify")}
+} | {f"ledger {name}" for name in ("ls", "show", "read", "verify", "strays")}
 
 
 def commands(group: Any = dlog, before: str = "") -> Iterator[tuple[str, click.Command]]:
