@@ -27,6 +27,8 @@ class ReadOptions(ServingOptions):
     process_bytes_max: int = option(64 * MiB, sim=(4 * KiB, 4 * MiB))
     idle_s: float = option(30.0, sim=(0.1, 1.0))  # after which a stream nobody reads is followed no more
     doubt_every_s: float = option(10.0, sim=(1.0, 10.0))  # between two doubts that a quiet stream's metadata is current
+    contact_every_s: float = option(0.5, sim=(0.1, 0.5))  # between two looks whether ZooKeeper answers
+    contact_patience_s: float = option(1.0, sim=(0.5, 1.0))  # before readers are sent to a proxy that it answers
     doubts_per_s_max: int = option(50, sim=(1, 50))  # of the process
     connect_timeout_s: float = option(1.0, sim=(0.05, 1.0))
     ping_every_s: float = option(0.5, sim=(0.05, 1.0))
@@ -37,6 +39,7 @@ class ReadOptions(ServingOptions):
         at_least_one(self, "fetch_bytes", "chunk_bytes", "fetches_max", "readers_max", "readers_per_connection_max")
         at_least_one(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max")
         at_least_one(self, "streams_max", "idle_s", "doubt_every_s", "doubts_per_s_max")
+        at_least_one(self, "contact_every_s", "contact_patience_s")
         at_least_one(self, "connect_timeout_s", "ping_every_s", "ping_timeout_s")
 
     @property

@@ -20,7 +20,7 @@ from dlog.log.read_messages import READER, SOURCE
 from dlog.log.reading import ReadingOptions
 from dlog.log.reading import StreamReader as ReadingMachine
 from dlog.machine import Fact, Peer, PeerLost, Received
-from dlog.wire.proxy import Message, Read
+from dlog.wire.proxy import Message, Read, ReaderEvent, ReaderEventKind
 from proxies.connection import Connection
 
 
@@ -37,7 +37,7 @@ class StreamReader:
         chunk_bytes: int,
     ) -> None:
         self.request = read.request
-        self._stream = read.stream
+        self.stream = read.stream
         self._connection = connection
         self._tailers = tailers
         self._on_end = on_end
@@ -58,6 +58,12 @@ class StreamReader:
         if self._view is not None:
             self._view.hold(yes)
 
+    def move(self, location: str) -> None:
+        """End now; the client is told to read on at another proxy."""
+        if not self._is_stopped:
+            self._connection.send(ReaderEvent(self.request, ReaderEventKind.MOVED, {"location": location}))
+            self.stop()
+
     def stop(self) -> None:
         """End now; the client is told and sent nothing more, and what is held back for it is dropped."""
         self._is_stopped = True
@@ -68,7 +74,7 @@ class StreamReader:
     async def run(self) -> None:
         """Live until the machine ends, `stop`, or the source cannot be had (the client is told)."""
         try:
-            async with self._tailers.hold(self._stream) as tailer:
+            async with self._tailers.hold(self.stream) as tailer:
                 self._view = tailer.attach(self._driver.post, self._source_lost)
                 self._view.hold(self._is_held)
                 try:
@@ -78,7 +84,7 @@ class StreamReader:
         except DLogError as error:
             self._connection.fail(self.request, error)
         except Exception as error:
-            self._connection.fail(self.request, DLogError(f"the reader failed: stream={self._stream} {error!r}"))
+            self._connection.fail(self.request, DLogError(f"the reader failed: stream={self.stream} {error!r}"))
             raise
         finally:
             self._on_end()

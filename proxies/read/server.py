@@ -31,6 +31,7 @@ from proxies.forwarding import Carriage
 from proxies.health import Health
 from proxies.meters import Meters
 from proxies.preference import Preference
+from proxies.read.contact import MetadataContact
 from proxies.read.doubts import doubt_in_turn
 from proxies.read.options import ReadOptions
 from proxies.read.reader import StreamReader
@@ -61,7 +62,7 @@ class ReadProxy:
         self.id = ProxyId(options.id)
         self.cache = EntryCache(options.cache_bytes_max)
         self.readers_per_connection_max = options.readers_per_connection_max
-        self.readers = 0
+        self._readers: dict[StreamReader, None] = {}
         self.tasks: Lifetime
         self.relay: Relay
         self.carriage: Carriage
@@ -80,6 +81,7 @@ class ReadProxy:
         self._upstream: OwnerLinks
         self._tailers: Registry[StreamTailer]
         self._readers_ring = Preference()
+        self._contact: MetadataContact
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str, str], None]) -> None:
         """Serve until `stop`, then send everybody elsewhere and return. on_ready: called with id and address.
@@ -109,6 +111,15 @@ class ReadProxy:
                     self._tailers, every_s=options.doubt_every_s, per_s_max=options.doubts_per_s_max, rng=self._rng
                 )
                 self.tasks.start(doubting, name="look at metadata again")
+                self._contact = MetadataContact(
+                    self._metadata,
+                    dialler,
+                    self.id,
+                    every_s=options.contact_every_s,
+                    patience_s=options.contact_patience_s,
+                )
+                looking = self._contact.run(self._a_stream, self._hand_readers_on)
+                self.tasks.start(looking, name="contact with metadata")
                 await self.listener.serve()
                 await self.health.listen(options.host, options.health_port)
                 await self._metadata.register_proxy(
@@ -127,12 +138,19 @@ class ReadProxy:
             for connection in tuple(self.listener.connections):
                 connection.abort()
 
+    @property
+    def readers(self) -> int:
+        """How many are open."""
+        return len(self._readers)
+
     # ---- House, for sessions ----------------------------------------------------------------------------------------
 
     def elsewhere(self, stream: str) -> str | None:
         """Address of the read proxy that the ring prefers for a stream; None: it is this one."""
-        members = {p.proxy: p.address for p in self._metadata.known_members().read_proxies.values()}
-        members[self.id] = self.address
+        better = self._contact.better_served_by
+        members = better or {p.proxy: p.address for p in self._metadata.known_members().read_proxies.values()}
+        if not better:
+            members[self.id] = self.address
         chosen = self._readers_ring.choose(members, stream)
         return None if chosen is None or chosen == self.id else members[chosen]
 
@@ -142,11 +160,11 @@ class ReadProxy:
             raise OverCapacityError(f"too many readers on this proxy: readers={self.readers}")
 
         def end() -> None:
-            self.readers -= 1
+            self._readers.pop(reader, None)
             on_end()
 
-        self.readers += 1
         reader = StreamReader(connection, read, self._tailers, end, chunk_bytes=self.options.chunk_bytes)
+        self._readers[reader] = None
         self.tasks.start_alone(reader.run(), name=f"reader {read.request} of {connection.peer}", stop=reader.stop)
         return reader
 
@@ -182,6 +200,18 @@ class ReadProxy:
 
     def _open_session(self, connection: Connection, hello: Hello) -> Session:
         return ReadSession(self, connection, hello)
+
+    def _a_stream(self) -> str | None:
+        """One that somebody reads."""
+        reader = next(iter(self._readers), None)
+        return None if reader is None else reader.stream
+
+    def _hand_readers_on(self) -> None:
+        """Others reach ZooKeeper, and we do not: readers go on there."""
+        for reader in tuple(self._readers):
+            location = self.elsewhere(reader.stream)
+            if location is not None:
+                reader.move(location)
 
     def _build_tailer(self, stream: str) -> StreamTailer:
         return StreamTailer(

@@ -91,9 +91,11 @@ class House:
         )
         return await self._start(proxy, events)
 
-    async def read_proxy(self, **options: Any) -> Running:
+    async def read_proxy(self, metadata: Any = None, **options: Any) -> Running:
+        """metadata: as this proxy alone meets it."""
         events = Events()
-        proxy = ReadProxy(ReadOptions(**options), self.metadata, self._stores(), tell=events.tell, rng=random.Random(1))
+        metadata = self.metadata if metadata is None else metadata
+        proxy = ReadProxy(ReadOptions(**options), metadata, self._stores(), tell=events.tell, rng=random.Random(1))
         return await self._start(proxy, events)
 
     async def _start(self, proxy: WriteProxy | ReadProxy, events: Events) -> Running:

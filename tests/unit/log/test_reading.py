@@ -167,7 +167,7 @@ def test_from_any_place(at: int) -> None:
     stage, _, places = three_segments()
     desk = Desk(stage, Start.DLSN, tuple(places[at]))
     assert desk.seen == places[at:]
-    assert desk.events[0].detail == {"dlsn": list(places[at]), "life": ""}
+    assert desk.events[0].detail == {"dlsn": list(places[at]), "life": stage.value.life}
 
 
 @pytest.mark.parametrize(("txid", "first"), [(0, 0), (10, 0), (11, 2), (20, 2), (45, 8), (60, 10), (61, 12)])
@@ -709,7 +709,7 @@ def test_a_reader_goes_on_behind_the_end_that_the_list_says() -> None:
     misstated(stage, -1)
     desk = Desk(stage, Start.DLSN, tuple(last))
     assert desk.seen == [place for place in places if place >= last]
-    assert desk.events[0].detail == {"dlsn": list(last), "life": ""}
+    assert desk.events[0].detail == {"dlsn": list(last), "life": stage.value.life}
 
 
 def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> None:
@@ -718,7 +718,7 @@ def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> N
     for behind in (stage.value.segments[0].last_dlsn.next_slot(), of(1, last.entry + 1, 0), of(1, last.entry + 9, 3)):
         desk = Desk(stage, Start.DLSN, tuple(behind))
         assert desk.seen == [place for place in places if place > last]
-        assert desk.events[0].detail == {"dlsn": [2, 0, 0], "life": ""}
+        assert desk.events[0].detail == {"dlsn": [2, 0, 0], "life": stage.value.life}
 
 
 def test_a_completed_segment_whose_store_has_lost_it_is_damaged() -> None:

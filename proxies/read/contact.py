@@ -1,0 +1,99 @@
+"""Whether this proxy reaches ZooKeeper, and if not, which other read proxies do: readers are better off there.
+
+Without ZooKeeper a reader hears nothing of a new segment, and one at the tail does not know that it misses anything. A
+session notices a mute server only after two thirds of its timeout, so a znode is read now and then while somebody
+reads. Where no other proxy reaches ZooKeeper either, readers stay: they may be told old things, never wrong ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from actors.patience import Patience
+from dlog.errors import DLogError, MetadataUnavailableError, StreamNotFoundError
+from dlog.io.metadata import Metadata
+from dlog.model.ids import ProxyId
+from dlog.wire.proxy import Stat
+from proxies.dialling import Dialler
+from proxies.link import Link
+
+_PAUSE_S = 0.1  # before what was refused at once is asked again
+
+
+class MetadataContact:
+    """Of one read proxy. `run` is its life.
+
+    better_served_by: addresses of the read proxies that reach ZooKeeper while we do not, by id; empty while we do.
+    """
+
+    def __init__(
+        self, metadata: Metadata, dialler: Dialler, own: ProxyId, *, every_s: float, patience_s: float
+    ) -> None:
+        self.better_served_by: dict[ProxyId, str] = {}
+        self._metadata = metadata
+        self._dialler = dialler
+        self._own = own
+        self._every_s = every_s
+        self._patience_s = patience_s
+
+    async def run(self, a_stream: Callable[[], str | None], on_better: Callable[[], None]) -> None:
+        """Look every `every_s`, for ever. a_stream: one that somebody reads here; None: nobody reads, and nothing is
+        asked. on_better: called at each look that finds others to be better off."""
+        while True:
+            await asyncio.sleep(self._every_s)
+            stream = a_stream()
+            if stream is None or await self._is_reached():
+                self.better_served_by = {}
+                continue
+            self.better_served_by = await self._who_reaches_it(stream)
+            if self.better_served_by:
+                on_better()
+
+    async def _is_reached(self) -> bool:
+        """Whether ZooKeeper answers within `patience_s`, in which this process was not frozen."""
+        patience = Patience(self._patience_s)
+        async with asyncio.TaskGroup() as tasks:
+            asking = tasks.create_task(self._ask_until_answered(), name="read a znode")
+            while not asking.done() and not patience.is_over:
+                await patience.wait(asking)
+            is_answered = asking.done()
+            asking.cancel()
+        return is_answered
+
+    async def _ask_until_answered(self) -> None:
+        while True:
+            try:
+                await self._metadata.instance_id()
+            except MetadataUnavailableError:
+                await asyncio.sleep(_PAUSE_S)
+            except DLogError:
+                return  # an answer, if a strange one
+            else:
+                return
+
+    async def _who_reaches_it(self, stream: str) -> dict[ProxyId, str]:
+        """The other read proxies that read this stream's metadata now."""
+        members = self._metadata.known_members().read_proxies.values()
+        others = {member.proxy: member.address for member in members if member.proxy != self._own}
+        async with asyncio.TaskGroup() as tasks:
+            asked = {
+                other: tasks.create_task(self._does_reach_it(address, stream), name=f"does {address} reach ZooKeeper")
+                for other, address in others.items()
+            }
+        return {other: others[other] for other, task in asked.items() if task.result()}
+
+    async def _does_reach_it(self, address: str, stream: str) -> bool:
+        link: Link | None = None
+        try:
+            async with asyncio.timeout(self._patience_s):
+                link = await self._dialler.open(address, self._patience_s, Link)
+                await link.ask(lambda request: Stat(request, stream))
+            return True
+        except StreamNotFoundError:
+            return True
+        except (TimeoutError, DLogError):
+            return False
+        finally:
+            if link is not None:
+                link.close()
