@@ -181,7 +181,7 @@ async def test_metadata_says_by_its_own_clock_when_it_changed_and_since_when_a_s
         value = (await seen(metadata, KEY)).value
         assert [s.metadata_unix_ms for s in value.segments] == stamps
         assert value.changed_unix_ms == last.value.changed_unix_ms
-    await two.delete(KEY)
+    await delete_stream(two, KEY.stream)
 
 
 async def test_a_stream_made_again_takes_no_change_of_the_one_before(pair: Pair) -> None:
