@@ -175,7 +175,7 @@ def seal(stream: str, connect: str | None, directory: str | None, as_json: bool)
 )
 @cluster_options
 def delete(stream: str, yes: bool, force: bool, connect: str | None, directory: str | None, as_json: bool) -> None:
-    """Delete STREAM and all its records. Nothing is acknowledged in it afterwards."""
+    """Delete STREAM and all its records. What is appended afterwards is not acknowledged."""
     stream_name(stream)
     if not yes:
         confirm(f"Delete {stream} and all its records?", "whether to delete all records")

@@ -289,7 +289,7 @@ class Client:
                 return
 
     async def delete(self, stream: str, *, force: bool = False) -> None:
-        """Delete a stream and all its records; nothing is acknowledged in it afterwards, whoever believes to own it.
+        """Delete a stream and all its records. What is appended afterwards is not acknowledged by any owner.
 
         What is deleted is the stream that has the name when this is called, never the next one of that name. force:
         delete it also if its last segment cannot be ended, since too few of its bookies are left; an owner that is cut

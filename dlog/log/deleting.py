@@ -5,7 +5,7 @@
 Invariants:
 - only the life that the request names is claimed, changed or marked;
 - a stream is marked as deleted by a compare-and-set under this claim, and only while every segment in progress is
-  ended (unless `force` is given): from then on no owner, whatever it believes, gets anything acknowledged in it;
+  ended (unless `force` is given): from then on no owner, whatever it believes, gets anything written to it;
 - that the life is gone, whoever deleted it, is the answer "deleted".
 
 What the stores hold is deleted later, by whoever asked, from what metadata keeps of the stream (`Missing.left`).

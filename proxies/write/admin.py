@@ -110,7 +110,7 @@ class Admin:
         """Delete the stream of this life with all its segments; if that life is gone, it is deleted.
 
         It is claimed, and what may still be written is fenced and ended, before metadata says that it is deleted: from
-        then on nothing is acknowledged in it. Raises OwnedElsewhereError while another proxy owns it, and what
+        then on nothing is written to it. Raises OwnedElsewhereError while another proxy owns it, and what
         Holdings.delete raises.
         """
         stream = stream_name(name)

@@ -38,6 +38,13 @@ REQUESTS_PER_S_MAX = 50  # to ZooKeeper, by one machine at rest (V2)
 TRIES = 3
 
 
+def lives_kept(world: World) -> None:
+    """D1: what was told of the streams of one name held. Raises Violation."""
+    for administrator in world.administrators:
+        if administrator.breaches:
+            raise Violation("D1", administrator.breaches[0])
+
+
 def settled(world: World) -> None:
     """V1 and V2, after healing. Raises Violation."""
     loop, work = world.loop, world.work
@@ -146,6 +153,7 @@ def nothing_left(world: World) -> None:
 
 def judge(world: World) -> None:
     """Everything that was noted. Raises Violation with the first invariant that does not hold."""
+    lives_kept(world)
     world.monitor.note_owners()
     for notes in world.streams:
         verdict = check(notes.history)

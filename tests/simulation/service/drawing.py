@@ -5,6 +5,7 @@ small cluster, few records, the k-th message of a link. The rest are small clust
 and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; the same
 without any event of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins. In one of
 eight, of every style, half of ZooKeeper's events or all of them reach nobody, from the first to the last.
+lives: streams that are made and deleted under one name, while write proxies freeze.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from tests.simulation.plan import Fault, FaultKind, Plan
 
 STYLES = (
     *("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "restored", "watches"),
-    *("starved", "quiet"),
+    *("starved", "lives", "quiet"),
 )
 
 _MARKS = (
@@ -68,6 +69,13 @@ _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
     "hand-over": _HAND_OVER,
     "hints": _HAND_OVER,
     "restored": (*_HAND_OVER, (FaultKind.CRASH, "")),
+    "lives": (
+        (FaultKind.RESET, ""),
+        (FaultKind.CUT, ""),
+        (FaultKind.META_REPLY_LOST, ""),
+        (FaultKind.HOLD_KTH, ""),
+        (FaultKind.CRASH, ""),
+    ),
 }
 
 
@@ -107,6 +115,8 @@ def draw(seed: int, style: str) -> Plan:
             "retention_s": 0.0,
         },
     }
+    if style == "lives":
+        config |= {"lives": True, "duration_s": 12.0}
     chances = (1.0,) if style == "hints" else (0.0,) * 14 + (0.5, 1.0)
     config["events_lost"] = random.Random(f"{seed}/{style}/events").choice(chances)
     if style == "watches":
@@ -197,6 +207,16 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
         for _ in range(rng.randint(1, 4)):  # together: the copies of an entry are hit within moments
             at_s = rng.uniform(0, config["duration_s"])
             faults += [one(at_s + rng.expovariate(1.0) * 0.01, "", rng.randint(1, 3)) for _ in range(rng.randint(1, 4))]
+        if style == "lives":
+            faults += [
+                Fault(
+                    kind=FaultKind.PAUSE,
+                    a=rng.choice(writers),
+                    at_s=rng.uniform(0, config["duration_s"]),
+                    for_s=rng.uniform(0.3, 3.0),
+                )
+                for _ in range(rng.randint(4, 12))
+            ]
         return faults
     faults = [one(rng.uniform(0, config["duration_s"]), "", rng.randint(1, 3)) for _ in range(rng.randint(1, 10))]
     if style == "burst" or rng.random() < 0.3:

@@ -78,7 +78,8 @@ class Monitor:
         """An event that a process of the cluster tells."""
         match event:
             case StreamOwned(stream, epoch):
-                if (stream, epoch) in self._owned:  # who was frozen may hear late of a claim that is over
+                is_one = any(stream == notes.name for notes in self.world.streams)  # of other names there are several
+                if is_one and (stream, epoch) in self._owned:  # who was frozen may hear late of a claim that is over
                     self._broken("T3", f"{node.name} owns {stream} with epoch {epoch}, not the first to do so")
                 self._owned.add((stream, epoch))
                 self.world.reached["take-over"] += epoch > 1

@@ -35,6 +35,7 @@ from dlog.model.segment import StreamMetadata
 from dlog.wire.bookie import Code
 from proxies.detector import Detector
 from proxies.link import Link
+from proxies.write.admin import Admin
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.worlds import Mutant
 
@@ -259,12 +260,28 @@ def _unasked(choose_vetted: Any) -> Any:
     return wrong
 
 
+def _at_any_time(create: Any) -> Any:
+    """A creation is carried out whatever was deleted since it was asked for."""
+
+    async def wrong(self: Admin, name: str, settings: Any, life: str, deletions: int) -> Any:
+        return await create(self, name, settings, life, (await self.life(name))["deletions"])
+
+    return wrong
+
+
 def _agreeable(compare: Any) -> Any:
     """A bookie acknowledges an add of an entry that it holds, whatever its payload."""
     return lambda self, m, held, out: Code.OK
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    _mutant(
+        "a creation that comes late makes a second life",
+        ("D1",),
+        _instead(Admin, "create", _at_any_time),
+        style="lives",
+        seeds=20,
+    ),
     _mutant(
         "journal not synced",
         ("J1", "S2", "L4", "V1"),

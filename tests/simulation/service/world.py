@@ -33,7 +33,7 @@ from proxies.write.options import WriteOptions
 from tests.history import History
 from tests.simulation.kernel import Violation
 from tests.simulation.plan import Plan
-from tests.simulation.service import checks, entropy, faults, hints, monitor, watching, workload
+from tests.simulation.service import checks, entropy, faults, hints, lives, monitor, watching, workload
 from tests.simulation.service.loop import MS, Process, S, SimulatedLoop
 from tests.simulation.service.network import Network
 from tests.simulation.service.nodes import (
@@ -83,6 +83,7 @@ class World:
         self.monitor = monitor.Monitor(self)
         self.watching = watching.Watching(self)
         self.followers: list[asyncio.Task[None]] = []
+        self.administrators: list[lives.Administrator] = []
         self._build()
         self.streams = [
             workload.StreamNotes(f"stream-{number}", History(f"stream-{number}")) for number in range(config["streams"])
@@ -214,6 +215,7 @@ class World:
         self.faults.begin()
         self.loop.run(until_s=begun_s + self.plan.config["duration_s"])
         checks.not_silent(self)
+        checks.lives_kept(self)
         self.heal()
         checks.settled(self)
         self.watching.judge()
@@ -335,6 +337,11 @@ class World:
                         tasks.create_task(
                             workload.truncating(shared, client, notes, process.rng("truncate")), name="truncate"
                         )
+                if config.get("lives"):
+                    name, rng = f"lives-{number + 1}", process.rng("lives")
+                    administrator = lives.Administrator(shared, client, name, self.settings, rng)
+                    self.administrators.append(administrator)
+                    tasks.create_task(administrator.run(), name="lives")
                 tasks.create_task(self._let_go(process), name="end")
 
         return work

@@ -75,7 +75,7 @@ class Tasks:
     def __init__(self, group: asyncio.TaskGroup) -> None:
         self._group = group
 
-    def start(self, work: Coroutine[Any, Any, None], name: str) -> None:
+    def start_alone(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self._group.create_task(work, name=name)
 
 

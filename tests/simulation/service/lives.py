@@ -1,0 +1,125 @@
+"""One name, and the streams that are made and deleted under it: what its only administrator was told must hold.
+
+The law of this file: the client is used through its public face, one call after the other, so what must be there is
+known after each answer. What breaks D1 is noted and judged at the end (checks.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from dlog.client.client import Client
+from dlog.errors import DLogError, StreamExistsError, StreamNotFoundError
+from dlog.model.dlsn import DLSN
+from tests.simulation.service.workload import Work
+
+STEPS_MAX = 4  # between a creation and a deletion
+
+
+class Administrator:
+    """breaches: of D1, in words."""
+
+    def __init__(self, work: Work, client: Client, name: str, settings: dict[str, Any], rng: random.Random) -> None:
+        self.breaches: list[str] = []
+        self._work = work
+        self._client = client
+        self._name = name
+        self._settings = settings
+        self._rng = rng
+        self._is_gone = False  # its deletion was answered, and nobody has made another
+        self._life = ""  # of the stream that is there; "": not known
+        self._is_sealed = False  # it was asked to be
+        self._place: DLSN | None = None  # of its last record
+
+    async def run(self) -> None:
+        """Make it, use it, delete it, again and again until the trial is over."""
+        while not self._work.is_over():
+            await self._pause()
+            if not await self._create():
+                continue
+            for _ in range(self._rng.randint(1, STEPS_MAX)):
+                if self._work.is_over():
+                    return
+                await self._pause()
+                await self._use()
+                await self._look()
+            await self._delete()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self._rng.expovariate(1.0) * self._work.pace_s)
+
+    async def _create(self) -> bool:
+        try:
+            await self._client.create(self._name, **self._settings)
+        except StreamExistsError:
+            if self._is_gone:
+                self._breach("it is there after its deletion was answered")
+        except DLogError:
+            self._is_gone = False  # it may be made yet
+            return False
+        self._is_gone, self._life, self._is_sealed, self._place = False, "", False, None
+        await self._look()
+        self._work.reached["lives.made"] += 1
+        return True
+
+    async def _use(self) -> None:
+        try:
+            match self._rng.randrange(6):
+                case 0:
+                    self._is_sealed = True
+                    await self._client.seal(self._name)
+                case 1 if self._place is not None:
+                    await self._client.truncate(self._name, self._place)
+                case 2:
+                    await self._client.release(self._name)
+                case _:
+                    self._place = await self._client.append(self._name, b"x")
+        except DLogError:
+            self._work.reached["lives.failed"] += 1
+
+    async def _look(self) -> None:
+        """It is there, it is the same, and it is not sealed unless that was asked for."""
+        try:
+            told = await self._client.stat(self._name)
+        except StreamNotFoundError:
+            self._breach("it is gone, and nobody deleted it")
+            return
+        except DLogError:
+            return
+        if self._life and told["life"] != self._life:
+            self._breach(f"another stream has its name: {self._life} became {told['life']}")
+        if told["sealed"] and not self._is_sealed:
+            self._breach("it is sealed, and nobody asked for it")
+        self._life = told["life"]
+
+    async def _delete(self) -> None:
+        is_certain = True
+        while not self._work.is_over():
+            try:
+                await self._client.delete(self._name)
+            except StreamNotFoundError:
+                if is_certain:
+                    self._breach("it is gone before it was deleted")
+            except DLogError:
+                is_certain = False
+                continue
+            self._is_gone = True
+            self._work.reached["lives.deleted"] += 1
+            await self._miss()
+            return
+
+    async def _miss(self) -> None:
+        """It is gone, and stays so."""
+        for _ in range(3):
+            await self._pause()
+            try:
+                life = await self._client.life(self._name)
+            except DLogError:
+                continue
+            self._breach(f"it is there after its deletion was answered: {self._life} was deleted, {life} is there")
+            return
+
+    def _breach(self, text: str) -> None:
+        self.breaches.append(f"{self._name} at {self._work.loop.now_s:.3f}: {text}")
