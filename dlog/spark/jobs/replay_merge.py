@@ -131,6 +131,14 @@ class Merge:
         return path.name
 
 
+def empty_table(format_: str) -> bytes:
+    """A file of tables without a record."""
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, OUTPUT) if format_ == "parquet" else pa.ipc.new_file(sink, OUTPUT):
+        pass
+    return bytes(sink.getvalue())
+
+
 def _write_parquet(file: Any, part: Part, batches: _Summed) -> None:
     with pq.ParquetWriter(file, OUTPUT, compression="snappy") as writer:
         for table in batches.grouped():

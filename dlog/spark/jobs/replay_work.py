@@ -8,6 +8,8 @@
     WORK/report.json             the end: nothing failed and nothing is left to do
     TO/_replay/parts, stage      files on their way
     TO/region=R/table=T/         files of a table and `_manifest.json`, which appear together
+    TO/region=~none/table=0/     a file without a record, for readers that guess a column's type by its values: `region`
+                                 is text to them then, and region 007 not the number 7
 
 The law of this file: what is there is whole. A table appears by one rename, and is never touched again.
 """
@@ -25,11 +27,13 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from dlog.errors import ConfigError, DamagedError
+from dlog.spark.jobs.replay_merge import empty_table
 from dlog.spark.jobs.replay_runs import Split, publish
 from dlog.spark.jobs.wal import Piece
 
 _VERSION = 1
 _MANIFEST = "_manifest.json"
+_NO_REGION = "~none"  # no stream has such a name
 _POLYNOMIAL = 0x82F63B78  # of CRC32C, reflected
 
 
@@ -117,6 +121,7 @@ class Work:
             publish(path, data, token)
             return manifest
         assert self.parts is not None and self._stage is not None
+        self._have_regions_be_text(str(notes[0]["file"]).rpartition(".")[2], token)
         stage = self._stage / f"{region}-{table}"
         stage.mkdir(exist_ok=True)
         for note, file in zip(notes, manifest["files"], strict=True):
@@ -133,6 +138,13 @@ class Work:
                 raise
             return there
         return manifest
+
+    def _have_regions_be_text(self, suffix: str, token: str) -> None:
+        assert self._to is not None
+        path = self._to / f"region={_NO_REGION}" / "table=0" / f"none.{suffix}"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            publish(path, empty_table(suffix), token, through=self.parts)
 
     def report(self) -> dict[str, Any] | None:
         """Of a replay that is over."""

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "delta")
 PARTITIONS = ("", "day", "stream")
+#: column that Parquet's directories of streams are named by: readers guess the type of such a column by its values, and
+#: no value of this one can be a number or a date, as a stream's name can. The name itself is in the files
+STREAM_DIRECTORY = "stream_directory"
 _LOOK_S = 0.25
 _PROBE = ".dlog-delta-probe"
 
@@ -38,7 +41,8 @@ class TableOptions:
     """Where streams become a table. to, checkpoint: directories on any file system of Hadoop's.
 
     follow: go on until stopped, a batch every `every_s`; else end with what is there now. partition_by: a directory for
-    each `day` (of the time when a record was taken) or `stream`. batch_bytes: of a stream, about, in one batch.
+    each `day` (of the time when a record was taken) or `stream`: of Parquet this is `stream_directory=is-NAME`, and the
+    column `stream` lies in the files, where 007 stays 007. batch_bytes: of a stream, about, in one batch.
     source: options of the source, as startingTxid; by default a table begins with the first record.
     """
 
@@ -124,18 +128,26 @@ def _identity(place: Place, options: TableOptions) -> dict[str, Any]:
         **selector,
         "start": start,
         "format": options.format,
-        "partition_by": options.partition_by,
+        "partition_by": _partition_column(options),
     }
+
+
+def _partition_column(options: TableOptions) -> str:
+    """Of the table's directories, empty if it has none. Delta's log knows each column's type, Parquet has no log."""
+    by_name = options.partition_by == "stream" and options.format == "parquet"
+    return STREAM_DIRECTORY if by_name else options.partition_by
 
 
 def _start(spark: SparkSession, told: Mapping[str, str], options: TableOptions) -> StreamingQuery:
     frame: DataFrame = spark.readStream.format("dlog").options(**told).load()
     if options.partition_by == "day":
         frame = frame.selectExpr("*", "to_date(timestamp) as day")
+    if _partition_column(options) == STREAM_DIRECTORY:
+        frame = frame.selectExpr("*", f"concat('is-', stream) as {STREAM_DIRECTORY}")
     writer = frame.writeStream.format(options.format).outputMode("append").option("path", options.to)
     writer = writer.option("checkpointLocation", options.checkpoint).queryName(f"dlog table {options.to}"[:200])
     if options.partition_by:
-        writer = writer.partitionBy(options.partition_by)
+        writer = writer.partitionBy(_partition_column(options))
     if options.follow:
         return writer.trigger(processingTime=f"{options.every_s} seconds").start()
     return writer.trigger(availableNow=True).start()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import uuid
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from dlog.errors import ConfigError, StreamNotFoundError, UnsupportedVersionError
+from dlog.errors import ConfigError, StreamExistsError, StreamNotFoundError, UnsupportedVersionError
 from tests.integration.cli.up import dlog
 from tests.integration.spark.desk import Desk
 
@@ -45,6 +47,30 @@ def test_days_are_directories(desk: Desk) -> None:
     days = [path.name for path in desk.to.glob("day=*")]
     assert days and all(len(day) == len("day=2026-11-22") for day in days)
     assert desk.rows() == desk.truth(stream)
+
+
+NASTY = ("007", "7", "1e5", "2026-11-20", "2026-11-20-10", "1.50", "-1", "0x10", "NaN", "true", "null", "a_b.c-d")
+
+
+def test_streams_are_directories_and_their_names_stay_what_they_are(desk: Desk) -> None:
+    """Read back by whoever guesses the types of columns that are directories."""
+    from dlog.spark.jobs.table import table
+
+    run = uuid.uuid4().hex[:6]
+    for kept, names in ((run, NASTY), (f"{run}-alone", NASTY[:1])):
+        for name in names:
+            with suppress(StreamExistsError):
+                desk.client.create(name)
+            desk.client.append(name, name.encode())
+        place = replace(desk.place("x"), streams=names)
+        options = desk.options(
+            to=str(desk.room / kept), checkpoint=str(desk.room / f"{kept}-at"), partition_by="stream"
+        )
+        assert int(table(desk.spark, place, options).verdict) == 0
+        frame = desk.spark.read.parquet(options.to)
+        assert dict(frame.dtypes)["stream"] == "string"
+        assert {(r.stream, bytes(r.value).decode()) for r in frame.collect()} == {(name, name) for name in names}
+        assert frame.where("stream_directory = 'is-007'").count() == frame.where("stream = '007'").count() > 0
 
 
 def test_directories_of_something_else_are_refused(desk: Desk) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow.dataset import dataset
 
 from dlog.errors import ConfigError, DamagedError
 from dlog.spark.jobs import replay as job
@@ -305,6 +307,18 @@ def test_killed_anywhere_and_begun_again_it_gives_the_same(tmp_path: Path, monke
         if not was_cut:
             break
     assert step > 30
+
+
+@pytest.mark.parametrize("format_", ["parquet", "arrow"])
+@pytest.mark.parametrize("names", [("007",), ("007", "1e5", "2026-11-20", "true"), ("7", "-1", "plain")])
+def test_names_of_regions_stay_what_they_are_for_who_guesses_types(
+    names: tuple[str, ...], format_: str, tmp_path: Path
+) -> None:
+    region = region_of(random.Random(5), {1: 5, 2: 3})
+    assert int(run(Regions(dict.fromkeys(names, region)), to=str(tmp_path), format=format_).verdict) == 0
+    guessed = dataset(tmp_path, format=format_, partitioning="hive", exclude_invalid_files=True).to_table()
+    assert Counter(guessed["region"].to_pylist()) == dict.fromkeys(names, len(region))
+    assert Counter(guessed["table"].to_pylist()) == {1: 5 * len(names), 2: 3 * len(names)}
 
 
 def tree(to: Path) -> dict[str, bytes]:
