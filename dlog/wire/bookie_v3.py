@@ -3,7 +3,9 @@
 We serve v2 only so far. A v3 client that is answered in its own form fails at once; one that is cut off keeps
 reconnecting. An add is refused as unauthorised: of the statuses of an add that is the one at which Java's writer closes
 its ledger instead of replacing the bookie (PendingAddOp), by which it would go from bookie to bookie without end and
-write the ledger's metadata anew each time. Source: BookKeeper, BookkeeperProtocol.proto; header rules as measured on 4.17.3.
+write the ledger's metadata anew each time.
+
+Source: BookKeeper, BookkeeperProtocol.proto; header rules as measured on 4.17.3.
 """
 
 from __future__ import annotations

@@ -546,7 +546,7 @@ class Meter:
         self.waiting: list[Fetch] = []
         self.fetches = self.packets = 0
         self.station = station
-        station._fetch = self.waiting.append  # type: ignore[method-assign]
+        station._fetch = self.waiting.append  # type: ignore[method-assign, assignment]
 
     def answer_all(self) -> None:
         while self.waiting:
@@ -562,8 +562,8 @@ class TestReadAmplification:
 
     ENTRIES = 3000
 
-    def meter(self, **options: int) -> Meter:
-        made = fresh(replace(NO_LIMIT, read_cache_bytes=1 << 22, **options))
+    def meter(self, read_ahead_bytes: int = 1 << 20) -> Meter:
+        made = fresh(replace(NO_LIMIT, read_cache_bytes=1 << 22, read_ahead_bytes=read_ahead_bytes))
         body = bytes(992)  # a packet of 1 KiB
         for begin in range(0, self.ENTRIES, 1000):
             made.ask(*[add(1, begin + n, body) for n in range(1000)])

@@ -83,9 +83,10 @@ def verified(quorum: Quorum, last: int, answer: Callable[[BookieId, int], Fact])
     effects = machine.handle(Asked(1, Verify(EntryId(last))))
     for effect in effects:
         if isinstance(effect, Answer):
-            return effect.result  # type: ignore[no-any-return]
+            assert isinstance(effect.result, Verified)
+            return effect.result
         assert isinstance(effect, Send)
-        effects += machine.handle(answer(effect.peer, effect.message.entry))  # type: ignore[arg-type]
+        effects += machine.handle(answer(BookieId(str(effect.peer)), effect.message.entry))
     raise AssertionError("no answer")
 
 
