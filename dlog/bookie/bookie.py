@@ -95,14 +95,18 @@ class _Batch:
 
 Outcome = Buffer | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in what was fetched, look again
 Resume = Callable[[Any, Outcome, list[Any]], None]
+_Waiter = tuple[int, Resume, Any]  # the entry that is waited for
 
 
 @dataclass(slots=True, eq=False)
 class _Fetching:
+    """A question to the disk: up to `entries` from `entry` on, and who waits for which of them."""
+
     ledger: int
     entry: int
+    entries: int
     checkpoints: int  # how many had been made when it was asked
-    waiters: list[tuple[int, Resume, Any]]
+    waiters: list[_Waiter]
 
 
 class Bookie:
@@ -441,20 +445,42 @@ class Bookie:
         alone: bool,
         wanted: int = 0,
     ) -> None:
-        """Ask the disk, or wait for a question under way whose read-ahead should bring the entry."""
+        """Ask the disk, or wait for a question under way that should bring the entry.
+
+        Who reads one entry after the other is read ahead for; who reads one here and one there is not. alone: wait for
+        no other question, and read nothing ahead but for a batch.
+        """
         self.reads_waiting += 1
-        under_way = self._fetches_of.get(ledger)
-        if under_way is not None and not alone:
+        one = (entry, resume, waiter)
+        under_way = self._fetches_of.get(ledger, ())
+        if not alone:
             for fetching in under_way:
-                if fetching.entry <= entry < fetching.entry + self._options.read_ahead_entries:
-                    fetching.waiters.append((entry, resume, waiter))
+                if fetching.entry <= entry < fetching.entry + fetching.entries:
+                    fetching.waiters.append(one)
                     return
+        entries = 1
+        if wanted > 0 or (not alone and self._reads_on(ledger, entry)):
+            others = [fetching.entry - entry for fetching in under_way if fetching.entry > entry]
+            entries = min([self._options.read_ahead_entries, *others])  # the rest is on its way
+        self._ask_disk(ledger, entry, entries, [one], out, wanted)
+
+    def _reads_on(self, ledger: int, entry: int) -> bool:
+        """Whether somebody reads, or has read a moment ago, the entry before this one."""
+        before = entry - 1
+        return (
+            before < 0
+            or self._in_memory(ledger, before) is not None
+            or any(f.entry <= before < f.entry + f.entries for f in self._fetches_of.get(ledger, ()))
+        )
+
+    def _ask_disk(
+        self, ledger: int, entry: int, entries: int, waiters: list[_Waiter], out: list[Any], wanted: int = 0
+    ) -> None:
         self._tokens_of_fetches = token = self._tokens_of_fetches + 1
-        fetching = _Fetching(ledger, entry, self._checkpoints, [(entry, resume, waiter)])
+        fetching = _Fetching(ledger, entry, entries, self._checkpoints, waiters)
         self._fetches[token] = fetching
         self._fetches_of.setdefault(ledger, []).append(fetching)
-        bytes_max = max(self._options.read_ahead_bytes, wanted)
-        out.append(Fetch(token, ledger, entry, self._options.read_ahead_entries, bytes_max))
+        out.append(Fetch(token, ledger, entry, entries, max(self._options.read_ahead_bytes, wanted)))
 
     def _fetched(self, fact: Fetched, out: list[Any]) -> None:
         fetching = self._fetches.pop(fact.token)
@@ -473,14 +499,31 @@ class Bookie:
             nothing = Code.IO_ERROR
         elif fetching.checkpoints != self._checkpoints:
             nothing = None  # what was in memory then may be in the index by now: look again
+        left: list[_Waiter] = []
         for entry, resume, waiter in fetching.waiters:
-            self.reads_waiting -= 1
-            outcome: Outcome = None
+            outcome: Outcome
             if entry - first < len(packets):
                 outcome = packets[entry - first]
             elif entry == first:
                 outcome = nothing
+            else:
+                outcome = self._in_memory(fetching.ledger, entry)
+                if outcome is None:
+                    left.append((entry, resume, waiter))
+                    continue
+            self.reads_waiting -= 1
             resume(waiter, outcome, out)
+        self._fetch_rest(fetching.ledger, left, out)
+
+    def _fetch_rest(self, ledger: int, left: list[_Waiter], out: list[Any]) -> None:
+        """Ask once for what a question did not bring; each of these questions brings at least its first entry."""
+        left.sort(key=lambda one: one[0])
+        while left:
+            first = left[0][0]
+            reach = first + self._options.read_ahead_entries
+            together = [one for one in left if one[0] < reach]
+            del left[: len(together)]
+            self._ask_disk(ledger, first, together[-1][0] - first + 1, together, out)
 
     # ---- batch reads -------------------------------------------------------------------------------------------------
 

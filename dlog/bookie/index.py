@@ -90,6 +90,11 @@ class RunTable:
         row = bisect_right(firsts, entry, low, high) - 1
         return row if row >= low and lasts[row] >= entry else -1
 
+    def goes_on(self, row: int) -> bool:
+        """Whether the next chunk holds the entries that follow this one's without a gap."""
+        ledgers, firsts, lasts = self.columns[0], self.columns[1], self.columns[2]
+        return row + 1 < len(ledgers) and ledgers[row + 1] == ledgers[row] and firsts[row + 1] == lasts[row] + 1
+
     def ledger(self, row: int) -> int:
         return self.columns[0][row]
 

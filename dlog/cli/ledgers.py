@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,6 +32,7 @@ from dlog.model.ids import NO_ENTRY, EntryId, LedgerId
 
 if TYPE_CHECKING:
     from dlog.io.ledgers import Ledgers
+    from dlog.ledger.verifying import Verified
     from dlog.model.ledger import LedgerMetadata
 
 READ_BYTES = 1024 * 1024
@@ -157,20 +159,19 @@ def read(
 def verify(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
     """Read every entry of LEDGER from every replica and check it. Mends nothing; exit 1 if something is wrong."""
 
-    async def work() -> tuple[int, list[dict[str, Any]]]:
+    async def work() -> Verified:
         async with ledgers_of(hosts, namespace, directory) as ledgers:
-            found = await ledgers.verify(LedgerId(number))
-        wrong = [{"entry": e, "kind": "damaged", "why": why} for e, why in found.damaged]
-        wrong += [{"entry": e, "kind": "thin", "why": why} for e, why in found.thin]
-        return found.entries, wrong
+            return await ledgers.verify(LedgerId(number))
 
-    entries, wrong = asyncio.run(work())
+    found = asyncio.run(work())
+    wrong = len(found.damaged) + len(found.thin)
     if as_json:
-        say_json({"ledger": number, "entries": entries, "wrong": wrong})
+        say_json({"ledger": number, "entries": found.entries, "wrong": [asdict(bad) for bad in found.ranges]})
     else:
-        for one in wrong:
-            say(f"entry {one['entry']} is {one['kind']}: {one['why']}")
-        say(f"{entries:,} entries checked on every replica, {len(wrong):,} are not as they should be")
+        for bad in found.ranges:
+            entries = f"entry {bad.first} is" if bad.first == bad.last else f"entries {bad.first} to {bad.last} are"
+            say(f"{entries} {bad.kind}: {bad.bookie}: {bad.why}")
+        say(f"{found.entries:,} entries checked on every replica, {wrong:,} are not as they should be")
     return EXIT_FAILED if wrong else EXIT_OK
 
 

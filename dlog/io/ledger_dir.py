@@ -135,7 +135,7 @@ class LedgerDir:
             places = parse_chunk(run.read_chunk(row), ledger)
             number = locate(places, entry)
             if number >= 0:
-                return self._read(ledger, _neighbours(places, number, entries_max, bytes_max))
+                return self._read(ledger, _gather(run, row, places, number, entries_max, bytes_max))
         return []
 
     def _read(self, ledger: int, places: Sequence[Place]) -> list[bytes]:
@@ -397,13 +397,22 @@ def _stored(log: File, places: Sequence[Place]) -> Iterator[tuple[bytes, bytes]]
         yield data[at - HEAD_BYTES : at], data[at : at + place.length]
 
 
-def _neighbours(places: bytes, number: int, entries_max: int, bytes_max: int) -> list[Place]:
-    """The place and those behind it that are next in number and on the disk, within the bounds."""
-    count = len(places) // PLACE_BYTES
+def _gather(run: _Run, row: int, places: bytes, number: int, entries_max: int, bytes_max: int) -> list[Place]:
+    """The place and those behind it that are next in number and on the disk, within the bounds, over as many chunks."""
     found = [place_at(places, number)]
     size = found[0].length
-    while len(found) < entries_max and number + len(found) < count:
-        before, place = found[-1], place_at(places, number + len(found))
+    ledger = run.table.ledger(row)
+    while len(found) < entries_max:
+        number += 1
+        if number * PLACE_BYTES == len(places):
+            if not run.table.goes_on(row):
+                break
+            row, number = row + 1, 0
+            try:
+                places = parse_chunk(run.read_chunk(row), ledger)
+            except DamagedError:
+                break  # whoever asks for an entry of it hears so
+        before, place = found[-1], place_at(places, number)
         size += place.length
         if (
             place.entry != before.entry + 1

@@ -6,7 +6,7 @@ not verify or fewer than Qa replicas hold it; it is thin if some replica lacks i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send, Ticket
@@ -26,24 +26,40 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRange:
+    """Entries first..last, as far as the bookie should hold them, of which its copy is missing or does not verify.
+
+    kind: "damaged" or "thin", as the entries are. why: of the first of them.
+    """
+
+    first: EntryId
+    last: EntryId
+    bookie: BookieId
+    kind: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Verified:
-    """entries: how many were checked; damaged, thin: those that are not as they should be, with why."""
+    """entries: how many were checked; damaged, thin: those that are not as they should be, with why. ranges: the same
+    by bookie, in order of their first entries."""
 
     entries: int
     damaged: tuple[tuple[EntryId, str], ...]
     thin: tuple[tuple[EntryId, str], ...]
+    ranges: tuple[BadRange, ...] = ()
 
 
 class _Check:
-    """One entry: who has not answered, who holds it, what is wrong."""
+    """One entry: who has not answered, who holds it, what is wrong, by bookie."""
 
     __slots__ = ("good", "missing", "waiting", "wrong")
 
     def __init__(self, bookies: tuple[BookieId, ...]) -> None:
         self.waiting = set(bookies)
         self.good = 0
-        self.wrong: list[str] = []
-        self.missing: list[str] = []
+        self.wrong: dict[BookieId, str] = {}
+        self.missing: dict[BookieId, str] = {}
 
 
 class LedgerVerifier:
@@ -59,6 +75,7 @@ class LedgerVerifier:
         self._checks: dict[int, _Check] = {}
         self._damaged: list[tuple[EntryId, str]] = []
         self._thin: list[tuple[EntryId, str]] = []
+        self._bad: list[tuple[BookieId, str, EntryId, str]] = []  # bookie, kind, entry, why
         self._effects: list[Effect] = []
 
     def handle(self, fact: Fact) -> list[Effect]:
@@ -73,7 +90,7 @@ class LedgerVerifier:
                 for check in self._checks.values():
                     if peer in check.waiting:
                         check.waiting.discard(cast(BookieId, peer))
-                        check.missing.append(f"{peer}: {reason or 'lost'}")
+                        check.missing[cast(BookieId, peer)] = reason or "lost"
         self._settle()
         self._effects = []
         return effects
@@ -84,13 +101,13 @@ class LedgerVerifier:
             return
         check.waiting.discard(bookie)
         if answer.code is not Code.OK:
-            check.missing.append(f"{bookie}: {answer.code.name.lower()}")
+            check.missing[bookie] = answer.code.name.lower()
             return
         try:
             self._digest.verify(answer.packet, answer.entry)
             check.good += 1
         except DigestMismatch as error:
-            check.wrong.append(f"{bookie}: {error.message}")
+            check.wrong[bookie] = error.message
 
     def _settle(self) -> None:
         """Judge what has been answered, ask for more, end when all is judged."""
@@ -104,14 +121,41 @@ class LedgerVerifier:
             self._effects += [Send(bookie, ReadEntry(self.ledger, self._next)) for bookie in bookies]
             self._next = EntryId(self._next + 1)
         if not self._checks and self._next > self._last:
-            result = Verified(self._last + 1, tuple(sorted(self._damaged)), tuple(sorted(self._thin)))
+            damaged, thin = tuple(sorted(self._damaged)), tuple(sorted(self._thin))
+            result = Verified(self._last + 1, damaged, thin, self._ranges())
             self._effects.append(Answer(self._ticket, result))
             self._ticket = None
 
     def _judge(self, entry: EntryId, check: _Check) -> None:
         if check.wrong:
-            self._damaged.append((entry, "; ".join(check.wrong)))
+            self._damaged.append((entry, _told(check.wrong)))
         elif check.good < self._metadata.quorum.ack:
-            self._damaged.append((entry, f"copies={check.good} missing: " + "; ".join(check.missing)))
+            self._damaged.append((entry, f"copies={check.good} missing: {_told(check.missing)}"))
         elif check.missing:
-            self._thin.append((entry, "; ".join(check.missing)))
+            self._thin.append((entry, _told(check.missing)))
+            self._bad += [(bookie, "thin", entry, why) for bookie, why in check.missing.items()]
+            return
+        self._bad += [(bookie, "damaged", entry, why) for bookie, why in (check.wrong | check.missing).items()]
+
+    def _ranges(self) -> tuple[BadRange, ...]:
+        """What is wrong, one line for each run of entries of a bookie."""
+        found: list[BadRange] = []
+        for bookie, kind, entry, why in sorted(self._bad):
+            last = found[-1] if found else None
+            if (
+                last is not None
+                and (last.bookie, last.kind) == (bookie, kind)
+                and self._follows(bookie, last.last, entry)
+            ):
+                found[-1] = replace(last, last=entry)
+            else:
+                found.append(BadRange(entry, entry, bookie, kind, why))
+        return tuple(sorted(found, key=lambda bad: (bad.first, bad.bookie)))
+
+    def _follows(self, bookie: BookieId, last: EntryId, entry: EntryId) -> bool:
+        """Whether the bookie should hold no entry between these two."""
+        return all(bookie not in self._metadata.bookies_of(EntryId(e)) for e in range(last + 1, entry))
+
+
+def _told(bookies: dict[BookieId, str]) -> str:
+    return "; ".join(f"{bookie}: {why}" for bookie, why in bookies.items())

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
 
 from dlog.errors import FencedError, LedgerNotFoundError
-from dlog.model.ids import LedgerId
-from dlog.model.ledger import DigestType, LedgerState
+from dlog.io.bookie_client import BookieClient
+from dlog.io.ledgers import resolver
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.machine import Fact, Received, Versioned
+from dlog.model.ids import EntryId, LedgerId
+from dlog.model.ledger import DigestType, LedgerKey, LedgerState
 from dlog.model.quorum import Quorum
+from dlog.wire.bookie import AddEntry, Code
+from dlog.wire.digest import Digest
 from tests.integration.cluster import BookieCluster
 from tests.interop.java_peer import JavaError, JavaLedgers, JavaPeer
 from tests.interop.payloads import (
@@ -342,3 +349,42 @@ async def test_java_finds_all_it_wrote_when_our_bookies_start_again(java: JavaPe
             except JavaError:
                 await asyncio.sleep(0.5)
     assert await found.read_all() == written
+
+
+async def test_a_v3_writer_of_java_ends_at_once(java: JavaPeer, own_bookies: BookieCluster) -> None:
+    """Our bookies speak v2. At any other refusal it would replace one bookie by the other, and the ledger's metadata,
+    without end."""
+    own_bookies.add()
+    writer = await JavaLedgers(java, own_bookies.hosts).create(v3=True)
+    (told,) = await writer.add([b"x"])
+    assert isinstance(told, dict) and told["code"] == UNAUTHORIZED
+    async with await ZooKeeperMetadata.connect(own_bookies.hosts, own_bookies.namespace) as metadata:
+        outcome = await metadata.read(LedgerKey(LedgerId(writer.id)))
+    assert isinstance(outcome, Versioned) and isinstance(outcome.version, int)
+    assert outcome.version <= 1 and outcome.value.is_closed, "Java ends a ledger whose add was refused for good"
+
+
+async def test_java_is_not_acknowledged_an_entry_that_our_bookies_hold_with_another_payload(
+    java: JavaPeer, own_bookies: BookieCluster
+) -> None:
+    """After ZooKeeper was restored from a backup Java draws a ledger id that was used before."""
+    theirs = JavaLedgers(java, own_bookies.hosts)
+    first = (await theirs.create()).id
+    async with await ZooKeeperMetadata.connect(own_bookies.hosts, own_bookies.namespace) as metadata:
+        members = await metadata.members()
+        async with BookieClient(resolver(metadata), rng=Random(1)) as bookies:
+            answers: asyncio.Queue[Fact] = asyncio.Queue()
+            asker = bookies.asker()
+            asker.post = answers.put_nowait
+            ledger = LedgerId(first + 1)
+            digest = Digest(ledger, DigestType.CRC32C)
+            parts = digest.pack(0, -1, 5, (b"older",))
+            for bookie in members.writable:
+                asker.send(bookie, AddEntry(ledger, EntryId(0), digest.master_key, parts))
+                answer = await answers.get()
+                assert isinstance(answer, Received) and answer.message.code is Code.OK
+    writer = await theirs.create()
+    assert writer.id == ledger
+    (told,) = await writer.add([b"newer"])
+    assert isinstance(told, dict) and told["code"] == UNAUTHORIZED
+    assert (await theirs.metadata(writer.id))["state"] == "CLOSED"

@@ -1,4 +1,4 @@
-// The Java BookKeeper client on its v2 wire: what a test may have it do with ledgers.
+// The Java BookKeeper client, on its v2 wire unless v3 is asked for: what a test may have it do with ledgers.
 import com.fasterxml.jackson.databind.JsonNode;
 import java.util.ArrayList;
 import java.util.Enumeration;
@@ -35,18 +35,19 @@ final class Ledgers {
 
     private synchronized BookKeeper client(JsonNode a) throws Exception {
         String uri = a.get("uri").asText();
-        BookKeeper found = clients.get(uri);
+        boolean v3 = a.path("v3").asBoolean();
+        BookKeeper found = clients.get(uri + v3);
         if (found == null) {
             ClientConfiguration conf = new ClientConfiguration();
             conf.setMetadataServiceUri(uri);
-            conf.setUseV2WireProtocol(true);
+            conf.setUseV2WireProtocol(!v3);
             conf.setZkTimeout(10000);
             conf.setAddEntryTimeout(20); // a busy machine is no dead bookie
             conf.setReadEntryTimeout(20);
             conf.setNumIOThreads(2);
             conf.setNumWorkerThreads(2);
             found = new BookKeeper(conf);
-            clients.put(uri, found);
+            clients.put(uri + v3, found);
         }
         return found;
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -523,7 +524,7 @@ def test_persisted_answers_every_token_up_to_it() -> None:
 
 
 def test_equal_reads_of_the_disk_are_told_apart() -> None:
-    """Two readers that ask alike, each alone; the answer to the second must not end the first."""
+    """Two adds of one entry, each of which looks for it alone; the answer to the second must not end the first."""
     row = LedgerRow(LedgerId(1), KEY, fenced=False, lac=EntryId(-1), last=EntryId(9))
     machine = Bookie(NO_LIMIT, [row])
 
@@ -533,11 +534,74 @@ def test_equal_reads_of_the_disk_are_told_apart() -> None:
     def answered(fact: Fetched) -> list[int]:
         return [e.message.entry for e in machine.handle(fact) if isinstance(e, Send)]
 
-    question = ReadEntry(LedgerId(1), EntryId(5))
-    (ahead,) = asked(Received("p", ReadEntry(LedgerId(1), EntryId(4))))
-    for _ in range(2):
-        assert asked(Received("p", question)) == []  # the read-ahead should bring it
-    one, two = asked(Fetched(ahead.token, (packet(1, 4),)))  # and did not
+    (one,), (two,) = (asked(Received("p", add(1, 5))) for _ in range(2))
     assert answered(Fetched(two.token, (packet(1, 5),))) == [5]
-    assert asked(Received("q", ReadEntry(LedgerId(1), EntryId(6)))) == []
-    assert answered(Fetched(one.token, (packet(1, 5), packet(1, 6)))) == [5, 6]
+    assert answered(Fetched(one.token, (packet(1, 5),))) == [5]
+
+
+class Meter:
+    """A bookie whose disk answers when told to; counts what it is asked for."""
+
+    def __init__(self, station: Station) -> None:
+        self.waiting: list[Fetch] = []
+        self.fetches = self.packets = 0
+        self.station = station
+        station._fetch = self.waiting.append  # type: ignore[method-assign, assignment]
+
+    def answer_all(self) -> None:
+        while self.waiting:
+            fetch = self.waiting.pop(0)
+            found = self.station.opened.dirs.lookup(fetch.ledger, fetch.entry, fetch.entries_max, fetch.bytes_max)
+            self.fetches += 1
+            self.packets += len(found)
+            self.station.handle(Fetched(fetch.token, tuple(found)))
+
+
+class TestReadAmplification:
+    """A thousand single reads in flight read what they answer, and hardly more."""
+
+    ENTRIES = 3000
+
+    def meter(self, read_ahead_bytes: int = 1 << 20) -> Meter:
+        made = fresh(replace(NO_LIMIT, read_cache_bytes=1 << 22, read_ahead_bytes=read_ahead_bytes))
+        body = bytes(992)  # a packet of 1 KiB
+        for begin in range(0, self.ENTRIES, 1000):
+            made.ask(*[add(1, begin + n, body) for n in range(1000)])
+            made.commit()
+        made.checkpoint()
+        made.take_answers()
+        return Meter(made)
+
+    def asked(self, meter: Meter, entries: list[int]) -> None:
+        meter.station.ask(*[read(1, entry) for entry in entries])
+        meter.answer_all()
+        answers = meter.station.take_answers()
+        assert sorted(answer.entry for answer in answers) == sorted(entries)
+        assert {answer.code for answer in answers} == {Code.OK}
+
+    @pytest.mark.parametrize("begin", [0, 1234])
+    def test_in_order(self, begin: int) -> None:
+        meter = self.meter()
+        self.asked(meter, list(range(begin, begin + 1000)))
+        assert meter.packets <= 1000 + 256 and meter.fetches <= 8
+
+    def test_from_the_last_to_the_first(self) -> None:
+        meter = self.meter()
+        self.asked(meter, list(range(999, -1, -1)))
+        assert meter.packets <= 1000 + 256
+
+    def test_here_and_there(self) -> None:
+        meter = self.meter()
+        self.asked(meter, Random(1).sample(range(self.ENTRIES), 1000))
+        assert meter.packets <= self.ENTRIES
+
+    def test_far_apart(self) -> None:
+        meter = self.meter()
+        self.asked(meter, list(range(7, self.ENTRIES, 100)))
+        assert meter.packets == len(range(7, self.ENTRIES, 100))
+
+    def test_what_a_question_does_not_bring_is_asked_for_once(self) -> None:
+        """The bytes of a question are bounded, and what waited for the rest is asked for together."""
+        meter = self.meter(read_ahead_bytes=64 * 1024)
+        self.asked(meter, list(range(1000)))
+        assert meter.packets <= 1000 + 64 and meter.fetches <= 1000 // 60 + 2

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from dlog.ledger.verifying import ENTRIES_AT_ONCE, LedgerVerifier, Verified, Verify
-from dlog.machine import Answer, Asked, Effect, PeerLost, Received, Send
+from dlog.machine import Answer, Asked, Effect, Fact, PeerLost, Received, Send
 from dlog.model.ids import BookieId, EntryId, LedgerId
 from dlog.model.ledger import DigestType, Fragment, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
@@ -73,3 +75,47 @@ def test_what_is_asked_at_once_is_bounded() -> None:
     machine.handle(says(A, 5))
     machine.handle(says(B, 5))
     assert asked(machine.handle(says(C, 5))) == [(b, ENTRIES_AT_ONCE) for b in (C, A, B)]
+
+
+def verified(quorum: Quorum, last: int, answer: Callable[[BookieId, int], Fact]) -> Verified:
+    """A verification in which each question is answered so."""
+    machine = verifier(quorum)
+    effects = machine.handle(Asked(1, Verify(EntryId(last))))
+    for effect in effects:
+        if isinstance(effect, Answer):
+            assert isinstance(effect.result, Verified)
+            return effect.result
+        assert isinstance(effect, Send)
+        effects += machine.handle(answer(BookieId(str(effect.peer)), effect.message.entry))
+    raise AssertionError("no answer")
+
+
+def test_a_dead_bookie_is_one_line() -> None:
+    """Whatever it says each time: reasons differ between the first loss and those that follow."""
+
+    def answer(bookie: BookieId, entry: int) -> Fact:
+        return PeerLost(C, f"loss {entry}") if bookie == C else says(bookie, entry)
+
+    for quorum in (Quorum(ensemble=3, write=3, ack=2), Quorum(ensemble=3, write=2, ack=1)):
+        found = verified(quorum, 1048, answer)
+        (bad,) = found.ranges
+        assert (bad.bookie, bad.kind, bad.last) == (C, "thin", 1048 if quorum.write == 3 else 1048 - 1048 % 3 + 1)
+        assert len(found.thin) == (1049 if quorum.write == 3 else 699)
+
+
+def test_each_run_of_entries_of_a_bookie_is_a_line() -> None:
+    def answer(bookie: BookieId, entry: int) -> Fact:
+        if bookie == B and 10 <= entry < 20:
+            return says(bookie, entry, Code.NO_ENTRY)
+        if bookie == A and entry in (5, 15):
+            return says(bookie, entry, body=b"damaged" * 9)
+        return says(bookie, entry)
+
+    found = verified(Quorum(), 99, answer)
+    assert [(bad.first, bad.last, bad.bookie, bad.kind) for bad in found.ranges] == [
+        (5, 5, A, "damaged"),
+        (10, 14, B, "thin"),
+        (15, 15, A, "damaged"),
+        (15, 15, B, "damaged"),
+        (16, 19, B, "thin"),
+    ]

@@ -246,7 +246,8 @@ def v3(op: int, *, version: int = 3, priority: int | None = None, body: bytes = 
 @pytest.mark.parametrize("op", [1, 2, 6, 7, 8, 9, 10, 11])
 def test_a_v3_request_is_told_no_in_v3_form(op: int) -> None:
     request = one(v3(op, priority=100, body=bytes_field(100, int_field(1, 7))))
-    answer = bytes_field(1, int_field(1, 3) + int_field(2, op) + int_field(3, 300)) + int_field(2, 404)
+    status = 502 if op == 2 else 404  # at any other refusal of an add Java's writer replaces the bookie, without end
+    answer = bytes_field(1, int_field(1, 3) + int_field(2, op) + int_field(3, 300)) + int_field(2, status)
     assert request == Unsupported(frame(answer))
 
 

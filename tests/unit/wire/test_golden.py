@@ -116,7 +116,7 @@ V3_ADD = (
 
 def test_v3_requests_are_told_no() -> None:
     assert RequestDecoder().feed(h(V3_READ)) == [Unsupported(h("0000000b 0a06 0803 1001 1802 10 9403"))]
-    assert RequestDecoder().feed(h(V3_ADD)) == [Unsupported(h("0000000b 0a06 0803 1002 1801 10 9403"))]
+    assert RequestDecoder().feed(h(V3_ADD)) == [Unsupported(h("0000000b 0a06 0803 1002 1801 10 f603"))]
 
 
 def test_the_packet_of_the_v3_add_is_ours() -> None:
