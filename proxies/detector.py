@@ -8,13 +8,14 @@ Invariants:
   fresh connection;
 - silence is measured against what the peer's answers took so far (dlog/lease/silence.py). Where this process itself was
   held up, what it waited for in vain meanwhile is no evidence, a few times in a row;
+- a proxy that says it lacks what streams need, and we do not lack, counts as gone until it says otherwise;
 - a question is waited for beyond its limit: a late answer ends the suspicion and raises the limit.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ class DetectorOptions:
 class Detector:
     """Watches the other write proxies.
 
-    on_suspect: called once per suspicion with the address that does not answer.
+    reaches: whether we have what a peer says it lacks. on_suspect: called once per suspicion with the address.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Detector:
         options: DetectorOptions,
         dialler: Dialler,
         *,
+        reaches: Callable[[str], Awaitable[bool]],
         on_suspect: Callable[[str], None],
         tell: Callable[[Event], None],
     ) -> None:
@@ -63,6 +65,7 @@ class Detector:
         self._metadata = metadata
         self._options = options
         self._dialler = dialler
+        self._reaches = reaches
         self._on_suspect = on_suspect
         self._tell = tell
         self._suspected: set[str] = set()
@@ -126,7 +129,6 @@ class Detector:
                     self._suspect(address, error.message)
                 await asyncio.sleep(self._options.ping_every_s)
                 continue
-            self._trust(address)
             try:
                 while await self._wait_pong(address, link):  # noqa: ASYNC110 - a ping every so often
                     await asyncio.sleep(self._options.ping_every_s)
@@ -159,7 +161,12 @@ class Detector:
         if not asked.done() or asked.cancelled() or asked.exception() is not None:
             asked.cancel()
             return False
-        self._trust(address)
+        told = asked.result()
+        lacks = told.get("lacks") if isinstance(told, dict) else None
+        if not lacks:
+            self._trust(address)
+        elif address not in self._suspected and await self._reaches(str(lacks)):
+            self._suspect(address, f"cannot serve, it does not reach: {lacks!s:.20}")
         return True
 
     async def _is_in_time(self, address: str, asked: asyncio.Future[Any]) -> bool:

@@ -94,6 +94,10 @@ class Metadata(Protocol):
 
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe: ...
 
+    def silent_s(self) -> float:
+        """For how long the oldest question has waited for an answer, or contact has been lost; 0: all is well."""
+        ...
+
     async def read(self, key: Key) -> Outcome: ...
 
     async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:

@@ -153,6 +153,14 @@ class ZooKeeper:
     def state(self) -> SessionState:
         return self._state
 
+    @property
+    def silent_s(self) -> float:
+        """For how long the oldest question has waited, or there has been no connection; 0: all is well."""
+        connection = self._connection
+        if connection is not None and not connection.is_closed:
+            return connection.silent_s
+        return asyncio.get_running_loop().time() - self._contact_s
+
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
         """Have `callback(state)` called at each change, in order."""
         key = object()

@@ -86,6 +86,9 @@ class ZooKeeperMetadata:
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
         return self.zookeeper.on_state(callback)
 
+    def silent_s(self) -> float:
+        return self.zookeeper.silent_s
+
     # ---- ledgers and streams ---------------------------------------------------------------------------------------
 
     async def read(self, key: Key) -> Outcome:

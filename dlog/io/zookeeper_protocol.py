@@ -397,6 +397,12 @@ class Connection(asyncio.Protocol):
     def pending(self) -> int:
         return len(self._pending)
 
+    @property
+    def silent_s(self) -> float:
+        """For how long the oldest request has waited for its answer; 0 when none does."""
+        oldest = [next(iter(self._pending.values()), None), *(queue[0] for queue in self._special.values() if queue)]
+        return max((self._loop.time() - call.sent_s for call in oldest if call is not None), default=0.0)
+
     async def shake_hands(
         self, *, session_id: int, password: bytes, timeout_ms: int, last_zxid: int
     ) -> tuple[int, bytes, float]:

@@ -85,6 +85,7 @@ class Holdings:
     alive. waiting_max: how many requests may wait
     for one stream to be taken. on_gone: called when a stream is not owned here any more. is_followed: whether somebody
     listens to a stream's LAC. may_retire: whether metadata can be reached, without which nothing is handed back.
+    is_unfit: whether another proxy, if there is one, should take streams rather than this one.
     idle_s: a stream that was not used for so long is handed back. streams_max: beyond so many those are handed back
     that were not used for QUIET_S, least recently used first. release_s: how long a stream may take to be handed over.
     """
@@ -104,6 +105,7 @@ class Holdings:
         on_gone: Callable[[StreamName], None],
         is_followed: Callable[[str], bool],
         may_retire: Callable[[], bool],
+        is_unfit: Callable[[], bool] = lambda: False,
         release_s: float = RELEASE_S,
     ) -> None:
         self.draining = False
@@ -120,6 +122,7 @@ class Holdings:
         self._on_gone = on_gone
         self._is_followed = is_followed
         self._may_retire = may_retire
+        self._is_unfit = is_unfit
         self._release_s = release_s
         self._now_s = asyncio.get_running_loop().time
         self._crowded = asyncio.Event()
@@ -285,6 +288,22 @@ class Holdings:
             owner.stop()
             self._drop(holding, None)
 
+    def has_waiting(self) -> bool:
+        """Whether a request waits for an owner here, or a take-over is under way."""
+        return any(not h.serving or (h.owner is not None and h.owner.waiting) for h in self._holdings.values())
+
+    def has_takes(self) -> bool:
+        """Whether a take-over is under way."""
+        return any(h.state == "claiming" for h in self._holdings.values())
+
+    def give_up_takes(self) -> None:
+        """Send those who wait for a take-over to another proxy, which may claim the stream from us."""
+        for holding in [h for h in self._holdings.values() if h.state == "claiming"]:
+            self.takes.forget(holding.stream)
+            if holding.owner is not None:
+                holding.owner.stop()
+            self._drop(holding, None)
+
     def stalled(self, stream: str, owner: StreamOwner, reason: str) -> None:
         """The owner cannot begin to serve for now: whoever waits hears so, and who comes meanwhile."""
         holding = self._holdings.get(stream)
@@ -304,7 +323,7 @@ class Holdings:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _want(self, stream: str, inherited_from: str | None) -> Holding:
-        if self.draining:
+        if self.draining or (self._is_unfit() and self._placement.preferred(stream) is not None):
             raise self.elsewhere(stream)
         holding = Holding(stream_name(stream))
         holding.inherited_from = inherited_from

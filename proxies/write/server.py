@@ -36,6 +36,7 @@ from proxies.health import Health
 from proxies.meters import Meters
 from proxies.preference import Preference
 from proxies.write.admin import Admin
+from proxies.write.fitness import Fitness
 from proxies.write.holdings import Holdings
 from proxies.write.options import WriteOptions
 from proxies.write.placing import Placing
@@ -73,6 +74,7 @@ class WriteProxy:
         self.batch_bytes_max = options.batch_bytes_max
         self.tasks: Lifetime
         self.holdings: Holdings
+        self.fitness: Fitness
         self.placing: Placing
         self.admin: Admin
         self.carriage: Carriage
@@ -85,7 +87,7 @@ class WriteProxy:
         self._owner_options = options.owner  # one for all streams
         self._clock = SteadyClock()
         self._far = FarTimers()
-        self._on_lac = self.tails.moved  # one for all, as each stream would have its own
+        self._on_lac = self._moved  # one for all, as each stream would have its own
         self._on_told = self._hear
         self._detector: Detector
         self._readers = Preference()
@@ -107,6 +109,7 @@ class WriteProxy:
             async with supervisor, Lifetime(drain_s=0.0, on_failure=serving.failed(self._tell)) as self.tasks:
                 self._compose(supervisor)
                 self.tasks.start(self._detector.run(), name="detector")
+                self.tasks.start(self.fitness.run(), name="fitness")
                 self.tasks.start(self.holdings.run(), name="holdings")
                 await self.listener.serve()
                 await self.health.listen(options.host, options.health_port)
@@ -190,11 +193,16 @@ class WriteProxy:
             self._metadata,
             options.detector,
             dialler,
+            reaches=lambda what: self.fitness.reaches(what),
             on_suspect=self._suspected,
             tell=self._tell,
         )
         self.placing = Placing(
-            self.id, self.address, self._metadata, self._detector, drains=lambda: self.holdings.draining
+            self.id,
+            self.address,
+            self._metadata,
+            self._detector,
+            drains=lambda: self.holdings.draining or bool(self.fitness.lacks),
         )
         self.holdings = Holdings(
             supervisor,
@@ -214,7 +222,9 @@ class WriteProxy:
             on_gone=self._gone,
             is_followed=self.tails.has,
             may_retire=lambda: self._metadata.state is SessionState.CONNECTED,
+            is_unfit=lambda: bool(self.fitness.lacks),
         )
+        self.fitness = Fitness(self._metadata, self.holdings, has_peer=lambda: bool(self.other_writers()))
         self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, tell=self._tell)
 
     def _open_session(self, connection: Connection, hello: Hello) -> Session:
@@ -255,7 +265,11 @@ class WriteProxy:
         elif isinstance(event, StreamStalled):
             self.holdings.stalled(owner.stream, owner, event.reason)
         elif isinstance(event, StreamReady):
-            self.tails.moved(LacMoved(event.stream, event.segment, NO_ENTRY))
+            self._moved(LacMoved(event.stream, event.segment, NO_ENTRY))
+
+    def _moved(self, event: LacMoved) -> None:
+        self.fitness.moves += 1
+        self.tails.moved(event)
 
     def _gone(self, stream: StreamName) -> None:
         self.tails.end(stream, lambda: self.holdings.elsewhere(stream))

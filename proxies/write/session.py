@@ -38,6 +38,7 @@ from dlog.wire.proxy import (
     GetOwners,
     Hello,
     Life,
+    Ping,
     Read,
     ReaderEvent,
     ReaderEventKind,
@@ -56,6 +57,7 @@ from proxies.dispatch import Dispatch, kept
 from proxies.forwarding import Forwarding
 from proxies.write import tails as lac
 from proxies.write.admin import Admin
+from proxies.write.fitness import Fitness
 from proxies.write.holdings import Holding, Holdings
 from proxies.write.placing import Ours, Placing
 
@@ -68,6 +70,7 @@ class House(dispatch.House, Protocol):
     admin: Admin
     holdings: Holdings
     placing: Placing
+    fitness: Fitness
     tails: lac.Tails
 
     def read_proxy(self, stream: str) -> str | None:
@@ -135,6 +138,11 @@ class WriteSession(Dispatch):
             self._house.tails.remove(tail)
         self._tails.clear()
         self._moved.clear()
+
+    def _ping(self, m: Ping) -> None:
+        self.flush()
+        lacks = self._house.fitness.lacks
+        self._connection.send(Done(m.request, {"lacks": lacks} if lacks else {}))
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, rolls and recoveries happen; scope: a
 small cluster, few records, the k-th message of a link. The rest are small clusters that meet faults of one family, many
 and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; the same
-without any event of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins. In one of
-eight, of every style, half of ZooKeeper's events or all of them reach nobody, from the first to the last.
-lives: streams that are made and deleted under one name, while write proxies freeze.
+without any event of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a
+subscriber whose connection ends while its watches are set again (watches); streams that are made and deleted under one
+name, while write proxies freeze (lives); too little CPU for everybody, and nothing else (starved); one write proxy cut
+off from all bookies, or from ZooKeeper while another one dies (cut-off). In one of eight, of every style but watches,
+starved and cut-off, half of ZooKeeper's events or all of them reach nobody, from the first to the last.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from tests.simulation.plan import Fault, FaultKind, Plan
 
 STYLES = (
     *("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "restored", "watches"),
-    *("starved", "lives", "quiet"),
+    *("starved", "lives", "cut-off", "quiet"),
 )
 
 _MARKS = (
@@ -122,10 +124,12 @@ def draw(seed: int, style: str) -> Plan:
     if style == "watches":
         config |= {"watched": rng.randint(4, 12), "mute_address": rng.random() < 0.2}
         config |= {"events_lost": 0.0, "duration_s": 2.0}
-    if style == "starved":
+    if style in ("starved", "cut-off"):
         config |= {"duration_s": 40.0, "pace_s": 0.3, "drawn": False, "session_s": 10.0, "silence_max_s": 10.0}
         config |= {"events_lost": 0.0, "cancels": 0.0, "truncates": False, "look_s": 5.0}
         config["settings"]["segment_age_s"] = 3600.0
+    if style == "cut-off":
+        config |= {"duration_s": 15.0, "pace_s": 0.1, "writers": 3, "silence_max_s": 3.5}
     faults = (
         () if style == "quiet" else _SPECIAL[style](rng, config) if style in _SPECIAL else _faults(rng, config, style)
     )
@@ -153,7 +157,20 @@ def _starvation(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
     return [Fault(**starve, at_s=rng.uniform(1.0, 5.0), for_s=config["duration_s"], rate=0.05)]  # type: ignore[arg-type]
 
 
-_SPECIAL = {"watches": _rejoins, "starved": _starvation}
+def _cut_off(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
+    """A write proxy reaches no bookie; or it does not reach ZooKeeper while another one dies. It may be any of them."""
+    lonely, dying, _ = rng.sample([f"writer-{n + 1}" for n in range(config["writers"])], 3)
+    at_s, for_s = rng.uniform(1.0, 3.0), config["duration_s"]
+    if rng.random() < 0.5:
+        bookies = [f"bookie-{n + 1}" for n in range(config["bookies"])]
+        return [Fault(kind=FaultKind.CUT, a=lonely, b=bookie, at_s=at_s, for_s=for_s) for bookie in bookies]
+    return [
+        Fault(kind=FaultKind.META_CUT, a=lonely, at_s=at_s, for_s=for_s),
+        Fault(kind=FaultKind.CRASH, a=dying, at_s=at_s + rng.uniform(0.1, 1.0), for_s=for_s),
+    ]
+
+
+_SPECIAL = {"watches": _rejoins, "starved": _starvation, "cut-off": _cut_off}
 
 
 def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Fault]:

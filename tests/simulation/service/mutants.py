@@ -36,6 +36,8 @@ from dlog.wire.bookie import Code
 from proxies.detector import Detector
 from proxies.link import Link
 from proxies.write.admin import Admin
+from proxies.write.fitness import Fitness
+from proxies.write.holdings import Holdings
 from tests.simulation.disk import SimulatedFile
 from tests.simulation.worlds import Mutant
 
@@ -222,6 +224,20 @@ def _one_address(following: Any) -> Any:
     return wrong
 
 
+def _silent(look: Any) -> Any:
+    """A proxy that is cut off does not say so."""
+
+    async def wrong(self: Fitness) -> str:
+        return ""
+
+    return wrong
+
+
+def _keeps(give_up_takes: Any) -> Any:
+    """Who waits for a take-over is kept, though the proxy does not reach ZooKeeper."""
+    return lambda self: None
+
+
 @contextlib.contextmanager
 def _by_the_clock() -> Iterator[None]:
     """A proxy that does not answer for a fixed time is given up, whatever its answers took so far."""
@@ -369,6 +385,20 @@ MUTANTS: tuple[Mutant, ...] = (
         _by_the_clock,
         style="starved",
         seeds=20,
+    ),
+    _mutant(
+        "a proxy that is cut off does not say so",
+        ("V4",),
+        _instead(Fitness, "_look", _silent),
+        style="cut-off",
+        seeds=20,
+    ),
+    _mutant(
+        "a take-over waits for ZooKeeper however long",
+        ("V4",),
+        _instead(Holdings, "give_up_takes", _keeps),
+        style="cut-off",
+        seeds=40,
     ),
     _mutant("members are read without end", ("V2",), _instead(MemberList, "_hint", _restless), style="quiet", seeds=5),
     _mutant(

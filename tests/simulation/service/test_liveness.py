@@ -14,10 +14,11 @@ from tests.simulation.worlds import Outcome
 AT_S, FOR_S = 5.0, 20.0
 
 
-def run(seed: int, silence_max_s: float, faults: Sequence[Fault]) -> Outcome:
+def run(seed: int, silence_max_s: float, faults: Sequence[Fault], *, writers: int = 2) -> Outcome:
     """A quiet small cluster, one stream written some times a second, and these faults."""
     drawn = drawing.draw(seed, "starved")
     config = {**drawn.config, "silence_max_s": silence_max_s, "duration_s": AT_S + FOR_S + 5.0, "pace_s": 0.1}
+    config["writers"] = writers
     return world.run(dataclasses.replace(drawn, config=config, faults=tuple(faults)))
 
 
@@ -25,6 +26,29 @@ def run(seed: int, silence_max_s: float, faults: Sequence[Fault]) -> Outcome:
 @pytest.mark.parametrize("writer", ["writer-1", "writer-2"])
 def test_a_frozen_owner_is_replaced_within_three_seconds(seed: int, writer: str) -> None:
     outcome = run(seed, 3.0, [Fault(kind=FaultKind.PAUSE, a=writer, at_s=AT_S, for_s=FOR_S)])
+    assert not outcome.violation, outcome.text
+
+
+def cut_off(node: str, ends: Sequence[str]) -> list[Fault]:
+    return [Fault(kind=FaultKind.CUT, a=node, b=end, at_s=AT_S, for_s=FOR_S) for end in ends]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("writer", ["writer-1", "writer-2"])
+def test_an_owner_that_is_cut_off_from_all_bookies_is_replaced_within_three_seconds(seed: int, writer: str) -> None:
+    outcome = run(seed, 3.0, cut_off(writer, [f"bookie-{n}" for n in range(1, 6)]))
+    assert not outcome.violation, outcome.text
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("heir", ["writer-1", "writer-2", "writer-3"])
+def test_an_heir_that_is_cut_off_from_zookeeper_leaves_the_stream_to_another(seed: int, heir: str) -> None:
+    """Each in turn is cut off, and of the other two one dies a moment later: one of them owned the stream."""
+    writers = ["writer-1", "writer-2", "writer-3"]
+    dies = writers[(writers.index(heir) + 1 + seed % 2) % 3]
+    cut = Fault(kind=FaultKind.META_CUT, a=heir, at_s=AT_S, for_s=FOR_S)
+    crash = Fault(kind=FaultKind.CRASH, a=dies, at_s=AT_S + 0.5, for_s=FOR_S)
+    outcome = run(seed, 3.0, [cut, crash], writers=3)
     assert not outcome.violation, outcome.text
 
 

@@ -1,0 +1,140 @@
+"""Whether this proxy can serve streams: does it reach what it needs for that, where another proxy might.
+
+An owner that is cut off keeps its streams as long as nobody else claims them, so it says so to the other write proxies,
+in the answer to their pings. One that is better off claims its streams, as those of a proxy that is gone.
+
+Invariants:
+- nothing is said as long as something moves: a stream confirmed a batch, or became ready, since the last look;
+- bookies are lacking when none that is registered can be connected to; that they all are slow, or gone for everybody,
+  is no reason to leave;
+- ZooKeeper is lacking when it does not answer and a take-over here waits for it. Owners go on without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from dlog.io import nearby
+from dlog.io.metadata import BookieInfo, Metadata
+
+LOOK_S = 0.25
+STUCK_S = 0.75  # nothing moved for so long though somebody waits
+CONNECT_S = 0.5
+ASKED_MAX = 8  # bookies that are connected to in one look
+
+METADATA, BOOKIES = "metadata", "bookies"
+
+
+class Streams(Protocol):
+    """What waits here (proxies/write/holdings.py)."""
+
+    def has_waiting(self) -> bool:
+        """Whether a request waits for an owner here, or a take-over is under way."""
+        ...
+
+    def has_takes(self) -> bool:
+        """Whether a take-over is under way."""
+        ...
+
+    def give_up_takes(self) -> None:
+        """Send those who wait for a take-over to another proxy."""
+        ...
+
+
+class Fitness:
+    """Judges for one write proxy. has_peer: whether another one could serve in its place."""
+
+    def __init__(self, metadata: Metadata, streams: Streams, has_peer: Callable[[], bool]) -> None:
+        self.lacks = ""  # METADATA, BOOKIES or nothing
+        self.moves = 0  # to be counted up whenever a stream here goes on
+        self._metadata = metadata
+        self._streams = streams
+        self._has_peer = has_peer
+        self._seen = -1  # moves at the last look
+        self._stuck_since_s: float | None = None
+
+    async def run(self) -> None:
+        """Look again and again; for ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if self.lacks == METADATA and self._streams.has_takes():
+                self._streams.give_up_takes()  # peers have heard by now, and do not send them back
+            self.lacks = await self._look()
+
+    async def reaches(self, what: str) -> bool:
+        """Whether we have what a peer lacks."""
+        if what == METADATA:
+            return self._metadata.silent_s() < STUCK_S
+        return what == BOOKIES and not self.lacks and await self._reaches_bookies()
+
+    async def _look(self) -> str:
+        if self.lacks == METADATA and self._metadata.silent_s() >= STUCK_S:
+            return METADATA
+        if self.lacks == BOOKIES:
+            return "" if await self._reaches_bookies() else BOOKIES
+        if not self._is_stuck():
+            return ""
+        if self._streams.has_takes() and self._metadata.silent_s() >= STUCK_S:
+            return METADATA
+        self._stuck_since_s = None  # if it is not for want of bookies, look again only when it lasts
+        return "" if await self._reaches_bookies() else BOOKIES
+
+    def _is_stuck(self) -> bool:
+        now_s = asyncio.get_running_loop().time()
+        has_moved, self._seen = self._seen != self.moves, self.moves
+        if has_moved or not self._has_peer() or not self._streams.has_waiting():
+            self._stuck_since_s = None
+            return False
+        if self._stuck_since_s is None:
+            self._stuck_since_s = now_s
+        return now_s - self._stuck_since_s >= STUCK_S
+
+    async def _reaches_bookies(self) -> bool:
+        """Whether any bookie takes a connection; also where none is registered, or we were held up ourselves."""
+        bookies = list(self._metadata.known_members().writable.values())[:ASKED_MAX]
+        if not bookies:
+            return True
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        async with asyncio.TaskGroup() as tasks:
+            dials = [tasks.create_task(_dial(bookie), name=f"reach {bookie.bookie}") for bookie in bookies]
+            reached = False
+            for dial in asyncio.as_completed(dials):
+                if reached := await dial:
+                    break
+            for task in dials:
+                task.cancel()
+        return reached or loop.time() - begun_s > 1.5 * CONNECT_S
+
+
+async def _dial(bookie: BookieInfo) -> bool:
+    connection = _Opened()
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            await nearby.connect(lambda: connection, bookie.host, bookie.port)
+    except (OSError, UnicodeError, OverflowError):
+        return False
+    else:
+        return True
+    finally:
+        connection.close()
+
+
+class _Opened(asyncio.Protocol):
+    """A connection that is closed again."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.BaseTransport | None = None
+        self._is_closed = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        if self._is_closed:
+            transport.close()
+
+    def close(self) -> None:
+        self._is_closed = True
+        if self._transport is not None:
+            self._transport.close()

@@ -1,0 +1,112 @@
+"""What a write proxy says that it lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.io.metadata import BookieInfo
+from dlog.model.ids import BookieId
+from proxies.write import fitness
+from proxies.write.fitness import BOOKIES, METADATA, Fitness
+
+
+class Waiting:
+    """Streams of which somebody waits for one."""
+
+    def __init__(self) -> None:
+        self.waits = True
+        self.takes = False
+        self.given_up = 0
+
+    def has_waiting(self) -> bool:
+        return self.waits
+
+    def has_takes(self) -> bool:
+        return self.takes
+
+    def give_up_takes(self) -> None:
+        self.given_up += 1
+        self.takes = self.waits = False
+
+
+ANSWERS = -1.0  # below every limit, those of no time at all too
+
+
+class Silent(MemoryMetadata):
+    """Metadata that does not answer."""
+
+    silence_s = ANSWERS
+
+    def silent_s(self) -> float:
+        return self.silence_s
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits counts as stuck from the second look on."""
+    monkeypatch.setattr(fitness, "STUCK_S", 0.0)
+
+
+def refusing_port() -> socket.socket:
+    """A port that nobody listens on, as long as the socket is bound."""
+    bound = socket.socket()
+    bound.bind(("127.0.0.1", 0))
+    return bound
+
+
+async def register(metadata: MemoryMetadata, port: int) -> None:
+    bookie = BookieId(f"127.0.0.1:{port}")
+    await metadata.register_bookie(BookieInfo(bookie, "127.0.0.1", port))
+
+
+async def looks(judge: Fitness, times: int = 2) -> str:
+    for _ in range(times):
+        judge.lacks = await judge._look()
+    return judge.lacks
+
+
+async def test_bookies_are_lacking_when_none_takes_a_connection_and_until_one_does() -> None:
+    metadata, streams = MemoryMetadata(), Waiting()
+    judge = Fitness(metadata, streams, has_peer=lambda: True)
+    with refusing_port() as closed:
+        await register(metadata, closed.getsockname()[1])
+        assert await looks(judge) == BOOKIES
+        assert not await judge.reaches(BOOKIES)
+        streams.waits = False
+        assert await looks(judge) == BOOKIES, "that nobody waits any more proves nothing"
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        async with server:
+            await register(metadata, server.sockets[0].getsockname()[1])
+            assert await looks(judge) == ""
+            assert await judge.reaches(BOOKIES)
+
+
+async def test_nothing_is_lacking_while_streams_go_on_or_nobody_else_could_serve_them_or_no_bookie_is_there() -> None:
+    metadata, streams = MemoryMetadata(), Waiting()
+    assert await looks(Fitness(metadata, streams, has_peer=lambda: True)) == ""
+    with refusing_port() as closed:
+        await register(metadata, closed.getsockname()[1])
+        assert await looks(Fitness(metadata, streams, has_peer=lambda: False)) == ""
+        judge = Fitness(metadata, streams, has_peer=lambda: True)
+        for _ in range(5):
+            judge.moves += 1
+            assert await looks(judge, 1) == ""
+
+
+async def test_zookeeper_is_lacking_where_a_take_over_waits_for_it_and_until_it_answers() -> None:
+    metadata, streams = Silent(), Waiting()
+    judge = Fitness(metadata, streams, has_peer=lambda: True)
+    metadata.silence_s = 1.0
+    assert await looks(judge) == "", "an owner goes on without it"
+    streams.takes = True
+    assert await looks(judge) == METADATA
+    streams.takes = False
+    assert await looks(judge) == METADATA
+    assert not await judge.reaches(METADATA)
+    metadata.silence_s = ANSWERS
+    assert await looks(judge) == ""
+    assert await judge.reaches(METADATA)
