@@ -18,7 +18,6 @@ import importlib.util
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from typing import IO
 
 from dlog.errors import ConfigError, UnavailableError
 from dlog.hostport import bare_host, join_host_port
-from dlog.io.children import die_with_parent, on_signals
+from dlog.io.children import die_with_parent
 from dlog.io.file_errors import is_misuse, named_errors, what_happened, what_to_do
 from dlog.io.listening import is_free as _is_free
 
@@ -154,7 +153,9 @@ class EmbeddedZooKeeper:
         for left in reversed(range(tries)):
             port = self.port or _free_port(self.host)
             if not _is_free(self.host, port):  # or we would take the answer of another server for ours
-                raise ZooKeeperStartError(f"the port is in use: address={join_host_port(self.host, port)}")
+                raise ZooKeeperStartError(
+                    f"the port is in use, or the host not this machine's: address={join_host_port(self.host, port)}"
+                )
             self._running = self._spawn(port)
             try:
                 await self._wait_answer(self._running, port)
@@ -320,7 +321,10 @@ def _free_port(host: str) -> int:
     """One below those that the kernel gives to connections: the server may end and start again under it, and meanwhile
     clients that try to reach it must not be given it (or even be connected to themselves)."""
     rng = random.Random(os.urandom(8))
-    return next(port for port in (rng.choice(_PORTS) for _ in range(1000)) if _is_free(host, port))
+    found = next((port for port in (rng.choice(_PORTS) for _ in range(1000)) if _is_free(host, port)), None)
+    if found is None:
+        raise ZooKeeperStartError(f"no port can be listened on; is the host this machine's? host={host}")
+    return found
 
 
 def _tail(output: Path) -> str:
@@ -333,11 +337,11 @@ def _tail(output: Path) -> str:
 
 
 async def _serve(directory: Path, host: str, port: int, jars: Path | None) -> int:
-    stop = asyncio.Event()
-    on_signals((signal.SIGTERM, signal.SIGINT), lambda _: stop.set())
+    from dlog.io import process
+
+    stop = process.stop_event()
     async with EmbeddedZooKeeper(directory, host=host, port=port, jars=jars) as server:
-        sys.stdout.write(f"ready zookeeper {server.hosts} {server.hosts}\n")
-        sys.stdout.flush()
+        process.ready("zookeeper", server.hosts, server.hosts)
         async with asyncio.TaskGroup() as tasks:
             ended = tasks.create_task(server.wait_exit(), name="zookeeper exit")
             stopping = tasks.create_task(stop.wait(), name="signal")
@@ -356,14 +360,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=2181, help="0 picks a free one")
     parser.add_argument("--jars", type=Path, help="directory with ZooKeeper's jars")
     options = parser.parse_args(arguments)
-    try:
-        return asyncio.run(_serve(options.dir, options.host, options.port, options.jars))
-    except ConfigError as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    except ZooKeeperStartError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
+    if not 0 <= options.port < 65536:
+        parser.error(f"--port is between 0 and 65535: {options.port}")
+    from dlog.io import process  # what it takes to serve is not for those who only start servers
+
+    return process.run(lambda: _serve(options.dir, options.host, options.port, options.jars))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
 """Logs: events as lines on stderr. JSON when nobody sits at the terminal, columns when somebody does.
 
 The law of this room: the service logs events of dlog/events.py and nothing else; libraries that use `logging` come out
-in the same form. stdout is never written here: it belongs to the process's answer.
+in the same form. stdout is never written here: it belongs to the process's answer. A line that stderr does not take (a
+full disk, a pipe that is full and non-blocking or that nobody reads) is lost: nothing else fails for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import sys
@@ -63,4 +65,5 @@ def tell(event: Event) -> None:
     """Log one event, if its level is at or above the threshold."""
     number = LEVELS[event.level]
     if number >= _threshold:
-        _log.log(number, event.name, **{f.name: getattr(event, f.name) for f in dataclasses.fields(event)})
+        with contextlib.suppress(OSError):
+            _log.log(number, event.name, **{f.name: getattr(event, f.name) for f in dataclasses.fields(event)})

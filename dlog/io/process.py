@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 failed, 2 misused (a ConfigError or InvalidRequestError), 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import gc
 import os
@@ -50,10 +51,18 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
     if sys.flags.optimize:
         sys.stderr.write("dlog does not run under python -O: its assertions guard acknowledged data\n")
         return 2
+    _fill_standard_descriptors()
     keep_freed_memory()
     raise_file_limit()
     if not _may_begin():
         return 1
+    try:
+        return _exit_code(main)
+    finally:
+        _forget_unwritten()
+
+
+def _exit_code(main: Callable[[], Awaitable[int]]) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_watched(main))
@@ -75,10 +84,31 @@ def run(main: Callable[[], Awaitable[int]]) -> int:
         return _say(told[0])
 
 
+def _fill_standard_descriptors() -> None:
+    """Open /dev/null where standard input, output or error were closed by whoever started us: libuv aborts if a socket
+    gets such a number, and what is written there must reach no file of ours."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - for the rest of the process
+
+
+def _forget_unwritten() -> None:
+    """Let Python not fail (exit code 120) over what the standard streams never took."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), stream.fileno())
+
+
 def _may_begin() -> bool:
     """Wait for leave to begin, where a parent holds us: what a process loads, it loads while others are not ready yet.
     False: the parent has ended."""
-    return not os.environ.pop(HELD, "") or bool(sys.stdin.buffer.read(1))
+    return not os.environ.pop(HELD, "") or (sys.stdin is not None and bool(sys.stdin.buffer.read(1)))
 
 
 async def _watched(main: Callable[[], Awaitable[int]]) -> int:
@@ -110,10 +140,16 @@ def stop_event(on_event: Callable[[Event], None] | None = None) -> asyncio.Event
 
 
 def ready(role: str, name: str, address: str) -> None:
-    """Say on stdout, in the one line a parent waits for, that the process serves; freeze what is loaded by now."""
+    """Say on stdout, in the one line a parent waits for, that the process serves; freeze what is loaded by now.
+
+    Where stdout is closed or takes nothing, nobody waits: the process serves on.
+    """
     freeze()
-    sys.stdout.write(f"ready {role} {name} {address}\n")
-    sys.stdout.flush()
+    if sys.stdout is None:
+        return
+    with contextlib.suppress(OSError):
+        sys.stdout.write(f"ready {role} {name} {address}\n")
+        sys.stdout.flush()
 
 
 def freeze() -> None:

@@ -24,16 +24,21 @@ from dlog.io import logs, metrics, process
 """
 
 
-def start(body: str, *flags: str, held: bool = False) -> subprocess.Popen[str]:
+def start(
+    body: str, *flags: str, held: bool = False, output: int = subprocess.PIPE, closes: bool = False
+) -> subprocess.Popen[str]:
+    """output: where stdout and stderr go. closes: they are closed instead."""
     main = "async def main():\n" + textwrap.indent(textwrap.dedent(body), "    ")
     script = f"{PRELUDE}\n{main}\nsys.exit(process.run(main))\n"
     return subprocess.Popen(
-        [sys.executable, *flags, "-c", script],
+        ["sh", "-c", 'exec "$@" >&- 2>&-', "sh", sys.executable, "-c", script]
+        if closes
+        else [sys.executable, *flags, "-c", script],
         cwd=ROOT,
         env={**os.environ, HELD: "1"} if held else None,
         stdin=subprocess.PIPE if held else None,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stdout=output,
+        stderr=output,
         text=True,
     )
 
@@ -92,6 +97,29 @@ def test_the_loop_is_uvloop_and_what_is_loaded_is_frozen() -> None:
     return 0
     """
     assert finish(body) == (0, "ready bookie b:1 127.0.0.1:1\n", "")
+
+
+@pytest.mark.parametrize("where", ["full", "nobody", "non-blocking", "closed"])
+def test_a_process_serves_on_whatever_its_output_takes(where: str) -> None:
+    """Neither its ready line nor a line of its log is a reason to end, or to fail."""
+    body = """
+    logs.setup("json")
+    for _ in range(10_000):
+        logs.tell(BookieLost("b:1", "reason"))
+    process.ready("bookie", "b", "a")
+    logs.tell(BookieLost("b:1", "again"))
+    return 0
+    """
+    reads, writes = os.pipe()
+    if where == "full":
+        os.dup2(os.open("/dev/full", os.O_WRONLY), writes)
+    elif where == "nobody":
+        os.close(reads)
+    else:
+        os.set_blocking(writes, False)
+    process = start(body, output=writes, closes=where == "closed")
+    os.close(writes)
+    assert process.wait(timeout=180) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

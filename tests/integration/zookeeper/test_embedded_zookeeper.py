@@ -77,6 +77,13 @@ async def test_a_server_on_any_kind_of_host(host: str, tmp_path: Path) -> None:
         assert await zk.exists("/zookeeper")
 
 
+@pytest.mark.parametrize("host", ["a..b", "203.0.113.9"])
+@pytest.mark.parametrize("port", [0, 21810])
+async def test_a_host_that_is_not_this_machines_is_an_error(host: str, port: int, tmp_path: Path) -> None:
+    with pytest.raises(ZooKeeperStartError, match="this machine's"):
+        await EmbeddedZooKeeper(tmp_path, host=host, port=port).start()
+
+
 async def test_a_port_in_use_is_an_error_and_leaves_nothing_running(
     zookeeper: EmbeddedZooKeeper, own_zookeeper: EmbeddedZooKeeper
 ) -> None:
