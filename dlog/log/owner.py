@@ -411,7 +411,7 @@ class StreamOwner:
             if not t.writing.admit(ticket, request, refusal, t.out, is_confirmed=is_confirmed):
                 self._confirming.hold(ticket, request)
         elif refusal is not None and (self.has_ended or not tells_of_the_log(refusal, request)):
-            t.out.append(Answer(ticket, _not_taken(refusal)))
+            t.out.append(Answer(ticket, _not_taken(refusal) if self.has_ended else refusal))
         elif taking.early and taking.early_bytes + len(request.body) > t.options.pending_bytes_max:
             t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for the recovery of this stream")))
         else:
@@ -625,4 +625,4 @@ def _lost(error: DLogError) -> LeaseLostError:
 def _not_taken(error: DLogError) -> DLogError:
     """What a batch hears of the end of a claim. Why it ended was found before the batch came, and is no word on what is
     in the log now: who asks again is told by metadata read since."""
-    return _lost(error) if error.remedy in (Remedy.FIX, Remedy.REPORT) else error
+    return _lost(error) if error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT) else error

@@ -1,4 +1,4 @@
-"""Judges the history of one stream: S1-S9 and S11 of the reliability notes, each by its name (verdict.py KINDS).
+"""Judges the history of one stream: S1-S9, S11 and S15 of the reliability notes, each by its name (verdict.py KINDS).
 
 The law of this file: nothing is assumed of the service. An append without an answer is never counted as written nor as
 not written: it may be at one place, and all readers must agree on it. A demand is made only where a reader came past,
@@ -392,6 +392,21 @@ class _Judge:
                     if appends.place[op] < last:
                         self.verdict.breach("reordered", f"{self._name(op)} lies before what its producer wrote before")
                     last = max(last, appends.place[op])
+            self._given_up(ops)
+
+    def _given_up(self, ops: Sequence[int]) -> None:
+        """A producer whose append failed, outcome unknown, goes on with the same client. What it gets acknowledged
+        then lies behind the one that failed, or that one nowhere."""
+        appends, found = self.history.appends, self.join.found
+        for index, op in enumerate(ops):
+            if appends.outcome[op] != Outcome.UNKNOWN or appends.answered[op] == NEVER or found[op] == NOWHERE:
+                continue
+            for later in ops[index + 1 :]:
+                is_acked = appends.outcome[later] == Outcome.OK and appends.place[later] != NOWHERE
+                if is_acked and appends.invoked[later] >= appends.answered[op] and appends.place[later] < found[op]:
+                    what = f"{self._name(op)} was given up, and lies at {dlsn_of(found[op])}"
+                    self.verdict.breach("late", f"{what} behind {self._name(later)}")
+                    break
 
     def _deliveries_in_time(self) -> None:
         """Given before it was written, or beyond the LAC."""

@@ -69,6 +69,8 @@ class Story:
                 history.ok(op, a.answered, a.dlsn, a.txid, epoch=a.epoch)
             elif a.outcome == "failed":
                 history.failed(op, a.answered)
+            elif a.outcome == "given up":
+                history.unknown(op, a.answered)
         for name, read in self.reads.items():
             reader = history.open(name, read.start, read.opened)
             for at, dlsn, txid, payload in read.seen:
@@ -227,6 +229,17 @@ def swap(s: Story) -> None:
     seen[40], seen[41] = seen[41], seen[40]
 
 
+def given_up_and_late(s: Story) -> None:
+    """Batch 3 fails, outcome unknown; batch 6, of the same producer, is acknowledged; then batch 3 lies behind it."""
+    lost = s.appends[3]
+    old, lost.outcome, lost.dlsn = lost.dlsn, "given up", s.appends[7].dlsn
+    found = [(9000, lost.dlsn.next_slot(i), 1003, MAKE[0](lost.first + i)) for i in range(BATCH)]
+    s.lacs.append((1, 7, 900))
+    for name in ("tail", "again", "seek"):
+        kept = [(9000, *r[1:]) for r in s.reads[name].seen if not old <= r[1] < old.next_slot(BATCH)]
+        s.reads[name].seen = sorted([*kept, *found], key=lambda r: r[1])
+
+
 def diverge(s: Story) -> None:
     seen = s.reads["again"].seen
     seen[40] = (*seen[40][:3], seen[45][3])
@@ -379,6 +392,7 @@ CORRUPTIONS: list[tuple[Callable[[Story], None], str]] = [
     (damage, "invented"),
     (skip_unanswered, "skipped"),
     (swap, "reordered"),
+    (given_up_and_late, "late"),
     (change_places, "reordered"),
     (overtake, "overtaken"),
     (two_owners_of_a_segment, "rivalled"),

@@ -40,6 +40,7 @@ KINDS = {
     "truncated": "S9",  # nobody asked to let it go, and a reader was told it is gone
     "damaged": "S9",  # a reader was told that it cannot be read
     "misled": "S11",  # a reader did not begin at the first record at or after its start
+    "late": "S15",  # of unknown outcome, and behind what its producer asked for later and got acknowledged
     "stale": "R2",  # a reader was shown, or began at, a tail before what had been acknowledged
 }
 

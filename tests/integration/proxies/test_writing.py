@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 from dlog.wire.digest import crc32c
@@ -111,6 +112,28 @@ async def test_a_repeated_batch_is_answered_with_its_first_place(house: House) -
         ahead = RawProducer(raw, "orders", producer.producer, sequence=10)
         gap = failed(await ahead.write([b"z"]))
         assert (gap.code, gap.detail) == (530, {"expected": 2})
+
+
+async def test_what_a_producer_gave_up_is_refused_once_its_next_generation_began_also_by_the_next_owner(
+    house: House,
+) -> None:
+    proxy = await house.write_proxy()
+    async with Raw(proxy.address) as raw:
+        said(await raw.ask(Create, "orders", MEMORY))
+        producer = RawProducer(raw, "orders", b"twelve bytes" + bytes(4))
+        await producer.write([b"a"])
+        late = producer.batch([b"given up"])
+        begun = RawProducer(raw, "orders", b"twelve bytes" + bytes((0, 0, 0, 1)), sequence=2)
+        first = replace(begun.batch([b"b"]), replaces=2)
+        raw.say(first)
+        assert isinstance(await begun.answer(first.request), Written)
+        for owner in ("the one that took it", "the one after"):
+            for retry in (False, True):
+                again = replace(late, request=raw.next_request(), retry=retry)
+                raw.say(again)
+                refused = failed(await producer.answer(again.request))
+                assert (refused.code, refused.outcome_unknown) == (535, retry), owner
+            said(await raw.ask(Release, "orders"))
 
 
 async def test_streams_are_made_listed_described_sealed_and_deleted(house: House) -> None:

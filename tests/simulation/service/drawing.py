@@ -2,12 +2,13 @@
 
 quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, rolls and recoveries happen; scope: a
 small cluster, few records, the k-th message of a link. The rest are small clusters that meet faults of one family, many
-and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; the same
-without any event of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a
-subscriber whose connection ends while its watches are set again (watches); streams that are made and deleted under one
-name, while write proxies freeze (lives); too little CPU for everybody, and nothing else (starved); one write proxy cut
-off from all bookies, or from ZooKeeper while another one dies (cut-off). In one of eight, of every style but watches,
-starved and cut-off, half of ZooKeeper's events or all of them reach nobody, from the first to the last.
+and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; owners
+that are deposed, frozen or cut off and do not know it, with clients that give up early; planned ends without any event
+of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a subscriber whose connection
+ends while its watches are set again (watches); streams that are made and deleted under one name, while write proxies
+freeze (lives); too little CPU for everybody, and nothing else (starved); one write proxy cut off from all bookies, or
+from ZooKeeper while another one dies (cut-off). In one of eight, of every style but watches, starved and cut-off, half
+of ZooKeeper's events or all of them reach nobody, from the first to the last.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from typing import Any
 from tests.simulation.plan import Fault, FaultKind, Plan
 
 STYLES = (
-    *("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "hints", "restored", "watches"),
-    *("starved", "lives", "cut-off", "quiet"),
+    *("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "deposed", "hints", "restored"),
+    *("watches", "starved", "lives", "cut-off", "quiet"),
 )
 
 _MARKS = (
@@ -69,6 +70,14 @@ _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
         *((FaultKind.ENVIRONMENT, message) for message in _ZOOKEEPER),
     ),
     "hand-over": _HAND_OVER,
+    "deposed": (
+        (FaultKind.META_CUT, ""),
+        (FaultKind.PAUSE, ""),
+        (FaultKind.RESET, ""),
+        (FaultKind.CUT, ""),
+        (FaultKind.CUT, ""),
+        (FaultKind.CUT, ""),
+    ),
     "hints": _HAND_OVER,
     "restored": (*_HAND_OVER, (FaultKind.CRASH, "")),
     "lives": (
@@ -120,6 +129,10 @@ def draw(seed: int, style: str) -> Plan:
     if style == "lives":
         config |= {"lives": True, "duration_s": 12.0}
     chances = (1.0,) if style == "hints" else (0.0,) * 14 + (0.5, 1.0)
+    if style == "deposed":  # its clients give up what owners that are frozen or cut off do not answer
+        config["append_deadline_s"] = rng.choice((0.1, 0.3, 1.0))
+        config["writers"] = 3
+        config["duration_s"], config["pace_s"] = rng.choice((4.0, 6.0)), 0.1
     config["events_lost"] = random.Random(f"{seed}/{style}/events").choice(chances)
     if style == "watches":
         config |= {"watched": rng.randint(4, 12), "mute_address": rng.random() < 0.2}
@@ -183,10 +196,12 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
     else:
         enabled = [kind for kind in _KINDS if rng.random() < (0.3 if style != "scope" else 0.2)] or [rng.choice(_KINDS)]
 
+    links = [(writers, bookies), (writers, bookies), (readers, bookies), (readers, writers), (clients, writers)]
+    if style == "deposed":
+        links = [(writers, bookies), *[(clients, writers)] * 4]
+
     def link() -> tuple[str, str]:
-        a, b = rng.choice(
-            ((writers, bookies), (writers, bookies), (readers, bookies), (readers, writers), (clients, writers))
-        )
+        a, b = rng.choice(links)
         ends = rng.choice(a), rng.choice(b)
         return ends if rng.random() < 0.5 else (ends[1], ends[0])
 

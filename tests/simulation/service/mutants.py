@@ -131,6 +131,18 @@ def _for_all(on_failed: Any) -> Any:
     return wrong
 
 
+def _forgets_itself(renew: Any) -> Any:
+    """A producer that gives up begins anew as another, and says nothing of the one that it was."""
+
+    def wrong(self: Producer) -> None:
+        renew(self)
+        self._name = self._router.rng.randbytes(12)
+        self._generation = self._sequence = self._highest = 0
+        self._replaces = None
+
+    return wrong
+
+
 def _early(hear: Any) -> Any:
     """A read proxy serves one entry more than the owner has confirmed."""
 
@@ -334,6 +346,13 @@ MUTANTS: tuple[Mutant, ...] = (
         ("S2", "S1", "S4"),
         _instead(Pipeline, "_on_failed", _for_all),
         style="scope",
+        seeds=60,
+    ),
+    _mutant(
+        "a producer does not say what it replaces",
+        ("S15",),
+        _instead(Producer, "_renew", _forgets_itself),
+        style="deposed",
         seeds=60,
     ),
     _mutant(

@@ -75,6 +75,7 @@ class Work:
     streams: list[StreamNotes]
     addresses: str
     options: ClientOptions
+    impatient: ClientOptions  # of the clients that work while faults strike
     reached: Counter[str]
     pace_s: float
     look_s: float  # the same of a reader that comes and goes
@@ -91,8 +92,8 @@ class Work:
         return self.producers
 
 
-def connect(work: Work) -> Client:
-    return dlog.connect(work.addresses, options=work.options)
+def connect(work: Work, *, patient: bool = True) -> Client:
+    return dlog.connect(work.addresses, options=work.options if patient else work.impatient)
 
 
 async def writing(work: Work, client: Client, notes: StreamNotes, process: Process, number: int) -> None:

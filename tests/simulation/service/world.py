@@ -93,6 +93,10 @@ class World:
             streams=self.streams,
             addresses="dlog://" + ",".join([w.address for w in self.writers] + [r.address for r in self.readers]),
             options=self._client_options,
+            impatient=dataclasses.replace(
+                self._client_options,
+                append_deadline_s=config.get("append_deadline_s", self._client_options.append_deadline_s),
+            ),
             reached=self.reached,
             pace_s=config["pace_s"],
             look_s=config["look_s"],
@@ -319,7 +323,7 @@ class World:
         async def work(process: Process) -> None:
             config, shared = self.plan.config, self.work
             rng = process.rng("work")
-            async with workload.connect(shared) as client, asyncio.TaskGroup() as tasks:
+            async with workload.connect(shared, patient=False) as client, asyncio.TaskGroup() as tasks:
                 for index, notes in enumerate(self.streams):
                     for _ in range(config["producers"]):
                         tasks.create_task(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -28,10 +29,11 @@ from dlog.log.messages import (
     WriteBatch,
 )
 from dlog.log.options import OwnerOptions
+from dlog.log.tenure import Phase
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetadata, Received, Versioned
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber
-from dlog.stores.contract import SegmentFencedError
+from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError
 from tests.unit.log.stage import BOB, Actor, Stage, batch
 
 
@@ -189,6 +191,22 @@ def test_reads_that_confirm_do_not_hold_up_changes() -> None:
     stage.release()
     kinds = [type(question) for question in owner.metadata_asked[asked:]]
     assert kinds[:3] == [ReadMetadata, CompareAndSet, ReadMetadata]
+
+
+def test_why_a_claim_ended_is_no_word_on_what_is_in_the_log() -> None:
+    """A deposed owner that recovers its segment finds it deleted: truncated under the next one."""
+    stage = Stage()
+    stale, _ = deposed(stage)
+    stage.hold(ReadMetadata, RecoverSegment)
+    question = AppendEntry(SegmentNumber(1), EntryId(1), ())
+    stale.post(Received(STORE, StoreFailed(question, SegmentFencedError("fenced"))))
+    before = Versioned(replace(stage.value, owner=stale.machine.value.owner), stage.version - 2)  # type: ignore[union-attr]
+    assert stale.ask(batch(1, retry=True)) is None
+    stale.post(MetadataSeen(stale.metadata_asked[-1].token, before))
+    recover = next(m for m in reversed(stale.sent) if isinstance(m, RecoverSegment))
+    stale.post(Received(STORE, StoreFailed(recover, SegmentNotFoundError("no such place"))))
+    assert stale.machine.phase is Phase.LOST
+    assert all(says_whose_it_is(a) for a in list(stale.answers.values())[2:])
 
 
 def test_a_forgotten_producer_hears_so_from_who_owns_the_stream() -> None:
