@@ -200,7 +200,7 @@ def test_why_a_claim_ended_is_no_word_on_what_is_in_the_log() -> None:
     stage.hold(ReadMetadata, RecoverSegment)
     question = AppendEntry(SegmentNumber(1), EntryId(1), ())
     stale.post(Received(STORE, StoreFailed(question, SegmentFencedError("fenced"))))
-    before = Versioned(replace(stage.value, owner=stale.machine.value.owner), stage.version - 2)  # type: ignore[union-attr]
+    before = Versioned(replace(stage.value, owner=stale.machine.value.owner), stage.version - 2)
     assert stale.ask(batch(1, retry=True)) is None
     stale.post(MetadataSeen(stale.metadata_asked[-1].token, before))
     recover = next(m for m in reversed(stale.sent) if isinstance(m, RecoverSegment))
