@@ -18,6 +18,7 @@ from typing import Any
 from dlog.errors import DLogError
 from dlog.events import SegmentStarted
 from dlog.lease.lease import Claimant
+from dlog.log.dedupe import NAME_BYTES
 from dlog.log.deleting import StreamDeletion
 from dlog.log.messages import BatchWritten, DeleteStream, SealStream, TakeStream, TruncateBefore, WriteBatch
 from dlog.log.options import OwnerOptions
@@ -210,7 +211,7 @@ class LivesWorld:
         """A record of a producer of its own, wherever it arrives; now and then a seal or a truncation."""
         rng, life = self.sim.rng, self.lives[-1]
         body = build_record_set([b"%d" % self._batches])
-        producer = self._batches.to_bytes(16, "big")
+        producer = (b"%d" % self._batches).ljust(NAME_BYTES, b".") + bytes(16 - NAME_BYTES)
         self._batches += 1
         self._asked_at[producer] = self.sim.now
         self._send(WriteBatch(body, 1, None, producer, 0, 0, False, 4_000_000), life, copies=False)

@@ -112,8 +112,8 @@ class Administrator:
 
     async def _miss(self) -> None:
         """It is gone, and stays so."""
-        for _ in range(3):
-            await self._pause()
+        for _ in range(4):
+            await asyncio.sleep(self._rng.expovariate(1.0) * 0.5)  # as long as one that was frozen may take
             try:
                 life = await self._client.life(self._name)
             except DLogError:
