@@ -157,7 +157,8 @@ class TestAddsAndReads:
         assert raw.ask(frame(head + struct.pack(">qq", ledger, 0) + bytes(8))).rc == OK
 
     def test_adding_again_keeps_the_first(self, raw: Raw, ledger: int) -> None:
-        assert raw.add(ledger, 0, b"first") == raw.add(ledger, 0, b"second") == OK
+        assert raw.add(ledger, 0, b"first") == raw.add(ledger, 0, b"first") == OK
+        assert raw.add(ledger, 0, b"other") == UNAUTHORIZED
         assert raw.read(ledger, 0)[1] == packet(ledger, 0, b"first")
 
     def test_the_key_is_the_first_writers(self, raw: Raw, ledger: int) -> None:
