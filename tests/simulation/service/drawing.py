@@ -4,11 +4,11 @@ quiet: no faults; swarm: any kinds at any time; burst: faults where ownership, r
 small cluster, few records, the k-th message of a link. The rest are small clusters that meet faults of one family, many
 and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; owners
 that are deposed, frozen or cut off and do not know it, with clients that give up early; planned ends without any event
-of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a subscriber whose connection
-ends while its watches are set again (watches); streams that are made and deleted under one name, while write proxies
-freeze (lives); too little CPU for everybody, and nothing else (starved); one write proxy cut off from all bookies, or
-from ZooKeeper while another one dies (cut-off). In one of eight, of every style but watches, starved and cut-off, half
-of ZooKeeper's events or all of them reach nobody, from the first to the last.
+of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a subscriber whose
+connection ends while its watches are set again (watches); streams that are made and deleted under one name, while
+write proxies freeze (lives); too little CPU for everybody, and nothing else (starved); one write proxy cut off from
+all bookies, or from ZooKeeper while another one dies (cut-off). In one of eight, of every style but watches, starved
+and cut-off, half of ZooKeeper's events or all of them reach nobody, from the first to the last.
 """
 
 from __future__ import annotations
