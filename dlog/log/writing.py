@@ -298,10 +298,11 @@ class Writing:
 def tells_of_the_log(error: DLogError, request: WriteBatch) -> bool:
     """Whether this refusal says that something is not in the log.
 
-    530 and 535 are read off the producer table. Of a batch that was sent before, a refusal for good (fix, stop, report)
-    says that it was not written, for only a batch that is new is refused so. All others say only that this sending was
-    not taken; the client goes on not knowing of the earlier ones.
+    Every refusal says that this sending was not taken. Of a batch that was never sent before that is all there is to
+    say: this owner knows it whoever owns the stream by now, and what the client concludes for others by `expected` or
+    `since` the log checks when the next generation begins. Of one that was sent before, a refusal for good (fix, stop,
+    report) says that no sending was written, for only a batch that is new is refused so, and 530 and 535 are read off
+    the producer table.
     """
-    if isinstance(error, SequenceGapError | ProducerUnknownError):
-        return True
-    return request.retry and error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT)
+    final = (Remedy.FIX, Remedy.STOP, Remedy.REPORT)
+    return request.retry and (isinstance(error, ProducerUnknownError) or error.remedy in final)
