@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -288,11 +288,15 @@ def _unasked(choose_vetted: Any) -> Any:
     return wrong
 
 
-def _at_any_time(create: Any) -> Any:
-    """A creation is carried out whatever was deleted since it was asked for."""
+def _at_any_time(delete: Any) -> Any:
+    """A creation is carried out whatever was deleted since it was asked for. It comes a second time here, behind the
+    deletion of what it made: that alone does no harm."""
 
-    async def wrong(self: Admin, name: str, settings: Any, life: str, deletions: int) -> Any:
-        return await create(self, name, settings, life, (await self.life(name))["deletions"])
+    async def wrong(self: Admin, name: str, life: str, *, force: bool) -> Any:
+        told = await delete(self, name, life, force=force)
+        with suppress(DLogError):
+            await self.create(name, {}, life, (await self.life(name))["deletions"])
+        return told
 
     return wrong
 
@@ -306,7 +310,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant(
         "a creation that comes late makes a second life",
         ("D1",),
-        _instead(Admin, "create", _at_any_time),
+        _instead(Admin, "delete", _at_any_time),
         style="lives",
         seeds=20,
     ),
