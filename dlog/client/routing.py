@@ -37,7 +37,7 @@ from dlog.wire import proxy
 OWNERS_MAX = 10_000  # remembered; beyond it those that were told longest ago are forgotten, and asked for again
 WRITE = "write"
 READ = "read"
-_LOOKS = (proxy.GetOwner, proxy.GetOwners, proxy.Stat, proxy.List)  # questions that change nothing
+_LOOKS = (proxy.GetOwner, proxy.GetOwners, proxy.Stat, proxy.List, proxy.Life)  # questions that change nothing
 _NEXT = "is `dlog up` running, and is the address right?"
 
 
