@@ -178,7 +178,7 @@ class StreamChecks:
             after = request.sequence + request.count
             self.confirmed[request.producer] = max(after, self.confirmed.get(request.producer, 0))
         elif isinstance(result, SequenceGapError):
-            if result.expected < confirmed:
+            if request.retry and result.expected < confirmed:
                 self.fail("S14", f"{result.expected} is said to be missing, and all below {confirmed} is in the log")
         elif request.retry and result.remedy in _FOR_GOOD and request.sequence < confirmed:
             self.fail("S14", f"{request.sequence} is refused for good, and in the log: {result!r}")

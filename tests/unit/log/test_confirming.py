@@ -120,6 +120,17 @@ def test_a_refusal_that_says_nothing_of_the_log_does_not_wait_for_metadata() -> 
     assert len(owner.metadata_asked) == asked
 
 
+def test_what_is_sent_for_the_first_time_is_refused_at_once_though_metadata_is_away() -> None:
+    """That this sending was not taken is all that its client concludes; it goes on behind what was refused for good."""
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(batch(0, txid=90))
+    stage.hold(ReadMetadata)
+    assert isinstance(owner.ask(batch(1, txid=80)), TxidOutOfOrderError)
+    assert isinstance(owner.ask(batch(2)), SequenceGapError)
+    assert owner.ask(batch(2, retry=True)) is None
+
+
 def test_a_read_that_began_before_the_batch_came_confirms_nothing() -> None:
     stage = Stage()
     stale = stage.taken("p1")
@@ -154,7 +165,7 @@ def test_what_became_right_while_the_claim_was_confirmed_is_taken() -> None:
     stage = Stage()
     owner = stage.taken("p1")
     stage.hold(ReadMetadata)
-    assert owner.ask(batch(1)) is None
+    assert owner.ask(batch(1, retry=True)) is None
     owner.ask(batch(0))
     stage.release()
     assert not isinstance(owner.answers[max(owner.answers) - 1], DLogError)
@@ -165,14 +176,14 @@ def test_without_metadata_nothing_is_said_of_the_log() -> None:
     stage = Stage()
     owner = stage.taken("p1")
     stage.hold(ReadMetadata)
-    owner.ask(batch(3))
+    owner.ask(batch(3, retry=True))
     token = owner.metadata_asked[-1].token
     owner.post(MetadataSeen(token, OutcomeUnknown("cut off")))
     answer = owner.answers[max(owner.answers)]
     assert isinstance(answer, StreamUnavailableError)
     assert not answer.outcome_unknown
     stage.held.clear()
-    assert owner.ask(batch(3)) is None, "it is read again a little later"
+    assert owner.ask(batch(3, retry=True)) is None, "it is read again a little later"
     owner.fire(*next(key for key in owner.timers if key[0] == "register"))
     stage.release()
     assert isinstance(owner.answers[max(owner.answers)], SequenceGapError)
@@ -185,8 +196,8 @@ def test_reads_that_confirm_do_not_hold_up_changes() -> None:
     owner.ask(batch(1))
     stage.hold(ReadMetadata)
     asked = len(owner.metadata_asked)
-    owner.ask(batch(3))
-    owner.ask(batch(4))
+    owner.ask(batch(3, retry=True))
+    owner.ask(batch(4, retry=True))
     owner.ask(TruncateBefore(of(2, 0, 0)))
     stage.release()
     kinds = [type(question) for question in owner.metadata_asked[asked:]]
