@@ -8,6 +8,7 @@ A slow reader gets everything, also where the pipe is non-blocking.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import fcntl
 import json
@@ -25,6 +26,9 @@ import pytest
 
 from dlog import connect_sync
 from dlog.cli.main import dlog as commands
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.model.ids import LedgerId
+from dlog.model.ledger import LedgerKey
 from tests.integration.cli.up import Up, dlog, wait_until
 from tests.integration.spark.abandoned import Abandoned
 
@@ -49,12 +53,14 @@ CASES: dict[str, Case] = {
     "create": Case("create {victim}-new"),
     "delete": Case("delete {victim} --yes", makes=True),
     "explain": Case("explain {stream} 1:0:0"),
+    "ledger adopt": Case("ledger adopt {stray}"),
     "ledger ls": Case("ledger ls"),
     "ledger ls --json": Case("ledger ls --json"),
     "ledger read": Case("ledger read {ledger}"),
     "ledger read --format raw": Case("ledger read {ledger} --format raw"),
     "ledger recover": Case("ledger recover {ledger} --yes"),
     "ledger show": Case("ledger show {ledger}"),
+    "ledger strays": Case("ledger strays --gap 10"),
     "ledger verify": Case("ledger verify {ledger}"),
     "ls": Case("ls"),
     "owners": Case("owners"),
@@ -100,6 +106,13 @@ def made(cluster: Up, stream: str) -> str:
     return str(json.loads(out)["segments"][0]["place"])
 
 
+async def forget(cluster: Up, ledger: LedgerId) -> None:
+    """Let metadata not name a ledger that bookies hold, as after ZooKeeper was restored."""
+    running = cluster.running
+    async with await ZooKeeperMetadata.connect(running.zookeeper, running.namespace) as metadata:
+        await metadata.delete(LedgerKey(ledger))
+
+
 @contextmanager
 def closed_pipe() -> Iterator[int]:
     """An end to write to; the other one is closed before anybody starts."""
@@ -137,9 +150,13 @@ def run(cluster: Up, arguments: Sequence[str], stdout: int, stderr: int = subpro
 
 def arguments_of(cluster: Up, name: str, kind: str, places: dict[str, str], tmp_path: Path) -> list[str]:
     victim = f"{kind}-{name}".replace(" ", "")
+    stray = ""
     if CASES[name].makes:
         made(cluster, victim)
-    more = {"victim": victim, "directory": tmp_path, "zookeeper": cluster.running.zookeeper}
+    if "{stray}" in CASES[name].arguments:
+        stray = made(cluster, victim)
+        asyncio.run(forget(cluster, LedgerId(int(stray))))
+    more = {"victim": victim, "stray": stray, "directory": tmp_path, "zookeeper": cluster.running.zookeeper}
     return CASES[name].arguments.format(**places, **more).split()
 
 
