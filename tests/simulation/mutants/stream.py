@@ -43,7 +43,7 @@ DOES_NOT_FENCE = (
     ("_append", "segment is None or segment.end is not None", "segment is None"),
     ("_confirm", "segment.end is not None and entry > segment.end", "False"),
 )
-HISTORY = {"T1", "T2", "T5", "S2", "S3", "S4", "S5", "S6", "S8", "S9", "S10"}
+HISTORY = {"T1", "T2", "T5", "T6", "S2", "S3", "S4", "S5", "S6", "S8", "S9", "S10", "S14", "S15"}
 
 #: A producer's generations are strangers to one another.
 UNRELATED = (
@@ -324,6 +324,7 @@ WRITING = (
     Mutant(
         name="what is turned away keeps its place in its producer's order",
         invariants=("S2", "T5"),
+        style="roll",
         seeds=1000,
         parts=planted(ProducerTable, ("withdraw", "producer.next = batch.request.sequence", "pass")),
     ),
