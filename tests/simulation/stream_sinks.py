@@ -368,8 +368,9 @@ class SinkProgram:
     def _decided(self) -> None:
         self._written.is_acked = True
         if self._sweep_rng.random() < self.world.config.get("sweeps", 0.0):
-            late_s = self._sweep_rng.choice((0.0, 0.01, 0.1, 0.5))
-            self.world.sim.call_in(late_s, self._sweep, self._written.batch)
+            for _ in range(3):
+                late_s = self._sweep_rng.choice((0.0, 0.01, 0.1, 0.5))
+                self.world.sim.call_in(late_s, self._sweep, self._written.batch)
 
     def _sweep(self, done: SinkBatch) -> None:
         sim = self.world.sim

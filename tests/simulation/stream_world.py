@@ -186,8 +186,8 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
     if style == "sink":
         config["sinks"] = [[rng.uniform(0, duration), rng.choice((2, 5, 10))] for _ in range(rng.choice((1, 2, 3)))]
         config["strangers"] = [rng.uniform(0, duration)] if rng.random() < 0.2 else []
-        config["sweeps"] = rng.choice((0.0, 0.5, 1.0))
-        config["stage_keep_s"] = rng.choice((0.0, 0.0, 0.02, 0.2))
+        config["sweeps"] = rng.choice((0.0, 1.0, 1.0))
+        config["stage_keep_s"] = rng.choice((0.0, 0.0, 0.0, 0.02))
         config["empties"] = rng.choice((0.0, 0.0, 0.3, 0.8))
     return Plan(seed=seed, config=config, faults=faults)
 

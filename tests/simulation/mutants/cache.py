@@ -114,7 +114,7 @@ STALENESS = (
     Mutant(
         name="without an owner the tail is what the store shows by itself",
         invariants=("R2",),
-        style="tail",
+        style="lives",
         parts=planted(StorePort, ("find_tail", "self.find(ref.place).confirmed", "self.find(ref.place).lac_of_store")),
     ),
     Mutant(
@@ -125,7 +125,7 @@ STALENESS = (
     Mutant(
         name="the turn of who was told of the tail a moment ago never comes",
         invariants=("R2",),
-        style="roll",
+        style="frozen",
         seeds=1000,
         parts=planted(Turns, ("ask", "call_later(wait_s,", "call_later(1e6,")),
     ),

@@ -524,7 +524,7 @@ FOLLOWING = (
     Mutant(
         name="a look that began before a segment ended empty tells where its number lies now",
         invariants=("T6",),
-        style="roll",
+        style="stranger",
         seeds=1500,
         parts=planted(
             Heard,
@@ -615,14 +615,14 @@ SINKS = (
     ),
     Mutant(
         name="a stage is swept because it is old",
-        invariants=("S13",),
+        invariants=("S13", "E2"),
         style="sink",
         seeds=1000,
         parts=planted(Sweep, ("judge", "self._is_refused(stage, look)", "True")),
     ),
     Mutant(
         name="a stage is swept by a list that was read before it was refused",
-        invariants=("S13",),
+        invariants=("S13", "E2"),
         style="sink",
         seeds=2000,
         parts=planted(
