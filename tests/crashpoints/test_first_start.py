@@ -143,7 +143,7 @@ def test_a_wiped_zookeeper_is_refused(before: Held) -> None:
 
 def test_who_judges_nothing_serves_what_was_lost(before: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     """The mutant of J11: without the judgement some of these starts go well and deny what was acknowledged."""
-    monkeypatch.setattr("dlog.io.bookie_dirs.judge", lambda *_: None)
+    monkeypatch.setattr("dlog.io.bookie_dirs.judge", lambda *_, **__: None)
     served = 0
     for wrong in WRONG:
         for directory in (PATHS.journal, *PATHS.ledgers):

@@ -14,7 +14,7 @@ import pytest
 
 from dlog.wire import proxy
 from tests.integration.cluster import ROOT
-from tests.unit.client.proxy_double import Double, Peer
+from tests.unit.client.proxy_double import Double, Log, Peer
 from tests.unit.client.test_producer import Holding
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
@@ -120,6 +120,11 @@ CHANGES: dict[str, tuple[str, ...]] = {
 }
 
 
+def log_for(words: tuple[str, ...]) -> Log:
+    """What the proxy has before the command: the stream, unless it is to be created."""
+    return Log(life=None if words[0] == "create" else "a1")
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("words", CHANGES.values(), ids=CHANGES)
 async def test_a_change_that_has_no_answer_is_called_unknown(words: tuple[str, ...], number: signal.Signals) -> None:
@@ -128,7 +133,7 @@ async def test_a_change_that_has_no_answer_is_called_unknown(words: tuple[str, .
     def mute(peer: Peer, message: proxy.Message) -> bool:
         return isinstance(message, asked)
 
-    async with Double(script=mute) as double, command(*words, "--connect", double.target) as process:
+    async with Double(log_for(words), script=mute) as double, command(*words, "--connect", double.target) as process:
         await double.wait(lambda: any(double.of(kind) for kind in asked))
         process.send_signal(number)
         code, out, err = await ended(process)
@@ -146,7 +151,7 @@ async def test_a_change_of_unknown_outcome_says_how_to_look(words: tuple[str, ..
             return True
         return False
 
-    async with Double(script=unknown) as double, command(*words, "--connect", double.target) as process:
+    async with Double(log_for(words), script=unknown) as double, command(*words, "--connect", double.target) as process:
         code, _, err = await ended(process)
     assert code == 1
     assert "is unknown: `dlog" in err

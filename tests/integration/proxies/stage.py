@@ -86,7 +86,7 @@ class Asker:
 class Stage:
     """One stream in memory, its source, its owner's words."""
 
-    def __init__(self) -> None:
+    def __init__(self, options: TailerOptions) -> None:
         self.metadata = MemoryMetadata()
         self.store = MemoryStore()
         self.writer: SegmentWriter  # of the segment that was written last
@@ -99,7 +99,7 @@ class Stage:
             cache=self.cache,
             fetches=asyncio.Semaphore(4),
             upstream=self.words,
-            options=TailerOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05),
+            options=options,
             rng=random.Random(1),
         )
 
@@ -129,8 +129,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage() -> AsyncIterator[Stage]:
-    built = Stage()
+async def stage(**options: float) -> AsyncIterator[Stage]:
+    """options: of the source; every wait that is not named is short."""
+    built = Stage(replace(TailerOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05), **options))
     async with asyncio.TaskGroup() as tasks:
         life = tasks.create_task(built.source.run())
         try:

@@ -417,8 +417,7 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
 
 async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once() -> None:
     """What is confirmed meanwhile goes to them in one piece; who has just come does not wait for their turn."""
-    async with stage() as on:
-        on.source._options = replace(on.source._options, owner_wait_s=60.0, told_s=3600.0, telling_max_s=3600.0)
+    async with stage(owner_wait_s=60.0, told_s=3600.0, telling_max_s=3600.0) as on:
         segment = await on.write(8)
         askers = [Asker(on.source) for _ in range(2)]
         on.words.first = (1, 0, False)
@@ -447,7 +446,7 @@ async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once(
 
 
 async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
-    async with stage() as on:
+    async with stage(told_s=0.01) as on:
         segment = await on.write(8)
         asker = Asker(on.source)
         await asker.look()
@@ -455,7 +454,6 @@ async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
         asker.view.ask(WatchLac(segment, EntryId(-2)))
         assert (await asker.hear(LacSeen)).lac == 0
         assert on.words.hear is not None
-        on.source._options = replace(on.source._options, told_s=0.01)
         for lac in range(4):
             asker.view.ask(WatchLac(segment, EntryId(lac)))
             on.words.hear(1, lac + 1, False)

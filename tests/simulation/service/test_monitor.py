@@ -26,6 +26,7 @@ class Cluster:
     def __init__(self) -> None:
         self.loop = SimpleNamespace(breach=None)
         self.reached: Counter[str] = Counter()
+        self.streams = (SimpleNamespace(name="s"),)
         self.monitor = Monitor(cast(Any, self))
 
     def owns(self, name: str, epoch: int) -> str | None:
