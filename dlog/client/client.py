@@ -394,15 +394,24 @@ class Client:
         )
 
     async def relocate(
-        self, stream: str, number: int, *, place: str, to_store: str, to_place: str, life: str | None = None
+        self,
+        stream: str,
+        number: int,
+        *,
+        store: str,
+        place: str,
+        to_store: str,
+        to_place: str,
+        life: str | None = None,
     ) -> dict[str, Any]:
-        """Let completed segment `number`, which lies at `place` of its store, lie at `to_place` of `to_store` from now
-        on: the same entries under the same places, put there before. What lies at `place` is left alone. Idempotent.
+        """Let completed segment `number`, which lies at `place` of `store`, lie at `to_place` of `to_store` from now
+        on: the same entries under the same ids, put there before. What lies at `place` is left alone. Idempotent.
         Raises InvalidRequestError, TruncatedError. life: as of `take_in`."""
         router = self._check(stream)
         of_life = life or await self.life(stream)
         return await router.ask(
-            lambda request: proxy.Relocate(request, stream, of_life, number, place, to_store, to_place), stream=stream
+            lambda request: proxy.Relocate(request, stream, of_life, number, store, place, to_store, to_place),
+            stream=stream,
         )
 
     async def stat(self, stream: str) -> dict[str, Any]:

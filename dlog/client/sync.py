@@ -165,10 +165,20 @@ class SyncClient:
         return self._ask(lambda client: client.append_once(stream, records, batch, txid=txid, since=since, life=life))
 
     def relocate(
-        self, stream: str, number: int, *, place: str, to_store: str, to_place: str, life: str | None = None
+        self,
+        stream: str,
+        number: int,
+        *,
+        store: str,
+        place: str,
+        to_store: str,
+        to_place: str,
+        life: str | None = None,
     ) -> dict[str, Any]:
         return self._ask(
-            lambda client: client.relocate(stream, number, place=place, to_store=to_store, to_place=to_place, life=life)
+            lambda client: client.relocate(
+                stream, number, store=store, place=place, to_store=to_store, to_place=to_place, life=life
+            )
         )
 
     def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:

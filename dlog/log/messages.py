@@ -134,6 +134,7 @@ class RelocateSegment:
     InvalidRequestError (not completed, or not where it is said to be), TruncatedError. life: as of TruncateBefore."""
 
     number: SegmentNumber
+    store: str
     place: str
     to_store: str
     to_place: str

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dlog.errors import MetadataWentBackError, StreamNotFoundError
 from dlog.lease.lease import Lease
-from dlog.log.changes import Change, Refresh
+from dlog.log.changes import Change, Refresh, Relocate
 from dlog.log.options import OwnerOptions
 from dlog.machine import (
     CancelTimer,
@@ -52,12 +52,12 @@ class Register:
     __slots__ = (
         "_done",
         "_lease",
+        "_needed_read",
         "_number",
         "_options",
         "_question",
         "_reads",
         "_requested_read",
-        "_stale",
         "_version",
         "_waiting",
         "_wanted",
@@ -76,9 +76,9 @@ class Register:
         self._done: tuple[Change, ...] = ()
         self._question: _Question | None = None
         self._number = 0
-        self._stale = False  # something happened since the last read that only a read can tell
         self._waiting = False  # for the retry timer
         self._reads = 0  # begun so far
+        self._needed_read = 0  # changes wait until one of this number or a later one has found the claim ours
         self._requested_read = 0  # one of this number or a later one is to be begun
         self.confirmed_read = 0
         self.failed_read = 0
@@ -86,8 +86,8 @@ class Register:
     def want(self, change: Change) -> None:
         """Queue a change; what waits together travels together, in order."""
         self._wanted += (change,)
-        if isinstance(change, Refresh):
-            self._stale = True
+        if isinstance(change, Refresh | Relocate):  # who asks to relocate is told if there is no such segment
+            self._needed_read = self._reads + 1
 
     def request_read(self) -> int:
         """Have the stream read once more; returns the number of that read, which begins after this call. Changes go
@@ -107,7 +107,7 @@ class Register:
         """Ask the next question, if there is one to ask and none in flight."""
         if self._question is not None or self._waiting or not self._is_held():
             return []
-        if self._wanted and not self._stale:
+        if self._wanted and self.confirmed_read >= self._needed_read:
             effects = self._write()
             if effects:
                 return effects
@@ -124,7 +124,7 @@ class Register:
             if self._question is not None:
                 self.failed_read = self._question.read or self.failed_read
             self._question = None
-            self._stale = True
+            self._needed_read = self._reads + 1
             return self.effects()
         if fact.token != self._token() or self._question is None:
             return []
@@ -142,15 +142,13 @@ class Register:
                 self.confirmed_read = question.read or self.confirmed_read
                 if question.changes:
                     self._finish(question.changes)
-                else:
-                    self._stale = False
             case Missing():
                 self._lease.lose(StreamNotFoundError(f"the stream was deleted: stream={self._lease.key.stream}"))
             case OutcomeUnknown(defect=MetadataWentBackError() as defect):
                 self._lease.lose(defect)
             case Conflict() | OutcomeUnknown():
                 self.failed_read = question.read or self.failed_read
-                self._stale = True
+                self._needed_read = self._reads + 1
 
     def _after_unknown(self, outcome: Outcome) -> list[Effect]:
         if not isinstance(outcome, OutcomeUnknown) or not self._is_held():

@@ -340,26 +340,28 @@ class TakingIn:
     # ---- places -----------------------------------------------------------------------------------------------------
 
     def relocate(self, ticket: Ticket, request: RelocateSegment) -> None:
-        t = self._tenure
-        segment = t.value.segment(request.number) if t.is_held else None
-        if segment is None or segment.truncation is Truncation.TRUNCATED:
-            is_gone = t.is_held and request.number <= t.value.max_segment
-            text = f"no such segment{', it was truncated' if is_gone else ''}: segment={request.number}"
-            self._answer(ticket, TruncatedError(text) if is_gone else InvalidRequestError(text))
+        if not self._tenure.is_held:
+            self._answer(ticket, StreamUnavailableError("the stream is being taken over: ask again"))
             return
-        change = Relocate(request.number, segment.store, request.place, request.to_store, request.to_place)
+        change = Relocate(request.number, request.store, request.place, request.to_store, request.to_place)
         self._relocating += ((ticket, change),)
-        t.register.want(change)
+        self._tenure.register.want(change)
 
     def relocated(self, change: Relocate) -> None:
+        """The change has been applied to metadata that was read since it was asked for, or changes nothing of it."""
         heard = [ticket for ticket, asked in self._relocating if asked is change]
         self._relocating = tuple(waiting for waiting in self._relocating if waiting[1] is not change)
         for ticket in heard:
-            if change.took_place(self._tenure.value):
-                self._answer(ticket, None)
-                continue
-            text = f"the segment is not completed, or lies elsewhere: segment={change.number} place={change.place}"
-            self._answer(ticket, InvalidRequestError(text))
+            self._answer(ticket, None if change.took_place(self._tenure.value) else self._not_relocated(change))
+
+    def _not_relocated(self, change: Relocate) -> DLogError:
+        segment = self._tenure.value.segment(change.number)
+        if segment is not None and segment.truncation is not Truncation.TRUNCATED:
+            where = f"segment={change.number} store={change.store} place={change.place}"
+            return InvalidRequestError(f"the segment is not completed, or lies elsewhere: {where}")
+        if change.number <= self._tenure.value.max_segment:
+            return TruncatedError(f"no such segment, it was truncated: segment={change.number}")
+        return InvalidRequestError(f"no such segment: segment={change.number}")
 
     # ---- giving up --------------------------------------------------------------------------------------------------
 

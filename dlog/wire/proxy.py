@@ -305,13 +305,14 @@ class SinkWrite:
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Completed segment `segment` lies at `to_place` of `to_store` from now on, no longer at `place`. life: see
-    Life."""
+    """Completed segment `segment` lies at `to_place` of `to_store` from now on, no longer at `place` of `store`. life:
+    see Life."""
 
     request: int
     stream: str
     life: str
     segment: int
+    store: str
     place: str
     to_store: str
     to_place: str

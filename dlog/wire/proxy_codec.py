@@ -232,6 +232,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("stream", TEXT),
             ("life", LIFE),
             ("segment", U63),
+            ("store", TEXT),
             ("place", TEXT),
             ("to_store", TEXT),
             ("to_place", TEXT),

@@ -344,7 +344,8 @@ class WriteSession(Dispatch):
         return {"dlsn": place, "count": written.count, "txid": written.txid, "duplicate": written.duplicate}
 
     async def _relocated(self, m: Relocate) -> dict[str, Any]:
-        await self._ask_owner(m, RelocateSegment(SegmentNumber(m.segment), m.place, m.to_store, m.to_place, m.life))
+        number = SegmentNumber(m.segment)
+        await self._ask_owner(m, RelocateSegment(number, m.store, m.place, m.to_store, m.to_place, m.life))
         return {}
 
     async def _seal_stream(self, m: Seal) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def proxy_frames(rng: random.Random) -> list[bytes]:
             proxy.TakeIn(number, stream, LIFE, *sink, ((str(rng.randrange(9)), rng.randrange(3)),) * rng.randrange(3))
         ),
         lambda: said(proxy.SinkWrite(number, stream, LIFE, *sink, *rest)),
-        lambda: said(proxy.Relocate(number, stream, LIFE, rng.randrange(3), "1", "cold", "file:/nowhere")),
+        lambda: said(proxy.Relocate(number, stream, LIFE, rng.randrange(3), "ledger", "1", "cold", "file:/nowhere")),
         lambda: said(proxy.List(number, "", rng.randrange(10))),
         lambda: said(proxy.Ping(number)),
         lambda: said(proxy.Seal(number, stream, LIFE)) if rng.random() < 0.02 else said(proxy.Ping(number)),

@@ -101,7 +101,7 @@ class Run:
             case Step.RETIRE if self._rng.random() < 0.4:
                 yield from self._go_back(record, version, decision.lies_at)
             case Step.TAKE_BACK:
-                yield from self._relocate(record, decision.lies_at, record.store, record.place)
+                yield from self._relocate(record, COLD, decision.lies_at, record.store, record.place)
             case Step.RETIRE | Step.DROP | Step.CLEAR:
                 version = yield from self._set(record, record.deleting(), version)
                 if version is not _UNKNOWN:
@@ -122,7 +122,7 @@ class Run:
             yield from self._tell(record, version)
 
     def _tell(self, record: Record, version: Any) -> Steps:
-        is_told = yield from self._relocate(record, record.place, COLD, record.object)
+        is_told = yield from self._relocate(record, record.store, record.place, COLD, record.object)
         if not is_told:
             return
         if self._rng.random() < 0.3:
@@ -137,7 +137,7 @@ class Run:
         version = yield from self._set(record, returning, version)
         if version is not _UNKNOWN:
             self._world.sim.reach("offload_back")
-            yield from self._relocate(record, lies_at, record.store, record.place)
+            yield from self._relocate(record, COLD, lies_at, record.store, record.place)
 
     def _forget(self, record: Record, version: Any, lies_at: str) -> Steps:
         value, _ = yield from self._read(self._world.key)
@@ -190,11 +190,11 @@ class Run:
         while not (isinstance(deleted, Received) and isinstance(deleted.message, SegmentDeleted)):
             deleted = yield SetTimer("wait", 1.0)
 
-    def _relocate(self, record: Record, place: str, to_store: str, to_place: str) -> Steps:
+    def _relocate(self, record: Record, store: str, place: str, to_store: str, to_place: str) -> Steps:
         """Whether the stream's owner says that it lies there now."""
         yield from self._pause()
         world, self._told = self._world, None
-        request = RelocateSegment(SegmentNumber(record.number), place, to_store, to_place)
+        request = RelocateSegment(SegmentNumber(record.number), store, place, to_store, to_place)
         for _ in range(self._rng.choice((1, 1, 2))):
             late_s = self._rng.choice((0.0, 0.0, 0.05, 0.3, 1.0)) * self._rng.random()
             proxy = world.proxies[self._rng.choice(sorted(world.proxies))]

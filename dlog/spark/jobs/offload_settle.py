@@ -149,7 +149,12 @@ async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> b
     record = kept.record
     try:
         await client.relocate(
-            record.stream, record.number, place=record.place, to_store=cold.NAME, to_place=record.object
+            record.stream,
+            record.number,
+            store=record.store,
+            place=record.place,
+            to_store=cold.NAME,
+            to_place=record.object,
         )
     except (TruncatedError, StreamNotFoundError):
         job.report.add("truncated_meanwhile")  # a later run clears it
@@ -180,7 +185,14 @@ async def _go_back(cluster: Cluster, client: Client, job: Job, kept: Kept, lies_
 async def _take_back(client: Client, job: Job, record: Record, lies_at: str) -> None:
     """The segment lies where it lay again, unless there is nothing to be moved any more."""
     try:
-        await client.relocate(record.stream, record.number, place=lies_at, to_store=record.store, to_place=record.place)
+        await client.relocate(
+            record.stream,
+            record.number,
+            store=cold.NAME,
+            place=lies_at,
+            to_store=record.store,
+            to_place=record.place,
+        )
     except (TruncatedError, StreamNotFoundError):
         return  # a later run clears it
     job.report.add("segments_taken_back")

@@ -25,6 +25,7 @@ from dlog.stores.contract import SegmentWriter
 from dlog.stores.memory import MemoryStore
 
 R = TypeVar("R", StreamSeen, LacSeen, EntriesGot, SourceFailed)
+SHORT = TailerOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05)
 STREAM = StreamName("orders")
 KEY = StreamKey(STREAM)
 
@@ -86,7 +87,7 @@ class Asker:
 class Stage:
     """One stream in memory, its source, its owner's words."""
 
-    def __init__(self, options: TailerOptions) -> None:
+    def __init__(self, options: TailerOptions = SHORT) -> None:
         self.metadata = MemoryMetadata()
         self.store = MemoryStore()
         self.writer: SegmentWriter  # of the segment that was written last
@@ -129,9 +130,8 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(**options: float) -> AsyncIterator[Stage]:
-    """options: of the source; every wait that is not named is short."""
-    built = Stage(replace(TailerOptions(metadata_wait_s=0.05, owner_wait_s=0.05, store_wait_s=0.05), **options))
+async def stage(options: TailerOptions = SHORT) -> AsyncIterator[Stage]:
+    built = Stage(options)
     async with asyncio.TaskGroup() as tasks:
         life = tasks.create_task(built.source.run())
         try:

@@ -20,7 +20,7 @@ from dlog.stores.contract import ReaderClosedError, StoreUnavailableError
 from dlog.stores.memory import MemoryReader
 from tests.deleting import delete_stream
 from tests.integration.proxies.house import House
-from tests.integration.proxies.stage import KEY, STREAM, Asker, Stage, stage
+from tests.integration.proxies.stage import KEY, SHORT, STREAM, Asker, Stage, stage
 
 
 async def test_a_stream_made_again_is_told_even_if_it_looks_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +417,7 @@ async def test_a_source_that_is_told_to_end_does_so_while_a_reader_waits_for_the
 
 async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once() -> None:
     """What is confirmed meanwhile goes to them in one piece; who has just come does not wait for their turn."""
-    async with stage(owner_wait_s=60.0, told_s=3600.0, telling_max_s=3600.0) as on:
+    async with stage(replace(SHORT, owner_wait_s=60.0, told_s=3600.0, telling_max_s=3600.0)) as on:
         segment = await on.write(8)
         askers = [Asker(on.source) for _ in range(2)]
         on.words.first = (1, 0, False)
@@ -446,7 +446,7 @@ async def test_readers_at_the_tail_are_told_in_their_turn_and_of_an_end_at_once(
 
 
 async def test_who_waits_for_its_turn_is_told_when_it_comes() -> None:
-    async with stage(told_s=0.01) as on:
+    async with stage(replace(SHORT, told_s=0.01)) as on:
         segment = await on.write(8)
         asker = Asker(on.source)
         await asker.look()

@@ -19,7 +19,7 @@ CALLS: dict[type[Any], Callable[[Client], Awaitable[Any]]] = {
     proxy.Truncate: lambda client: client.truncate("s", "1:0:0"),
     proxy.Seal: lambda client: client.seal("s"),
     proxy.Release: lambda client: client.release("s"),
-    proxy.Relocate: lambda client: client.relocate("s", 1, place="1", to_store="cold", to_place="x"),
+    proxy.Relocate: lambda client: client.relocate("s", 1, store="ledger", place="1", to_store="cold", to_place="x"),
     proxy.TakeIn: lambda client: client.take_in("s", [("1", 0)]),
     proxy.SinkWrite: lambda client: client.append_once("s", [b"x"], SinkBatch("k", 0, "q", 0)),
 }

@@ -230,7 +230,7 @@ SINK = SinkBatch("sink", 0, "q", 0)
 OF_ANOTHER_LIFE = [
     SealStream("b2"),
     TruncateBefore(DLSN_FIRST, "b2"),
-    RelocateSegment(SegmentNumber(1), "1a", "cold", "x", "b2"),
+    RelocateSegment(SegmentNumber(1), "ledger", "1a", "cold", "x", "b2"),
     TakeIn(None, (("1", EntryId(0)),), life="b2"),
     AppendOnce(SINK, batch(0, producer=SINK.producer), "b2"),
 ]
