@@ -229,6 +229,7 @@ class SimulatedLoop(Refusing):
         """
         limit = math.ceil(until_s * S)
         heap = self._heap
+        left = DRAIN_MAX  # events at one point of time
         if until is not None and until():
             return True
         with self._as_running():
@@ -241,6 +242,9 @@ class SimulatedLoop(Refusing):
                     if process.state == PAUSED:
                         process.held.append(handle)
                     continue
+                left = left - 1 if when == self.now else DRAIN_MAX
+                if not left:
+                    raise Violation("V2", f"{process!r} spins, by timers: {handle.callback!r}")
                 self.now = when
                 self.events += 1
                 self.trace_hash = (self.trace_hash * 1_000_003 ^ when ^ process.number << 44) & _MASK
@@ -377,7 +381,8 @@ class SimulatedLoop(Refusing):
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> Any:  # type: ignore[override]
         handle = Handle(self.process, callback, args, context)
-        self._push(max(self.now, math.ceil(when * S)), handle)
+        when_ns = max(self.now, math.ceil(when * S))
+        self._push(when_ns + (when_ns / S < when), handle)  # never at a time() before `when`: it would be set for ever
         return handle
 
     def create_future(self) -> asyncio.Future[Any]:

@@ -302,6 +302,28 @@ def test_what_cannot_be_simulated_raises() -> None:
             call()
 
 
+def test_a_timer_is_never_due_before_its_time() -> None:
+    """1008.3021673650001 s lie between two nanoseconds; who finds itself too early sets the timer again, for ever."""
+    loop = SimulatedLoop(0)
+    when_s = 1008.3021673650001
+    heard: list[float] = []
+    loop.call_at(when_s, lambda: heard.append(loop.time()))
+    loop.run(until_s=1010.0)
+    assert len(heard) == 1
+    assert heard[0] >= when_s
+
+
+def test_a_process_whose_timers_are_due_at_once_for_ever_spins() -> None:
+    loop = SimulatedLoop(0)
+
+    def again() -> None:
+        loop.call_later(0.0, again)
+
+    loop.call_later(0.0, again)
+    with pytest.raises(Violation, match="spins, by timers"):
+        loop.run(until_s=1001.0)
+
+
 def test_work_for_a_thread_is_done_later_in_one_piece() -> None:
     rig = Rig(12, Echo)
     results = rig.begin(rig.client, asyncio.to_thread(lambda: 42))
