@@ -272,7 +272,7 @@ class Client:
         while True:
             told = await router.ask(lambda request: proxy.Life(request, stream))
             if told["life"] == life:
-                return
+                break
             if told["life"] is not None and not told["deleted"]:
                 raise StreamExistsError(f"a stream of that name exists: stream={stream}")
             if unknown:
@@ -283,10 +283,10 @@ class Client:
             make = partial(_create, stream=stream, life=life, deletions=told["deletions"], settings=settings)
             try:
                 await router.ask(make)
+                break
             except StaleRequestError as error:
                 unknown = error.outcome_unknown
-            else:
-                return
+        self._stream_changed(stream)
 
     async def delete(self, stream: str, *, force: bool = False) -> None:
         """Delete a stream and all its records. What is appended afterwards is not acknowledged by any owner.
@@ -300,14 +300,20 @@ class Client:
         life = told["life"]
         if life is None:
             raise StreamNotFoundError(f"no such stream: stream={stream}")
-        if not told["deleted"]:
+        is_marked = bool(told["deleted"])
+        if not is_marked:
             try:
                 await router.ask(lambda request: proxy.Delete(request, stream, life, force), stream=stream)
             except StreamNotFoundError:
-                pass  # marked as deleted: nobody owns it, and any proxy finishes it
-            else:
-                return
-        await router.ask(lambda request: proxy.Delete(request, stream, life, force))
+                is_marked = True  # nobody owns it, and any proxy finishes it
+        if is_marked:
+            await router.ask(lambda request: proxy.Delete(request, stream, life, force))
+        self._stream_changed(stream)
+
+    def _stream_changed(self, stream: str) -> None:
+        producer = self._producers.get(stream)
+        if producer is not None:
+            producer.stream_changed()
 
     async def life(self, stream: str) -> str:
         """Which stream has this name now: another one for each that is made under it. Raises StreamNotFoundError.

@@ -200,13 +200,15 @@ class Connection(asyncio.BufferedProtocol):
         retry: bool,
         since: tuple[int, int] | None,
         replaces: int | None,
+        life: str | None,
         body: bytes,
     ) -> None:
         """Send one batch; `writer` hears of it. Requests of one turn have consecutive numbers."""
         request = self._next_request()
         self._written[request] = (writer, batch, count)
         place = None if since is None else (*since, 0)
-        self._send(proxy.Write(request, stream, producer, sequence, count, txid, crc, retry, place, replaces, body))
+        named = (stream, producer, sequence, count, txid, crc, retry, place, replaces, life)
+        self._send(proxy.Write(request, *named, body))
 
     def read(self, reader: ReaderPort, question: Callable[[int], proxy.Read]) -> int:
         """Open a reader; returns its number, for `credit` and `cancel`."""

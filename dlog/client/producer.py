@@ -40,6 +40,7 @@ from dlog.client.singles import Singles
 from dlog.errors import (
     ClosedError,
     DLogError,
+    OwnedElsewhereError,
     ProducerUnknownError,
     Remedy,
     RequestTimeoutError,
@@ -98,6 +99,7 @@ class Producer:
         self._flight: deque[Batch] = deque()  # sent on `_connection` and not answered, in order
         self._connection: Connection | None = None
         self._batch_bytes_max = options.batch_bytes_max
+        self._life: str | None = None  # of the stream that we write to; "": it has none. None: not asked yet
         self._room = Admission(options.buffer_bytes_max, self._loop, self.settle)
         self._first_alone = True  # nothing goes out behind the first batch until it is answered, see `_pump`
         self._settling = False  # a batch was refused: send nothing until all under way is answered
@@ -244,7 +246,7 @@ class Producer:
         if not self._room.is_free or self._resume_timer is not None:
             return False
         is_pending = self._new_producer_due or self._generation != self._acknowledged_generation
-        if is_pending and not isinstance(self.obstacle, StreamNotFoundError):
+        if is_pending and self._life is not None:
             return False
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -273,6 +275,17 @@ class Producer:
             if timer is not None:
                 timer.cancel()
 
+    def stream_changed(self) -> None:
+        """This client has deleted or made the stream: what is appended from now on is meant for the one that has the
+        name now. What still waits is not: its answer says what became of it."""
+        if self._oldest() is None:
+            self._forget_stream()
+            self._detach()
+
+    def _forget_stream(self) -> None:
+        self._life = self._since = self._reached = None
+        self._new_producer_due = self._new_producer_due or self._sequence > 0
+
     # ---- finding the owner ----------------------------------------------------------------------------------------
 
     @property
@@ -297,25 +310,27 @@ class Producer:
                         self._router.owner_is(self.stream, self._moving_to)
                         self._moving_to = None
                     connection = await self._router.owner(self.stream, self._suspect)
-                    if self._since is None and self._sequence == 0:
-                        await self._ask_since(connection)
+                    if self._life is None:
+                        await self._ask_stream(connection)
                     self._attach(connection)
                 except DLogError as error:
                     self.obstacle = error
                     if error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT):
                         self._fail_all(error)
                     else:
+                        self._moving_to = error.location if isinstance(error, OwnedElsewhereError) else None
                         self._pause_due = True
         finally:
             self._is_seeking = False
 
-    async def _ask_since(self, connection: Connection) -> None:
-        """Before the first batch: a place below which it will not lie, so that it is never in doubt (see the law)."""
-        try:
-            result = await connection.ask(lambda request: GetOwner(request, self.stream, None))
-        except DLogError:
-            return  # what is wrong with it the batch will hear
-        self._since = self._reached = place_of(result.get("since"))
+    async def _ask_stream(self, connection: Connection) -> None:
+        """Before the first batch: which stream has the name now, so that none of ours comes into the next one; and a
+        place below which it will not lie, so that it is never in doubt (see the invariants). Raises DLogError."""
+        result = await connection.ask(lambda request: GetOwner(request, self.stream, None))
+        self._life = str(result.get("life") or "")
+        self._reached = place_of(result.get("since"))
+        if self._sequence == 0:
+            self._since = self._reached
 
     def _attach(self, connection: Connection) -> None:
         if self._closed is not None or self._connection is not None:
@@ -442,7 +457,7 @@ class Producer:
     def _settled(self, connection: Connection) -> None:
         """Everything under way is answered; what was refused waits in `_ready`, in order."""
         self.withdraw()
-        if connection.is_draining or self._moving_to is not None:
+        if connection.is_draining or self._moving_to is not None or self._life is None:
             self._detach()
             return
         if self._new_producer_due:
@@ -558,6 +573,7 @@ class Producer:
             retry=batch.may_be_written,
             since=self._since,
             replaces=self._replaces,
+            life=self._life or None,
             body=batch.body,
         )
 
@@ -628,7 +644,10 @@ class Producer:
         batch.failed(with_outcome(error, batch.may_be_written))
 
     def _fail_all(self, error: DLogError) -> None:
-        """The stream itself cannot be written: everything that waits hears why."""
+        """The stream itself cannot be written: everything that waits hears why. If it was deleted, the next append is
+        meant for the stream that has its name by then."""
+        if isinstance(error, StreamNotFoundError):
+            self._forget_stream()
         self._close_open()
         for batch in self._ready:
             if not batch.done:

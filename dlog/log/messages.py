@@ -49,7 +49,8 @@ class WriteBatch:
 
     now_unix_ms: the wall clock at admission; a label of the records, never a base of correctness. since: segment and
     entry below which nothing of this producer lies, or None if it does not know any. replaces: the sequence that this
-    id begins with; see dlog/log/dedupe.py.
+    id begins with; see dlog/log/dedupe.py. life: of the stream that it is meant for; StreamNotFoundError if the stream
+    has another one. None: whatever stream has the name.
     """
 
     body: Buffer
@@ -62,6 +63,7 @@ class WriteBatch:
     now_unix_ms: int
     since: tuple[int, int] | None = None
     replaces: int | None = None
+    life: str | None = None
 
 
 @value

@@ -30,6 +30,7 @@ from dlog.errors import (
     OverCapacityError,
     OwnedElsewhereError,
     Remedy,
+    StreamNotFoundError,
     StreamUnavailableError,
 )
 from dlog.events import LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
@@ -407,7 +408,9 @@ class StreamOwner:
         """Take a batch, hold it back, or say why not. is_confirmed: see dlog/log/confirming.py."""
         t, taking = self._tenure, self._taking
         refusal = self.refusal()
-        if taking.table_known and not t.is_holding and not self.has_ended:
+        if t.is_held and not self.has_ended and request.life not in (None, self.life):
+            self._write_of_another_life(ticket, request, is_confirmed=is_confirmed)
+        elif taking.table_known and not t.is_holding and not self.has_ended:
             if not t.writing.admit(ticket, request, refusal, t.out, is_confirmed=is_confirmed):
                 self._confirming.hold(ticket, request)
         elif refusal is not None and (self.has_ended or not tells_of_the_log(refusal, request)):
@@ -417,6 +420,16 @@ class StreamOwner:
         else:
             taking.early.append((ticket, request))
             taking.early_bytes += len(request.body)
+
+    def _write_of_another_life(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool) -> None:
+        """A life that was deleted never comes back; but until metadata is read anew ours may be the deleted one."""
+        if is_confirmed:
+            text = (
+                f"the stream that this was sent to was deleted, another one has its name: stream={self._tenure.stream}"
+            )
+            self._tenure.out.append(Answer(ticket, StreamNotFoundError(text)))
+        else:
+            self._confirming.hold(ticket, request)
 
     def _check_claim(self) -> None:
         """Read metadata anew: what we know may be the past of a stream that another owns by now."""

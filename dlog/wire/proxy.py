@@ -99,7 +99,8 @@ class Write:
     body. txid: None lets the owner assign it. retry: sent before, its outcome is unknown to the client. since: a place
     in the log, known to the client before it began to use this producer id; None if it knows none. replaces: the
     sequence that this id begins with. From there on it replaces the ids of lower generation with the same first 12
-    bytes: of those nothing is written any more once its first batch is. None: 0, and there are none.
+    bytes: of those nothing is written any more once its first batch is. None: 0, and there are none. life: of the
+    stream that the batch is meant for (see Life); None: of whatever stream has the name.
     """
 
     request: int
@@ -112,6 +113,7 @@ class Write:
     retry: bool
     since: tuple[int, int, int] | None = None
     replaces: int | None = None
+    life: str | None = None
     body: Buffer = b""
 
 

@@ -181,6 +181,7 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
             ("retry", BOOL),
             ("since", _or_nil(DLSN)),
             ("replaces", _or_nil(U63)),
+            ("life", _or_nil(TEXT)),
         ),
     ),
     Op.READ: (

@@ -21,19 +21,23 @@ from proxies.streams import read_stream
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """Claim it, while the newest claim is this epoch. held_by: address of who holds that claim, if not handed back."""
+    """Claim it, while the newest claim is this epoch. held_by: address of who holds that claim, if not handed back.
+    life: of the stream that was read."""
 
     if_epoch: Epoch
     held_by: str = ""
+    life: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """Go to `address`. owner: it holds the claim already; else the ring prefers it. epoch: of the newest claim."""
+    """Go to `address`. owner: it holds the claim already; else the ring prefers it. epoch: of the newest claim.
+    life: of the stream that was read."""
 
     address: str
     epoch: Epoch
     is_owner: bool
+    life: str = ""
 
 
 class Placing:
@@ -56,19 +60,18 @@ class Placing:
         """
         seen = await read_stream(self._metadata, stream)
         assert isinstance(seen.value, StreamMetadata)
-        owner = seen.value.owner
+        owner, life = seen.value.owner, seen.value.life
         if not await self._may_claim(owner, doubted):
-            return Theirs(owner.address, owner.epoch, True)
+            return Theirs(owner.address, owner.epoch, True, life)
         if owner.proxy == self._me and owner.epoch and not owner.released and not self._drains():
-            return Ours(
-                owner.epoch, owner.address
-            )  # nobody else may claim it: to them we are its registered owner, alive again
+            # nobody else may claim it: to them we are its registered owner, alive again
+            return Ours(owner.epoch, owner.address, life)
         preferred = self.preferred(stream)
         while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
             preferred = self.preferred(stream)
         if preferred is None or preferred in doubted:
-            return Ours(owner.epoch, owner.address if owner.epoch and not owner.released else "")
-        return Theirs(preferred, owner.epoch, False)
+            return Ours(owner.epoch, owner.address if owner.epoch and not owner.released else "", life)
+        return Theirs(preferred, owner.epoch, False, life)
 
     def preferred(self, stream: str) -> str | None:
         """Address of the proxy that the ring prefers for a stream; None: ourselves."""

@@ -158,7 +158,8 @@ class WriteSession(Dispatch):
         txid = None if m.txid is None else Txid(m.txid)
         since = None if m.since is None else m.since[:2]
         body = kept(m.body)
-        batch = WriteBatch(body, m.count, txid, m.producer, m.sequence, m.crc, m.retry, unix_ms(), since, m.replaces)
+        number, now = (m.producer, m.sequence), unix_ms()
+        batch = WriteBatch(body, m.count, txid, *number, m.crc, m.retry, now, since, m.replaces, m.life)
         sink = partial(self._written, m.request, m.stream, cost)
         doubted = None
         if forwarding is not None:
@@ -246,12 +247,14 @@ class WriteSession(Dispatch):
         if holding is None and suspect is None:
             advice = await house.placing.judge(stream_name(stream))
             if isinstance(advice, Ours):  # nobody's: the first write takes it
-                return self._location(house.address, advice.if_epoch)
-            return self._location(advice.address, advice.epoch)
+                return self._location(house.address, advice.if_epoch, advice.life)
+            return self._location(advice.address, advice.epoch, advice.life)
         holding = await house.holdings.ask(stream, None, suspect)
         assert isinstance(holding, Holding)
         place = house.tails.place(stream)
-        return self._location(house.address, holding.epoch) | ({} if place is None else {"since": list(place)})
+        life = (holding.owner.life if holding.owner is not None else None) or ""
+        told = self._location(house.address, holding.epoch, life)
+        return told | ({} if place is None else {"since": list(place)})
 
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
         """For who would follow an owner: always an error that says where it is, if anywhere."""
@@ -260,8 +263,8 @@ class WriteSession(Dispatch):
             raise StreamUnavailableError(f"nobody owns the stream now: stream={stream}")
         raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
 
-    def _location(self, address: str, epoch: int) -> dict[str, Any]:
-        return {"location": address, "epoch": epoch, "proxies": self._house.proxies()}
+    def _location(self, address: str, epoch: int, life: str) -> dict[str, Any]:
+        return {"location": address, "epoch": epoch, "life": life, "proxies": self._house.proxies()}
 
     def _life(self, m: Life) -> None:
         self._answer(m, self._house.admin.life(m.stream))

@@ -138,6 +138,7 @@ class RawProducer:
         self.producer = producer or os.urandom(16)
         self.sequence = sequence
         self.since: tuple[int, int, int] | None = None
+        self.life: str | None = None
 
     def batch(self, records: list[bytes], *, retry: bool = False, txid: int | None = None) -> Write:
         """The next batch as a message; its sequence is used up."""
@@ -152,6 +153,7 @@ class RawProducer:
             crc32c(body),
             retry,
             self.since,
+            life=self.life,
             body=body,
         )
         self.sequence += len(records)

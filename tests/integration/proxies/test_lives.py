@@ -43,7 +43,7 @@ def questions_of(life: str) -> list[tuple[type[Any], tuple[Any, ...]]]:
         (Seal, (STREAM, life)),
         (Truncate, (STREAM, life, (1, 0, 0))),
         (Release, (STREAM, life)),
-        (Relocate, (STREAM, life, 1, "1", "cold", "x")),
+        (Relocate, (STREAM, life, 1, "ledger", "1", "cold", "x")),
         (TakeIn, (STREAM, life, "", 0, "", 0, None, (("1", 0),))),
         (SinkWrite, (STREAM, life, *sink, 1, None, crc32c(BODY), BODY)),
     ]
@@ -148,6 +148,9 @@ async def test_what_lies_before_the_door_of_a_frozen_owner_does_not_touch_the_ne
             deletions = (await raw.life(STREAM))["deletions"]
             owner.freeze()
             batches = [producer.batch([b"late %d" % n]) for n in range(5)]
+            newcomer = RawProducer(raw, STREAM)  # the next owner cannot know it
+            newcomer.life = life
+            batches += [newcomer.batch([b"later %d" % n]) for n in range(2)]
             late: list[Any] = [cls(raw.next_request(), *fields) for cls, fields in questions_of(life)]
             late.append(Delete(raw.next_request(), STREAM, life, True))
             late.append(Create(raw.next_request(), "another", "a1", deletions, {}))

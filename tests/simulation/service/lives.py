@@ -45,6 +45,7 @@ class Administrator:
                 await self._pause()
                 await self._use()
                 await self._look()
+            await self._read()
             await self._delete()
 
     async def _pause(self) -> None:
@@ -75,7 +76,7 @@ class Administrator:
                 case 2:
                     await self._client.release(self._name)
                 case _:
-                    self._place = await self._client.append(self._name, b"x")
+                    self._place = await self._client.append(self._name, self._life.encode())
         except DLogError:
             self._work.reached["lives.failed"] += 1
 
@@ -93,6 +94,15 @@ class Administrator:
         if told["sealed"] and not self._is_sealed:
             self._breach("it is sealed, and nobody asked for it")
         self._life = told["life"]
+
+    async def _read(self) -> None:
+        """What is in it was meant for it, as far as that is known."""
+        try:
+            async for record in self._client.read(self._name):
+                if record.payload not in (b"", self._life.encode()):
+                    self._breach(f"a record of an earlier stream is in it: {record.payload!r} is not {self._life}")
+        except DLogError:
+            self._work.reached["lives.failed"] += 1
 
     async def _delete(self) -> None:
         is_certain = True

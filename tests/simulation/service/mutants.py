@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
+from unittest.mock import Mock
 
 from actors.stream_tailer import StreamTailer
 from actors.upstream import Heard
 from dlog.bookie.bookie import Bookie
 from dlog.client.batch import Batch
+from dlog.client.connection import Connection
 from dlog.client.pipeline import Pipeline
 from dlog.client.producer import Producer
 from dlog.errors import DLogError, OwnedElsewhereError, UnavailableError
@@ -32,6 +35,7 @@ from dlog.machine import OutcomeUnknown, Versioned
 from dlog.model.ids import Epoch, LedgerId
 from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamMetadata
+from dlog.wire import proxy
 from dlog.wire.bookie import Code
 from proxies.detector import Detector
 from proxies.link import Link
@@ -301,12 +305,40 @@ def _at_any_time(delete: Any) -> Any:
     return wrong
 
 
+def _of_any_life(write: Any) -> Any:
+    """A batch does not say for which stream of the name it is meant. A copy of each comes late here: that alone does no
+    harm."""
+
+    def late(self: Connection, message: proxy.Write) -> None:
+        if self.error is None:
+            request = self._next_request()
+            self._left.add(request)
+            self._written[request] = (Mock(), Mock(), message.count)
+            self._send(replace(message, request=request))
+
+    def wrong(self: Connection, writer: Any, batch: Any, **named: Any) -> None:
+        named["life"] = None
+        write(self, writer, batch, **named)
+        named["since"] = None if named["since"] is None else (*named["since"], 0)
+        loop = asyncio.get_running_loop()
+        loop.call_later(random.Random(batch.sequence).random(), late, self, proxy.Write(0, **named))
+
+    return wrong
+
+
 def _agreeable(compare: Any) -> Any:
     """A bookie acknowledges an add of an entry that it holds, whatever its payload."""
     return lambda self, m, held, out: Code.OK
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    _mutant(
+        "a batch does not name the life that it is meant for",
+        ("D1",),
+        _instead(Connection, "write", _of_any_life),
+        style="lives",
+        seeds=60,
+    ),
     _mutant(
         "a creation that comes late makes a second life",
         ("D1",),

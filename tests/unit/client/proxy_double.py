@@ -52,6 +52,8 @@ class Log:
 
     def write(self, message: proxy.Write) -> proxy.Written | proxy.Failed:
         producer, sequence = message.producer, message.sequence
+        if message.life not in (None, self.life):
+            return proxy.Failed(message.request, 510, "the stream that this was sent to was deleted")
         expected = self.nexts.get(producer)
         newest = self.newest.get(producer[:12], producer)
         if producer < newest:
@@ -158,7 +160,8 @@ class Double:
             case proxy.Hello():
                 peer.send(proxy.Welcome(message.request, 1, "double", self.role, self.limits))
             case proxy.GetOwner():
-                peer.send(proxy.Done(message.request, {"location": self.owner or self.address, "epoch": 1}))
+                told = {"location": self.owner or self.address, "epoch": 1, "life": self.log.life or ""}
+                peer.send(proxy.Done(message.request, told))
             case proxy.Write():
                 peer.send(self.log.write(message))
             case proxy.Read():

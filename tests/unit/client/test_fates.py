@@ -230,6 +230,21 @@ async def test_nothing_meant_for_a_deleted_stream_goes_to_the_next_of_that_name(
     assert not e.value.outcome_unknown
 
 
+async def test_a_batch_names_the_stream_it_is_meant_for_and_the_next_one_is_asked_for_after_a_refusal() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        await client.append("s", b"0")
+        double.log = Log(life="b2")  # deleted, and made again
+        with pytest.raises(dlog.StreamNotFoundError) as e:
+            await client.append("s", b"1")
+        assert not e.value.outcome_unknown
+        await client.append("s", b"new")
+        assert double.log.payloads == [b"new"]
+        assert [write.life for write in double.writes] == ["a1", "a1", "b2"]
+        assert double.writes[-1].since is None, "a place of the first stream says nothing of the second"
+        await client.append("s", b"newer")
+        assert len(double.of(proxy.GetOwner)) == 3, "where its owner is, and once for each stream"
+
+
 async def test_others_in_the_same_batch_are_written_though_a_pipeline_withdraws_from_it() -> None:
     """Each hears of its own records; those of the pipeline that failed are in no batch any more."""
     holding = Holding()

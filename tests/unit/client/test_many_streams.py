@@ -127,3 +127,15 @@ async def test_a_stream_that_was_deleted_is_forgotten_though_its_last_append_fai
         gc.collect()
         assert "s" not in client._producers
         assert "s" not in client._resting
+
+
+async def test_a_stream_that_this_client_deleted_is_forgotten() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        client._producers_max = MAX
+        await client.append("s", b"a")
+        await client.delete("s")
+        for n in range(5 * MAX):
+            await client.append(f"s{n}", b"x")
+        gc.collect()
+        assert "s" not in client._producers
+        assert "s" not in client._resting

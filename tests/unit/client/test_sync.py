@@ -240,7 +240,9 @@ def test_no_question_of_the_client_hangs_in_its_own_thread() -> None:
     with serving() as (_, client):
         for name in public:
             given = QUESTIONS.get(name, ("s",))
-            keywords = {"place": "1", "to_store": "cold", "to_place": "x"} if name == "relocate" else {}
+            keywords = (
+                {"store": "ledger", "place": "1", "to_store": "cold", "to_place": "x"} if name == "relocate" else {}
+            )
             arguments = (*given, 1) if name == "relocate" else given
 
             def ask(name: str = name, arguments: Any = arguments, keywords: Any = keywords) -> Any:

@@ -14,6 +14,7 @@ from dlog.errors import (
     ProducerUnknownError,
     Remedy,
     SequenceGapError,
+    StreamNotFoundError,
     StreamUnavailableError,
     TxidOutOfOrderError,
 )
@@ -21,6 +22,7 @@ from dlog.log.messages import (
     HINTS,
     STORE,
     AppendEntry,
+    BatchWritten,
     RecoverSegment,
     SealStream,
     StoreFailed,
@@ -34,7 +36,7 @@ from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, ReadMetada
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber
 from dlog.stores.contract import SegmentFencedError, SegmentNotFoundError
-from tests.unit.log.stage import BOB, Actor, Stage, batch
+from tests.unit.log.stage import BOB, LIFE, Actor, Stage, batch
 
 
 def deposed(stage: Stage, first: WriteBatch | None = None) -> tuple[Actor, Actor]:
@@ -129,6 +131,38 @@ def test_what_is_sent_for_the_first_time_is_refused_at_once_though_metadata_is_a
     assert isinstance(owner.ask(batch(1, txid=80)), TxidOutOfOrderError)
     assert isinstance(owner.ask(batch(2)), SequenceGapError)
     assert owner.ask(batch(2, retry=True)) is None
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_a_batch_of_another_life_is_refused_for_good_once_metadata_confirmed_ours(retry: bool) -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    stage.hold(ReadMetadata)
+    assert owner.ask(replace(batch(0, retry=retry), life="b2")) is None
+    stage.release()
+    assert isinstance(owner.answers[max(owner.answers)], StreamNotFoundError)
+    assert isinstance(owner.ask(replace(batch(0), life=LIFE)), BatchWritten)
+
+
+def test_an_owner_whose_own_stream_was_deleted_refuses_no_batch_of_the_next_for_good() -> None:
+    stage = Stage()
+    stale = stage.taken("p1")
+    stage.made_again("b2")
+    assert says_whose_it_is(stale.ask(replace(batch(0), life="b2")))
+    heir = stage.taken("p2")
+    assert isinstance(heir.ask(replace(batch(0), life="b2")), BatchWritten)
+    assert isinstance(heir.ask(replace(batch(1), life=LIFE)), StreamNotFoundError)
+
+
+def test_a_batch_of_another_life_that_came_before_the_stream_was_taken_is_refused_too() -> None:
+    stage = Stage()
+    owner = stage.owner("p1")
+    stage.hold(ReadMetadata)
+    owner.take()
+    first = replace(batch(0), life="b2")
+    assert owner.ask(first) is None
+    stage.release()
+    assert isinstance(owner.answers[max(owner.answers)], StreamNotFoundError)
 
 
 def test_a_read_that_began_before_the_batch_came_confirms_nothing() -> None:

@@ -139,7 +139,7 @@ def decoded(*header: Any, body: bytes = b"") -> Message:
 
 # ---- each field is judged -------------------------------------------------------------------------------------------
 
-GOOD_WRITE = [2, 5, "s", b"p" * 16, 0, 1, None, 0, False, None, None]
+GOOD_WRITE = [2, 5, "s", b"p" * 16, 0, 1, None, 0, False, None, None, None]
 BAD_WRITES = [
     (1, -1),
     (1, 2**63),
@@ -161,11 +161,14 @@ BAD_WRITES = [
     (8, None),
     (10, -1),
     (10, "0"),
+    (11, 0),
+    (11, b"a1"),
 ]
 
 
 def test_the_good_write_is_good() -> None:
-    assert decoded(*GOOD_WRITE, body=b"set") == proxy.Write(5, "s", b"p" * 16, 0, 1, None, 0, False, None, None, b"set")
+    write = proxy.Write(5, "s", b"p" * 16, 0, 1, None, 0, False, None, None, None, b"set")
+    assert decoded(*GOOD_WRITE, body=b"set") == write
 
 
 @pytest.mark.parametrize("index,value", BAD_WRITES)
@@ -256,7 +259,7 @@ def test_before_a_hello_a_long_frame_is_refused_by_its_length_word() -> None:
 
 def test_the_bound_may_be_raised_between_two_messages_of_one_chunk() -> None:
     hello = proxy.Hello(1, 1, 1, "client", "test")
-    write = proxy.Write(2, "s", b"p" * 16, 0, 1, None, 0, False, None, None, bytes(HELLO_LENGTH_MAX))
+    write = proxy.Write(2, "s", b"p" * 16, 0, 1, None, 0, False, None, None, None, bytes(HELLO_LENGTH_MAX))
     decoder = FrameDecoder()
     heard = []
     for message in decoder.feed(b"".join([*encode(hello), *encode(write)])):
@@ -314,7 +317,7 @@ def test_a_long_failure_is_cut_so_that_it_can_be_told() -> None:
 
 def test_a_body_is_neither_copied_on_the_way_out_nor_on_the_way_in() -> None:
     body = b"x" * 1000
-    write = proxy.Write(2, "s", b"p" * 16, 0, 1, None, 0, False, None, None, body)
+    write = proxy.Write(2, "s", b"p" * 16, 0, 1, None, 0, False, None, None, None, body)
     parts = encode(write)
     assert parts[1] is body
     chunk = b"".join(parts)
