@@ -66,7 +66,7 @@ class Mover:
         return hot
 
     async def tell(self, segment: Segment, store: str, place: str) -> None:
-        asked = (STREAM, segment.number, segment.place, store, place)
+        asked = (STREAM, segment.number, segment.store, segment.place, store, place)
         assert isinstance(await self.raw.ask(Relocate, *asked), dict)
 
 
