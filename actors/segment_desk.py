@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Protocol, assert_never
 
 from dlog.errors import DLogError
+from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.log.messages import (
     STORE,
     AppendEntry,
@@ -62,12 +63,19 @@ class Start(Protocol):
 class SegmentDesk:
     """One stream's dealings with its stores, for one life of its owner's machine."""
 
-    __slots__ = ("_begin", "_post", "_stores", "_stream", "_writers")
+    __slots__ = ("_begin", "_clock", "_post", "_stores", "_stream", "_writers")
 
-    def __init__(self, stream: StreamName, stores: Mapping[str, SegmentStore], post: Callable[[Fact], None]) -> None:
+    def __init__(
+        self,
+        stream: StreamName,
+        stores: Mapping[str, SegmentStore],
+        post: Callable[[Fact], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._stream = stream
         self._stores = stores
         self._post = post
+        self._clock = clock
         self._writers: tuple[tuple[SegmentNumber, SegmentWriter], ...] = ()  # one or two
         self._begin: Start | None = None
 
@@ -119,7 +127,7 @@ class SegmentDesk:
             reply = StoreFailed(question, error)
         except OSError as error:
             reply = StoreFailed(question, StoreUnavailableError(str(error)))
-        self._say(reply)
+        self._post(Received(STORE, reply, self._clock.monotonic_s()))
 
     async def _perform(self, question: SlowQuestion) -> StoreReply:
         match question:

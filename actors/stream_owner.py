@@ -75,7 +75,7 @@ class StreamOwner:
         self._lived = False
         self._metadata = metadata
         self._unwatch: Callable[[], None] = _nothing
-        self._desk = SegmentDesk(stream, stores, self._post)
+        self._desk = SegmentDesk(stream, stores, self._post, clock)
         self._machine = OwnerMachine(
             StreamKey(stream),
             claimant,

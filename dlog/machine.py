@@ -33,10 +33,11 @@ Key = Hashable  # names a piece of versioned metadata: LedgerKey, StreamKey, ...
 
 @value
 class Received:
-    """A message arrived from a peer."""
+    """A message arrived from a peer. now_s: monotonic seconds when it came, where a machine reckons with it; else 0."""
 
     peer: Peer
     message: Any
+    now_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Why that holds. The age of a segment is the earlier of two "now" minus the later
 
     now         this proxy's clock             | the time of a change that metadata has just made
     completed   its writer's clock, or later   | the time at which metadata wrote that it is complete
+                (when the store said so)       |
 
 If metadata's clock is right, the age is at most the difference of the right column, whatever the left one says; if the
 proxies' clocks are right, at most the difference of the left one. So a record's timestamp, one proxy's clock or the

@@ -207,7 +207,9 @@ class StreamOwner:
                 self._appended(number, entry)
             case Received(_, StreamChanged()):
                 self._check_claim()
-            case Received(_, message):
+            case Received(_, message, now_s):
+                if now_s:
+                    self._tenure.saw_monotonic(now_s)  # a segment that has ended now was not completed before
                 self._hear_store(message)
             case Asked(ticket, request, now_s):
                 self._asked(ticket, request, now_s)

@@ -228,7 +228,7 @@ class Network:
                 asked.pop(0)
                 if not asked:
                     del connection.waiting[answer]
-            self._sim.hand(connection.client, Received(connection.server, message))
+            self._sim.hand(connection.client, Received(connection.server, message, self._sim.now_s))
             return
         host = self._sim.hosts.get(connection.server)
         if host is None or (connection.accepted is not None and connection.accepted is not host):

@@ -689,6 +689,13 @@ RETENTION = (
         style="clocks",
         parts=_by_clock("min(own_ms, metadata_ms)", "segment.completed_unix_ms"),
     ),
+    Mutant(
+        name="a segment counts as completed when its last batch came",
+        invariants=("E1",),
+        style="clocks",
+        seeds=1500,
+        parts=planted(StreamOwner, ("_note", "if now_s:", "if False:")),
+    ),
 )
 
 LIVES = (

@@ -266,7 +266,9 @@ class Actor:
         match effect:
             case Send(_, message):
                 self.sent.append(message)
-                self.stage.ask(self, message, lambda: Received(STORE, self.stage.store(self, message)))
+                self.stage.ask(
+                    self, message, lambda: Received(STORE, self.stage.store(self, message), self.stage.now_s)
+                )
             case ReadMetadata() | CompareAndSet():
                 self.metadata_asked.append(effect)
                 self.stage.ask(self, effect, lambda: self.stage.metadata(effect))

@@ -8,7 +8,7 @@ import pytest
 
 from dlog.events import RetentionHeld, SegmentDeleted
 from dlog.log.changes import Expire
-from dlog.log.messages import ReleaseStream
+from dlog.log.messages import AppendEntry, ReleaseStream, SealStream
 from dlog.log.options import OwnerOptions
 from dlog.machine import CompareAndSet
 from dlog.model.segment import Truncation
@@ -179,3 +179,15 @@ def test_a_segment_of_which_metadata_does_not_know_since_when_has_no_age() -> No
     unknown = replace(value, segments=tuple(replace(s, metadata_unix_ms=0) for s in value.segments))
     late = Expire(NOW_MS + 100 * DAY_MS)
     assert late.apply(value) != value and late.apply(unknown) == unknown
+
+
+def test_a_segment_is_completed_when_the_store_says_so_however_long_its_last_batch_has_waited() -> None:
+    clocks = Clocks()
+    owner = clocks.owner()
+    clocks.stage.hold(AppendEntry)
+    owner.ask(batch(0, now=clocks.stage.unix_ms))
+    clocks.pass_s(100)
+    clocks.stage.release()
+    owner.ask(SealStream())
+    (segment,) = clocks.stage.value.segments
+    assert segment.completed_unix_ms >= clocks.true_ms
