@@ -177,7 +177,7 @@ def draw_plan(seed: int, style: str = "swarm") -> Plan:
         config["batches"] = 30
     config["too_small"] = 0.0 if calm else rng.choice((0.0, 0.0, 0.05, 0.4))
     if style == "stranger":
-        config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((1, 2, 4))))
+        config["strangers"] = sorted(rng.uniform(0, duration) for _ in range(rng.choice((2, 4, 8))))
     if style == "offload":
         config |= {"offloads": sorted(rng.uniform(0, duration * 1.3) for _ in range(rng.choice((8, 20, 40))))}
         config |= {"segment_bytes": rng.choice((100, 300)), "retention_s": 0.0, "batches": 15}
