@@ -230,11 +230,17 @@ class StreamReader:
             self._entry, self._slot = self._entry + 1, 0
 
     def _begin_again_at(self, stream: StreamMetadata, dlsn: DLSN) -> None:
-        """The list by which we looked for the position is an old one; so may be what we heard of the tail."""
-        self._segment = self._asked = self._watched = None
+        """Look for the position again in a newer list; the LAC known so far may be as old as the list before.
+
+        Errors that the store told of the segment still count, unless the position is now in another segment.
+        """
+        number = self._number
+        self._asked = self._watched = None
         self._lac, self._lac_is_final = int(_LAC_UNKNOWN), False
         self._wanted, self._from_tail = None, False
         self._begin_at(stream, dlsn)
+        if self._number != number:
+            self._segment = None
 
     def _follow_segment(self, stream: StreamMetadata) -> None:
         """Is the segment at hand still what it was? It may have begun, ended, been replaced or truncated."""

@@ -166,8 +166,7 @@ def test_proxies_that_cannot_read_it_there_are_found_out_with_the_first_segment(
     report = untold.offload(name, fails=True)
     assert report.verdict is Verdict.FAILED
     assert all("proxies cannot read it in cold storage" in failure["text"] for failure in report.failures)
-    why = report.failures[0]["text"]  # a proxy may look for credentials for longer than a reader waits
-    assert "Unable to locate credentials" in why or "the read stands still" in why
+    assert "Unable to locate credentials" in report.failures[0]["text"]
     assert untold.cold_segments(name) == [] and untold.hot(name) == hot
     assert untold.rows(name) == rows
 

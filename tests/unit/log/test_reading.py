@@ -33,7 +33,7 @@ from dlog.machine import PeerLost, Received, Send, SetTimer, TimerFired
 from dlog.model.dlsn import DLSN, of
 from dlog.model.ids import NO_ENTRY, EntryId, SegmentNumber, Txid
 from dlog.model.segment import StreamMetadata
-from dlog.stores.contract import SegmentNotFoundError, StoreUnavailableError
+from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreUnavailableError
 from dlog.wire.entry import decode_entry
 from dlog.wire.proxy import Cancel, Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
 from tests.simulation.mutants import edited
@@ -721,10 +721,22 @@ def test_a_reader_that_begins_behind_the_end_begins_with_the_next_segment() -> N
         assert desk.events[0].detail == {"dlsn": [2, 0, 0], "life": stage.value.life}
 
 
-def test_a_completed_segment_whose_store_has_lost_it_is_damaged() -> None:
-    stage, _, _ = three_segments()
-    desk = Desk(stage, Start.START, losing=SegmentNotFoundError("no such place"))
+@pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])
+def test_a_completed_segment_whose_store_has_lost_it_is_damaged(start: Start) -> None:
+    stage, _, places = three_segments()
+    value = {Start.START: None, Start.DLSN: tuple(places[0]), Start.TXID: 10}[start]
+    desk = Desk(stage, start, value, losing=SegmentNotFoundError("no such place"))
     for _ in range(3):
         assert desk.kinds == []
         desk.post(TimerFired(("retry",), 0.0))
     assert desk.kinds == [ReaderEventKind.DAMAGED]
+
+
+@pytest.mark.parametrize("start", [Start.START, Start.DLSN, Start.TXID])
+def test_a_segment_in_a_store_that_is_not_set_up_ends_the_reader_with_the_reason(start: Start) -> None:
+    stage, _, places = three_segments()
+    value = {Start.START: None, Start.DLSN: tuple(places[0]), Start.TXID: 10}[start]
+    desk = Desk(stage, start, value, losing=MisconfiguredError("Unable to locate credentials"))
+    desk.post(TimerFired(("retry",), 0.0))
+    assert desk.kinds == [ReaderEventKind.DAMAGED]
+    assert desk.events[0].detail["message"] == "Unable to locate credentials"
