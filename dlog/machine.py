@@ -33,7 +33,7 @@ Key = Hashable  # names a piece of versioned metadata: LedgerKey, StreamKey, ...
 
 @value
 class Received:
-    """A message arrived from a peer. now_s: monotonic seconds when it came, where a machine reckons with it; else 0."""
+    """A message arrived from a peer. now_s: monotonic seconds when it arrived; 0 for machines that read no clock."""
 
     peer: Peer
     message: Any

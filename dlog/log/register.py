@@ -86,7 +86,7 @@ class Register:
     def want(self, change: Change) -> None:
         """Queue a change; what waits together travels together, in order."""
         self._wanted += (change,)
-        if isinstance(change, Refresh | Relocate):  # who asks to relocate is told if there is no such segment
+        if isinstance(change, Refresh | Relocate):  # "no such segment" is answered only after this read
             self._needed_read = self._reads + 1
 
     def request_read(self) -> int:

@@ -23,7 +23,7 @@ SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 @asynccontextmanager
 async def command(*words: str, ignoring: signal.Signals | None = None) -> AsyncIterator[Process]:
     def begin() -> None:
-        for number in SIGNALS:  # whoever runs the tests may ignore some: under nohup
+        for number in SIGNALS:  # a test run under nohup ignores SIGHUP, and its children inherit that
             signal.signal(number, signal.SIG_DFL)
         if ignoring is not None:
             signal.signal(ignoring, signal.SIG_IGN)
