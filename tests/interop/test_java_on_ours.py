@@ -388,5 +388,5 @@ async def test_java_is_not_acknowledged_an_entry_that_our_bookies_hold_with_anot
     (told,) = await writer.add([b"newer"])
     assert isinstance(told, dict) and told["code"] == UNAUTHORIZED
     async with asyncio.timeout(30):  # Java fails the add first and closes the ledger afterwards
-        while (await theirs.metadata(writer.id))["state"] != "CLOSED":
+        while (await theirs.metadata(writer.id))["state"] != "CLOSED":  # noqa: ASYNC110 - Java tells no event
             await asyncio.sleep(0.05)

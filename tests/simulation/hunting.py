@@ -84,6 +84,8 @@ def run_chunk(chunk: Chunk) -> Tally:
     """Run all seeds of a chunk; a worker's whole work."""
     room = load(chunk.room)
     tally = Tally()
+    gc.collect()
+    gc.freeze()  # a trial collects cycles several times; without this each time looks at every module too
     begun = time.process_time()
     for seed in range(chunk.first, chunk.first + chunk.seeds):
         outcome = room.run(room.draw(seed, chunk.style))
