@@ -216,10 +216,12 @@ class StreamChecks:
         master = self._master(value, store)
         kept = [s for s in value.segments if s.truncation is Truncation.ACTIVE]
         has_lost = not kept or kept[0].number > 1
-        sinks = check_sinks([master[dlsn] for dlsn in sorted(master)], has_lost)
+        first = first_readable(value) or of(value.max_segment + 1, 0, 0)
+        # truncated segments are deleted in any order, so a batch that lies in several of them may be there in part
+        sinks = check_sinks([master[dlsn] for dlsn in sorted(master) if dlsn >= first], has_lost)
         self._check_writes({dlsn: p for dlsn, p in master.items() if p not in sinks}, value)
         self._check_order()
-        self._check_readers(master, first_readable(value) or of(1, 0, 0))
+        self._check_readers(master, first)
 
     def _master(self, value: StreamMetadata, store: StoreModel) -> dict[DLSN, bytes]:
         master: dict[DLSN, bytes] = {}
