@@ -457,10 +457,11 @@ class StreamWorld:
         return all(self._has_reached_tail(r) for r in self.readers.values())
 
     def _has_reached_tail(self, reader: Reader) -> bool:
-        if reader.ended or not reader.follow:
-            return bool(reader.ended)
-        ours = (b for b in self.checks.batches if b.producer != STRANGER)  # nothing may follow a stranger's last one
+        ours = (b for b in self.checks.batches if b.producer != STRANGER)  # nothing may confirm a stranger's last one
         last = max((b.result.dlsn for b in ours if b.result is not None), default=of(0, 0, 0))
+        if reader.ended or not reader.follow:
+            begins_behind = reader.start is Start.DLSN and reader.next is None and of(*reader.value) > last
+            return bool(reader.ended) or begins_behind
         return reader.machine is not None and reader.machine.position > last
 
     def _unsettled(self) -> str:
