@@ -45,7 +45,7 @@ class DetectorOptions:
 class Detector:
     """Watches the other write proxies.
 
-    reaches: whether we have what a peer says it lacks. on_suspect: called once per suspicion with the address.
+    reaches: whether we have what a peer says it lacks.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class Detector:
         dialler: Dialler,
         *,
         reaches: Callable[[str], Awaitable[bool]],
-        on_suspect: Callable[[str], None],
         tell: Callable[[Event], None],
     ) -> None:
         self._me = me
@@ -66,7 +65,6 @@ class Detector:
         self._options = options
         self._dialler = dialler
         self._reaches = reaches
-        self._on_suspect = on_suspect
         self._tell = tell
         self._suspected: set[str] = set()
         self._limits: dict[str, SilenceLimit] = {}  # by address
@@ -220,7 +218,6 @@ class Detector:
         if address not in self._suspected:
             self._suspected.add(address)
             self._tell(ProxySuspected(address, reason))
-            self._on_suspect(address)
 
     def _trust(self, address: str) -> None:
         if address in self._suspected:

@@ -22,7 +22,7 @@ from dlog.events import Event
 from dlog.io.metadata import Metadata, ProxyInfo
 from dlog.model.ids import ProxyId, StreamName, stream_name
 from dlog.stores.contract import SegmentStore
-from dlog.wire.proxy import Hello, Read
+from dlog.wire.proxy import GetOwner, Hello, Read
 from proxies import catalog, serving
 from proxies.admission import Admission
 from proxies.connection import Connection, Session
@@ -102,7 +102,7 @@ class ReadProxy:
                 dialler = Dialler("read-proxy", self.id, self._metadata, says_preamble=options.preambles().of_everybody)
                 self.carriage = Carriage(dialler, self.tasks)
                 self.relay = Relay(dialler, self._metadata)
-                self._upstream = OwnerLinks(dialler, options.upstream, self.tasks)
+                self._upstream = OwnerLinks(dialler, options.upstream, self.tasks, self._find_owner)
                 self._tailers = Registry(
                     supervisor, self._build_tailer, idle_s=options.idle_s, count_max=options.streams_max
                 )
@@ -200,6 +200,11 @@ class ReadProxy:
 
     def _open_session(self, connection: Connection, hello: Hello) -> Session:
         return ReadSession(self, connection, hello)
+
+    async def _find_owner(self, stream: StreamName, lost: str) -> str:
+        """See OwnerLinks."""
+        told = await self.relay.ask(GetOwner(0, stream, lost))
+        return str(told.get("location") or "")
 
     def _a_stream(self) -> str | None:
         """One that somebody reads."""

@@ -1,18 +1,28 @@
 """Listening to owners: one link to each write proxy, shared by all streams it owns.
 
-The law of this room: a link is opened when the first stream needs it, pinged while it is used (a frozen owner is
-noticed like a dead one), and closed when the last stream leaves. Links are not reused after an error.
+A link is opened when the first stream needs it, pinged while it is used (a frozen owner is noticed like a dead one),
+and closed when the last stream leaves. Links are not reused after an error.
+
+Streams of a dead owner are taken over when somebody asks for them. A follower waits for records that the dead owner may
+have confirmed last, so it asks for a new owner as a producer does.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from actors.runtime import Lifetime
 from actors.upstream import Ear
-from dlog.errors import ConnectionLostError, DLogError, StreamUnavailableError, from_wire
+from dlog.errors import (
+    ConnectionLostError,
+    DLogError,
+    OwnedElsewhereError,
+    StreamUnavailableError,
+    UnavailableError,
+    from_wire,
+)
 from dlog.model.ids import StreamName
 from dlog.options import option
 from dlog.wire.proxy import Entries, Failed, GoAway, Lac, Message, Ping, Tail
@@ -40,9 +50,20 @@ class _Shared:
 
 
 class OwnerLinks:
-    """All links of this process to owners. An Upstream (actors/stream_tailer.py)."""
+    """All links of this process to owners. An Upstream (actors/upstream.py).
 
-    def __init__(self, dialler: Dialler, options: UpstreamOptions, tasks: Lifetime) -> None:
+    find_owner: asks a write proxy who owns a stream and has it taken over if nobody does. It is given the address of
+    the owner that was lost, and returns the owner's address, which may be the same. Raises DLogError.
+    """
+
+    def __init__(
+        self,
+        dialler: Dialler,
+        options: UpstreamOptions,
+        tasks: Lifetime,
+        find_owner: Callable[[StreamName, str], Awaitable[str]],
+    ) -> None:
+        self._find_owner = find_owner
         self._dialler = dialler
         self._options = options
         self._tasks = tasks
@@ -53,6 +74,24 @@ class OwnerLinks:
 
     async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
         """See Upstream.follow."""
+        try:
+            await self._follow(address, stream, ear, on_open)
+        except UnavailableError as lost:
+            raise await self._replacement(address, stream, lost) from lost
+
+    async def _replacement(self, address: str, stream: StreamName, lost: UnavailableError) -> DLogError:
+        """What to raise when the owner at `address` is lost: who owns the stream by now, if that can be learned."""
+        try:
+            location = await self._find_owner(stream, address)
+        except OwnedElsewhereError as error:
+            location = error.location or ""
+        except DLogError:
+            return lost
+        if not location:
+            return lost
+        return OwnedElsewhereError(f"the owner was lost: stream={stream} address={address}", location=location)
+
+    async def _follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
         shared = self._shared.setdefault(address, _Shared())
         shared.users += 1
         try:

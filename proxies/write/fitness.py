@@ -1,7 +1,7 @@
 """Whether this proxy can serve streams: does it reach what it needs for that, where another proxy might.
 
-An owner that is cut off keeps its streams as long as nobody else claims them, so it says so to the other write proxies,
-in the answer to their pings. One that is better off claims its streams, as those of a proxy that is gone.
+An owner that is cut off tells so to the other write proxies, in the answer to their pings, and sends its clients to
+them. The proxy that a client asks next claims the stream, as those of a proxy that is gone.
 
 Invariants:
 - nothing is said as long as something moves: a stream confirmed a batch, or became ready, since the last look;
@@ -42,6 +42,10 @@ class Streams(Protocol):
         """Send those who wait for a take-over to another proxy."""
         ...
 
+    def give_up_stuck(self) -> None:
+        """Give up the streams whose owners here do not answer requests, and send those who wait to another proxy."""
+        ...
+
 
 class Fitness:
     """Judges for one write proxy. has_peer: whether another one could serve in its place."""
@@ -59,8 +63,11 @@ class Fitness:
         """Look again and again; for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            if self.lacks == METADATA and self._streams.has_takes():
-                self._streams.give_up_takes()  # peers have heard by now, and do not send them back
+            # peers have heard by now what we lack, and do not send them back
+            if self.lacks == METADATA:
+                self._streams.give_up_takes()
+            elif self.lacks == BOOKIES:
+                self._streams.give_up_stuck()
             self.lacks = await self._look()
 
     async def reaches(self, what: str) -> bool:

@@ -55,7 +55,6 @@ class Holding:
     __slots__ = (
         "doubted",
         "epoch",
-        "inherited_from",
         "obstacle",
         "owner",
         "serving",
@@ -71,7 +70,6 @@ class Holding:
         self.owner: StreamOwner | None = None
         self.serving = False
         self.used_s = 0.0  # loop's time of the last request
-        self.inherited_from: str | None = None  # address of a dead proxy; nobody has asked for the stream
         self.obstacle = ""  # why it cannot be taken for now
         self.state = "claiming"  # then serving, draining; or deleting
         self.doubted = _NOBODY  # addresses that failed somebody who wants this stream
@@ -140,22 +138,16 @@ class Holdings:
         """The holding of a stream that this process takes, owns or hands over."""
         return self._holdings.get(stream)
 
-    def submit(
-        self, stream: str, request: Any, sink: Sink, doubted: str | None = None, *, inherited: bool = False
-    ) -> None:
+    def submit(self, stream: str, request: Any, sink: Sink, doubted: str | None = None) -> None:
         """Ask the stream's owner, taking the stream if nobody else should own it; `sink` hears the answer once.
 
-        request None: only take it; the answer is the Holding. doubted: an address that failed the asker. inherited:
-        nobody asks, the proxy at `doubted` is gone and it is only taken if that one holds it; others go first. Raises
+        request None: only take it; the answer is the Holding. doubted: an address that failed the asker. Raises
         OverCapacityError, StreamUnavailableError, InvalidStreamNameError, NotEnoughBookiesError, OwnedElsewhereError
         (we drain): then nothing was taken and the sink hears nothing.
         """
         holding = self._holdings.get(stream)
         if holding is None:
-            holding = self._want(stream, doubted if inherited else None)
-        elif not inherited and holding.inherited_from is not None:
-            holding.inherited_from = None
-            self.takes.hurry(stream)
+            holding = self._want(stream)
         if holding.serving:
             self._hand(holding, request, sink)
             return
@@ -167,7 +159,7 @@ class Holdings:
             raise OverCapacityError(f"too many requests wait for this stream: stream={stream}")
         holding.waiting.append((request, sink))
 
-    async def ask(self, stream: str, request: Any, doubted: str | None = None, *, inherited: bool = False) -> Any:
+    async def ask(self, stream: str, request: Any, doubted: str | None = None) -> Any:
         """`submit` with a wait. Cancelling forgets the waiter only."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -179,7 +171,7 @@ class Holdings:
             else:
                 future.set_result(result)
 
-        self.submit(stream, request, settle, doubted, inherited=inherited)
+        self.submit(stream, request, settle, doubted)
         return await future
 
     async def release(self, stream: str, life: str | None = None) -> bool:
@@ -304,6 +296,14 @@ class Holdings:
                 holding.owner.stop()
             self._drop(holding, None)
 
+    def give_up_stuck(self) -> None:
+        """Give up the streams of which a request waits, and send those who wait to another proxy, which may claim them.
+        What an owner has begun ends with an unknown outcome."""
+        self.give_up_takes()
+        for holding in [h for h in self._holdings.values() if h.state == "serving"]:
+            if holding.owner is not None and holding.owner.waiting:
+                self.lost(holding.stream, holding.owner)
+
     def stalled(self, stream: str, owner: StreamOwner, reason: str) -> None:
         """The owner cannot begin to serve for now: whoever waits hears so, and who comes meanwhile."""
         holding = self._holdings.get(stream)
@@ -322,12 +322,11 @@ class Holdings:
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _want(self, stream: str, inherited_from: str | None) -> Holding:
+    def _want(self, stream: str) -> Holding:
         if self.draining or (self._is_unfit() and self._placement.preferred(stream) is not None):
             raise self.elsewhere(stream)
         holding = Holding(stream_name(stream))
-        holding.inherited_from = inherited_from
-        self.takes.add(stream, lambda: self._take(holding), urgent=inherited_from is None)
+        self.takes.add(stream, lambda: self._take(holding))
         self._holdings[stream] = holding
         return holding
 
@@ -338,8 +337,6 @@ class Holdings:
                 raise OwnedElsewhereError(f"not owned here: stream={holding.stream}", location=advice.address)
             if self._holdings.get(holding.stream) is not holding:
                 return
-            if holding.inherited_from not in (None, advice.held_by):
-                raise StreamUnavailableError(f"nobody needs it: stream={holding.stream}")
             taken = await self._begin(holding, advice)
         except DLogError as error:
             if holding.owner is not None:

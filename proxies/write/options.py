@@ -26,7 +26,6 @@ class WriteOptions(ServingOptions):
     streams_max: int = option(10_000, sim=(2, 50))  # beyond these, one is handed back once quiet for a second
     ping_every_s: float = option(0.15, sim=(0.01, 0.5))
     ping_timeout_s: float = option(0.3, sim=(0.05, 1.0))
-    inherit_jitter_s: float = option(0.2, sim=(0.0, 1.0))  # before a dead proxy's streams are taken unasked
     inflight_entries_max: int = option(3, sim=(1, 4))
     cut_bytes: int = option(256 * KiB, sim=(64, 2 * KiB))
     control_after_ms: float = option(10.0, sim=(0.0, 50.0))

@@ -45,7 +45,6 @@ from proxies.write.tails import Tails
 from proxies.write.takes import Takes
 
 RELEASES_AT_ONCE = 32
-INHERITS_AT_ONCE = 8
 UNREGISTER_S = 2.0
 OWNERS_END_S = 2.0  # what is left of them after the hand-over
 
@@ -194,7 +193,6 @@ class WriteProxy:
             options.detector,
             dialler,
             reaches=lambda what: self.fitness.reaches(what),
-            on_suspect=self._suspected,
             tell=self._tell,
         )
         self.placing = Placing(
@@ -273,35 +271,6 @@ class WriteProxy:
 
     def _gone(self, stream: StreamName) -> None:
         self.tails.end(stream, lambda: self.holdings.elsewhere(stream))
-
-    # ---- taking what another left behind ----------------------------------------------------------------------------
-
-    def _suspected(self, address: str) -> None:
-        if not self.holdings.draining:
-            self.tasks.start_alone(self._inherit(address), name=f"inherit from {address}")
-
-    async def _inherit(self, address: str) -> None:
-        """Take those of a silent proxy's streams that the ring gives us, a few at a time, after a moment's jitter."""
-        await asyncio.sleep(self._rng.random() * self.options.inherit_jitter_s)
-        try:
-            names = await self._metadata.streams()
-        except DLogError:
-            return  # whoever writes next takes the stream
-        room = asyncio.Semaphore(INHERITS_AT_ONCE)
-        async with asyncio.TaskGroup() as group:
-            for name in names:
-                if self.holdings.draining or not self._detector.suspects(address):
-                    return
-                if self.holdings.find(name) is None and self.placing.preferred(name) is None:
-                    await room.acquire()
-                    taking = group.create_task(self._inherit_one(name, address), name=f"inherit {name}")
-                    taking.add_done_callback(lambda _: room.release())
-
-    async def _inherit_one(self, stream: StreamName, address: str) -> None:
-        try:
-            await self.holdings.ask(stream, None, address, inherited=True)
-        except DLogError:
-            return  # it was not his, somebody was faster, or it cannot be taken now: a write will ask again
 
     # ---- the way out ------------------------------------------------------------------------------------------------
 

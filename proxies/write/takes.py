@@ -1,9 +1,9 @@
-"""Take-overs of one process: a few at a time, those that somebody waits for first.
+"""Limits how many streams one process takes over at once.
 
-The law of this room: when a proxy dies its streams come by the hundred, and each take-over asks ZooKeeper and bookies
-several questions. So only a few are under way at once; the rest wait in the order they came, and one that a client asks
-for goes before those that nobody has asked for yet. One that is held up (the bookies it needs do not answer) gives its
-place free after a while and goes on beside the others, so a stream that cannot be taken keeps nobody from his.
+When a proxy dies, its clients ask for hundreds of streams at once, and each take-over asks ZooKeeper and bookies
+several questions. So only a few are under way at once; the rest wait in the order in which they were asked for. A
+take-over that is held up (the bookies it needs do not answer) gives its turn to the next one after `slow_s` and goes on
+beside the others.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class Takes:
         self._at_once = at_once
         self._waiting_max = waiting_max
         self._slow_s = slow_s
-        self._urgent: dict[str, Work] = {}
-        self._patient: dict[str, Work] = {}
+        self._waiting: dict[str, Work] = {}
         self._placed: set[str] = set()  # under way, and not slow
 
     @property
@@ -39,21 +38,15 @@ class Takes:
 
     @property
     def waiting(self) -> int:
-        return len(self._urgent) + len(self._patient)
+        return len(self._waiting)
 
-    def add(self, stream: str, work: Work, *, urgent: bool) -> None:
+    def add(self, stream: str, work: Work) -> None:
         """Do the work when its turn has come; once a stream at a time. Raises OverCapacityError."""
         if self.waiting >= self._waiting_max:
             raise OverCapacityError(f"too many streams are being taken: streams={self.waiting}")
-        assert stream not in self._urgent and stream not in self._patient, "a stream is taken once at a time"
-        (self._urgent if urgent else self._patient)[stream] = work
+        assert stream not in self._waiting, "a stream is taken once at a time"
+        self._waiting[stream] = work
         self._begin()
-
-    def hurry(self, stream: str) -> None:
-        """Somebody waits for this one now; nothing happens if it is under way."""
-        work = self._patient.pop(stream, None)
-        if work is not None:
-            self._urgent[stream] = work
 
     def let_go(self, stream: str) -> None:
         """Give the place of this one free: it is held up, or done. Idempotent."""
@@ -62,20 +55,18 @@ class Takes:
 
     def forget(self, stream: str) -> None:
         """Do not begin this one, if it waits."""
-        self._urgent.pop(stream, None)
-        self._patient.pop(stream, None)
+        self._waiting.pop(stream, None)
 
     def forget_waiting(self) -> list[str]:
         """Begin no more of those that wait; returns their names."""
-        names = [*self._urgent, *self._patient]
-        self._urgent.clear()
-        self._patient.clear()
+        names = list(self._waiting)
+        self._waiting.clear()
         return names
 
     def _begin(self) -> None:
-        while len(self._placed) < self._at_once and (queue := self._urgent or self._patient):
-            stream = next(iter(queue))
-            work = queue.pop(stream)
+        while len(self._placed) < self._at_once and self._waiting:
+            stream = next(iter(self._waiting))
+            work = self._waiting.pop(stream)
             self._placed.add(stream)
             self.begun += 1
             self.peak = max(self.peak, len(self._placed))

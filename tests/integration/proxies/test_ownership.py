@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import dlog
 from dlog.events import LeaseLost, ProxyDrained, ProxySuspected, ProxyTrusted, StreamOwned, StreamReady
 from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import ProxyInfo
@@ -12,6 +13,7 @@ from dlog.machine import Versioned
 from dlog.model.ids import ProxyId, StreamName
 from dlog.model.segment import Owner, StreamKey
 from dlog.wire.proxy import Create, Failed, GetOwner, GoAway, Written
+from proxies.write.server import WriteProxy
 from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.raw import Raw, RawProducer
 
@@ -49,7 +51,7 @@ async def test_a_doubt_about_an_owner_that_lives_moves_nothing(house: House) -> 
 
 
 async def test_a_doubt_about_an_owner_that_died_is_checked_and_its_stream_taken(house: House) -> None:
-    owner, other = await two_with_a_stream(house, inherit_jitter_s=3600.0)
+    owner, other = await two_with_a_stream(house)
     await owner.kill()  # its registration stays, as until its session ends
     async with Raw(other.address) as raw:
         told = await raw.ask(GetOwner, "orders", owner.address)
@@ -59,16 +61,41 @@ async def test_a_doubt_about_an_owner_that_died_is_checked_and_its_stream_taken(
         assert isinstance(await RawProducer(raw, "orders").write([b"1"]), Written)
 
 
-async def test_a_dead_proxys_streams_are_taken_though_nobody_asks(house: House) -> None:
-    owner, other = await two_with_a_stream(house, inherit_jitter_s=0.0)
+async def test_a_dead_proxys_streams_are_left_alone_until_somebody_asks(house: House) -> None:
+    """What it costs when a proxy dies depends on what is used, not on what the proxy owned."""
+    owner, other = await two_with_a_stream(house)
+    async with Raw(owner.address) as raw:
+        await raw.ask(Create, "asked-for", MEMORY)
     await owner.kill()
-    (ready,) = await other.events.of(StreamReady)
-    assert (ready.stream, ready.epoch, ready.recovered) == ("orders", 2, 1)
     assert [e.peer for e in await other.events.of(ProxySuspected)] == [owner.address]
+    async with Raw(other.address) as raw:
+        assert isinstance(await RawProducer(raw, "asked-for").write([b"1"]), Written)
+    assert [e.stream for e in other.events if isinstance(e, StreamOwned)] == ["asked-for"]
+    assert (await owner_in(house.metadata)).address == owner.address
+
+
+async def test_a_follower_has_the_stream_of_a_dead_owner_taken(house: House) -> None:
+    """Nobody writes. The owner may have confirmed records last that only a recovery can tell the follower of."""
+    owner, other = await two_with_a_stream(house)
+    reading = await house.read_proxy()
+    server = owner.proxy
+    assert isinstance(server, WriteProxy)
+    async with dlog.connect(f"dlog://{reading.address}") as client, asyncio.TaskGroup() as group:
+        records = client.read("orders", follow=True)
+        assert (await anext(records)).payload == b"0"
+        following = group.create_task(anext(records))
+        while not len(server.tails):
+            await client.stat("orders")
+        await owner.kill()
+        (ready,) = await other.events.of(StreamReady)
+        assert (ready.stream, ready.epoch, ready.recovered) == ("orders", 2, 1)
+        async with Raw(other.address) as raw:
+            assert isinstance(await RawProducer(raw, "orders").write([b"1"]), Written)
+        assert (await following).payload == b"1"
 
 
 async def test_writes_that_come_while_a_stream_is_taken_wait_in_order(house: House) -> None:
-    owner, other = await two_with_a_stream(house, inherit_jitter_s=3600.0)
+    owner, other = await two_with_a_stream(house)
     await owner.kill()
     async with Raw(other.address) as raw:
         raw.say(GetOwner(5, "orders", owner.address))

@@ -32,6 +32,10 @@ class Waiting:
         self.given_up += 1
         self.takes = self.waits = False
 
+    def give_up_stuck(self) -> None:
+        self.given_up += 1
+        self.waits = False
+
 
 ANSWERS = -1.0  # below every limit, those of no time at all too
 
@@ -110,3 +114,23 @@ async def test_zookeeper_is_lacking_where_a_take_over_waits_for_it_and_until_it_
     metadata.silence_s = ANSWERS
     assert await looks(judge) == ""
     assert await judge.reaches(METADATA)
+
+
+@pytest.mark.parametrize("lacks", [BOOKIES, METADATA])
+async def test_who_waits_is_sent_elsewhere_a_look_after_peers_could_hear_what_is_lacking(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitness, "LOOK_S", 0.0)
+    metadata, streams = Silent(), Waiting()
+    metadata.silence_s = 1.0 if lacks == METADATA else ANSWERS
+    streams.takes = lacks == METADATA
+    judge = Fitness(metadata, streams, has_peer=lambda: True)
+    with refusing_port() as closed:
+        await register(metadata, closed.getsockname()[1])
+        async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+            running = group.create_task(judge.run(), name="fitness")
+            while not streams.given_up:
+                assert judge.lacks in ("", lacks)
+                await asyncio.sleep(0)
+            running.cancel()
+        assert judge.lacks == lacks

@@ -167,6 +167,29 @@ async def test_what_is_anothers_is_answered_with_where_and_of_what_is_nobodys_th
     assert stage.owner.releases == 0
 
 
+async def test_streams_with_requests_that_wait_are_given_up_and_the_others_kept() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)))
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        stage.holdings.give_up_stuck()
+        assert stage.gone == [], "nobody waits"
+        stage.owner.waiting = 1
+        stage.holdings.give_up_stuck()
+        assert stage.gone == [S]
+        assert stage.owner.is_stopped
+        stage.owner.may_take.clear()
+
+        async def ask_in_vain() -> None:
+            with pytest.raises(StreamUnavailableError):
+                await stage.holdings.ask(S, None)
+
+        group.create_task(ask_in_vain(), name="ask")
+        await asyncio.sleep(0)
+        stage.holdings.give_up_stuck()
+        stage.owner.may_take.set()
+
+
 async def test_what_is_owned_in_another_life_is_not_handed_back() -> None:
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, Ours(Epoch(0)))

@@ -1,4 +1,4 @@
-"""Take-overs wait for their turn: a few at once, those that are asked for first; a slow one keeps none from his."""
+"""Take-overs wait for their turn: a few at once, in the order of asking; a slow one holds up no other."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class Stage:
         self.second = asyncio.Event()
         self.ends: dict[str, asyncio.Event] = {}
 
-    def add(self, *streams: str, urgent: bool = True) -> None:
+    def add(self, *streams: str) -> None:
         for stream in streams:
             self.ends[stream] = asyncio.Event()
-            self.takes.add(stream, self._work(stream), urgent=urgent)
+            self.takes.add(stream, self._work(stream))
 
     async def end(self, stream: str) -> None:
         self.ends[stream].set()
@@ -60,18 +60,6 @@ async def test_no_more_than_so_many_are_under_way(tasks: Lifetime) -> None:
     await stage.end("b")
     assert stage.begun == ["a", "b", "c"]
     assert (stage.takes.running, stage.takes.waiting, stage.takes.peak, stage.takes.begun) == (2, 1, 2, 3)
-
-
-async def test_who_is_asked_for_goes_first(tasks: Lifetime) -> None:
-    stage = Stage(tasks, at_once=1)
-    stage.add("a", "b", "c", urgent=False)
-    stage.add("d")
-    stage.takes.hurry("c")
-    stage.takes.hurry("a")  # it is under way: nothing happens
-    for stream in "adcb":
-        await settle()
-        await stage.end(stream)
-    assert stage.begun == ["a", "d", "c", "b"]
 
 
 async def test_one_that_is_slow_or_stalled_keeps_nobody_from_his(tasks: Lifetime) -> None:
