@@ -45,7 +45,7 @@ class House(Protocol):
         """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
         ...
 
-    async def names(self, after: str, limit: int) -> dict[str, Any]:
+    async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
         """Names of streams in order. Raises MetadataUnavailableError."""
         ...
 
@@ -143,7 +143,7 @@ class Dispatch:
         self._connection.send(Done(m.request))
 
     def _list(self, m: List) -> None:
-        self._questions.answer(m.request, self._common.names(m.after, m.limit))
+        self._questions.answer(m.request, self._common.names(m.after, m.limit, m.listing))
 
     def _stat(self, m: Stat) -> None:
         self._questions.answer(m.request, self._stat_of(m))

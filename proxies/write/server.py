@@ -157,9 +157,9 @@ class WriteProxy:
         """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
         return await self.admin.stat(stream)
 
-    async def names(self, after: str, limit: int) -> dict[str, Any]:
+    async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
         """Names of streams in order. Raises MetadataUnavailableError."""
-        return await self.admin.names(after, limit)
+        return await self.admin.names(after, limit, listing)
 
     def meters(self) -> Meters:
         """What a scrape is told; asked for once the proxy is ready."""

@@ -153,8 +153,9 @@ async def test_streams_are_made_listed_described_sealed_and_deleted(house: House
         assert made["settings"]["segment_bytes"] == 1 << 20
         said(await raw.ask(Create, "a", MEMORY))
         assert failed(await raw.ask(Create, "a", MEMORY)).code == 522
-        assert said(await raw.ask(List, "", 1)) == {"streams": ["a"], "more": True}
-        assert said(await raw.ask(List, "a", 10)) == {"streams": ["b"], "more": False}
+        page = said(await raw.ask(List, "", 1, None))
+        assert (page["streams"], page["more"]) == (["a"], True)
+        assert said(await raw.ask(List, "a", 10, page["listing"])) == {"streams": ["b"], "more": False, "listing": None}
         await RawProducer(raw, "b").write([b"1", b"2"])
         told = said(await raw.ask(Stat, "b"))
         assert told["state"] == "serving"
@@ -188,7 +189,7 @@ async def test_settings_that_make_no_sense_are_refused(house: House) -> None:
             assert failed(await raw.ask(Create, "orders", settings)).code == 400, settings
         for name in ("", ".hidden", "a/b", "x" * 201, "umläut"):
             assert failed(await raw.ask(Create, name, MEMORY)).code == 602, name
-        assert said(await raw.ask(List, "", 10))["streams"] == []
+        assert said(await raw.ask(List, "", 10, None))["streams"] == []
 
 
 async def test_a_truncation_says_what_is_left(house: House) -> None:
