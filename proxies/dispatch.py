@@ -16,6 +16,7 @@ from dlog.errors import (
     DLogError,
     InvalidRequestError,
     OwnedElsewhereError,
+    ProducerUnknownError,
     RecordTooLargeError,
     UnavailableError,
 )
@@ -114,6 +115,8 @@ class Dispatch:
     def _written(self, request: int, stream: str, cost: int, result: BatchWritten | DLogError) -> None:
         """A batch was answered."""
         self._count_out(stream, cost)
+        if isinstance(result, ProducerUnknownError):
+            self._common.admission.producers_unknown += 1
         if self._is_closed:
             return
         if isinstance(result, BatchWritten):
