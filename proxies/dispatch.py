@@ -88,6 +88,7 @@ class Dispatch:
 
     def closed(self) -> None:
         self._is_closed = True
+        self._handlers.clear()  # they refer to this object
         if self._forwarding is not None:
             self._forwarding.close()
 
