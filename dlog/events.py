@@ -323,7 +323,7 @@ class ConnectionOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRefused(Event):
-    """A connection was not let in because of how it began."""
+    """A connection was not let in: because of how it began, or because there are too many."""
 
     name: ClassVar[str] = "connection.refused"
     peer: str

@@ -26,13 +26,14 @@ class Gauge:
 class Admission:
     """The door of the process. One bound for all, one gauge a stream."""
 
-    __slots__ = ("_stream_bytes_max", "_streams", "batches", "bytes", "process", "refused")
+    __slots__ = ("_stream_bytes_max", "_streams", "batches", "bytes", "process", "producers_unknown", "refused")
 
     def __init__(self, *, process_bytes_max: int, stream_bytes_max: int) -> None:
         self.process = Gauge(process_bytes_max)
         self.batches = 0  # taken so far
         self.bytes = 0  # of bodies, taken so far
         self.refused = 0
+        self.producers_unknown = 0  # batches refused because their producer is not remembered
         self._stream_bytes_max = stream_bytes_max
         self._streams: dict[str, Gauge] = {}
 

@@ -6,23 +6,60 @@ and says so.
 
 from __future__ import annotations
 
+import secrets
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from dlog.io.metadata import Metadata
 from dlog.model.dlsn import DLSN
-from dlog.model.ids import TXID_END_OF_STREAM
+from dlog.model.ids import TXID_END_OF_STREAM, StreamName
 from dlog.model.segment import Segment, StreamMetadata, Truncation
 from dlog.wire.stream_metadata import settings_to_map
 
 NAMES_MAX = 10_000  # in one answer to List
+LISTINGS_MAX = 8  # that one process keeps names for, each until its last page was asked for
 SEGMENTS_MAX = 10_000  # in one answer to Stat; the newest are told
 
 
-async def list_streams(metadata: Metadata, after: str, limit: int) -> dict[str, Any]:
-    """Names after `after`, in order, at most `limit`. Raises MetadataUnavailableError."""
-    names = sorted(name for name in await metadata.streams() if name > after)
-    limit = min(limit, NAMES_MAX)
-    return {"streams": names[:limit], "more": len(names) > limit}
+@dataclass(slots=True)
+class _Listing:
+    after: str  # the last name that was told
+    names: deque[StreamName]  # those behind it, in order
+
+
+class Listings:
+    """Lists the names of all streams in pages, with one reading of the names for each listing.
+
+    Invariants:
+    1. A listing tells every stream that exists from before its first page until its last one. A page that cannot go on
+       in the listing's own reading reads the names anew: the listing is unknown here, or another page is asked for.
+    2. At most LISTINGS_MAX readings are kept, each until its last page; the one not used for longest goes first.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        self._metadata = metadata
+        self._kept: dict[str, _Listing] = {}  # by the listing's name; the least recently used is first
+
+    async def page(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
+        """Names behind `after`, in order, at most `limit` and NAMES_MAX, whether there are more, and the listing.
+
+        listing: as the page before told it; None: the first page. Raises MetadataUnavailableError.
+        """
+        kept = self._kept.pop(listing, None) if listing is not None else None
+        if kept is None or kept.after != after:
+            names = sorted(name for name in await self._metadata.streams() if name > after)
+            kept, listing = _Listing(after, deque(names)), None
+        page = [kept.names.popleft() for _ in range(min(limit, NAMES_MAX, len(kept.names)))]
+        if not kept.names:
+            return {"streams": page, "more": False, "listing": None}
+        if page:
+            kept.after = page[-1]
+        listing = listing or secrets.token_hex(8)
+        self._kept[listing] = kept
+        if len(self._kept) > LISTINGS_MAX:
+            del self._kept[next(iter(self._kept))]
+        return {"streams": page, "more": True, "listing": listing}
 
 
 def describe(value: StreamMetadata) -> dict[str, Any]:

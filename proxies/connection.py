@@ -71,8 +71,8 @@ class Reception(Protocol):
     limits: dict[str, int]
     hello_s: float
 
-    def admit(self, connection: Connection) -> bool:
-        """Count the connection in; False when there are too many."""
+    def admit(self, connection: Connection) -> Admission:
+        """Count the connection in, and decide whether it is served."""
         ...
 
     def expects(self, host: str) -> Expect:
@@ -84,7 +84,7 @@ class Reception(Protocol):
         ...
 
     def refused(self, connection: Connection, error: DLogError) -> None:
-        """A connection ends because of how it began."""
+        """A connection ends because of how it began, or because there are too many."""
         ...
 
     def open(self, connection: Connection, hello: Hello) -> Session:
@@ -98,6 +98,14 @@ class Reception(Protocol):
     def keeps(self, change: int) -> bool:
         """So many more (fewer) bytes of frames that are not whole are kept; False when that is too much."""
         ...
+
+
+class Admission(enum.Enum):
+    """What becomes of a connection that was just accepted."""
+
+    SERVED = enum.auto()
+    REFUSED = enum.auto()  # over capacity: told so, and closed once its first bytes were read or `hello_s` has passed
+    CUT = enum.auto()  # too many are being refused: told so and closed at once, which may cost it the answer
 
 
 class Pause(enum.Flag):
@@ -127,6 +135,7 @@ class Connection(asyncio.BufferedProtocol):
         self._hello_timer: asyncio.TimerHandle | None = None
         self._expect: Expect | None = Expect.NONE  # of the header; None once it was dealt with
         self._is_identified = False
+        self._is_refused = False  # it was told so; what it sends is dropped
         self._preamble = b""  # of a header that is not whole
         self._kept = 0  # bytes of a header or frame that is not whole
         self._begun = 0  # such frames so far
@@ -148,15 +157,25 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = self.via = join_host_port(host, address[1]) if host else nearby.peer_name(connected)
         self._expect = self._reception.expects(host)
         self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
-        if not self._reception.admit(self):
-            self.end(OverCapacityError("too many connections to this proxy"))
-            return
+        admission = self._reception.admit(self)
+        if admission is not Admission.SERVED:
+            error = OverCapacityError(
+                "too many connections to this proxy: close some, start more proxies, or raise connections_max"
+            )
+            self._reception.refused(self, error)
+            if admission is Admission.CUT:
+                self.end(error)
+                return
+            self._end_after_first_bytes(error)
         self._hello_timer = self._loop.call_later(self._reception.hello_s, self._no_hello)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return receiving.place_for(self._decoder)
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._is_refused:
+            self.end()
+            return
         if self._expect is None:
             self._messages = receiving.received(self._decoder, nbytes)
         else:
@@ -213,7 +232,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def send(self, message: Message) -> None:
         """Say something; it leaves at the end of this turn, or at once if it is much. Dropped when nobody is there."""
-        if self._transport is None:
+        if self._transport is None or self._is_refused:
             return
         for part in encode(message):
             self._out.append(part)
@@ -333,6 +352,17 @@ class Connection(asyncio.BufferedProtocol):
         self._reception.refused(self, error)
         self.end(error)
         return b""
+
+    def _end_after_first_bytes(self, error: DLogError) -> None:
+        """Tell the error and send nothing more, but leave our side open until the peer's hello was read.
+
+        Closed at once, the connection would be reset by that hello, and the peer would fail to send before it reads.
+        """
+        self.send(failure(0, error))
+        self._write()
+        self._is_refused = True
+        if self._transport is not None and self._transport.can_write_eof():
+            self._transport.write_eof()
 
     def _hear(self, session: Session, message: Message) -> None:
         try:

@@ -16,6 +16,7 @@ from dlog.errors import (
     DLogError,
     InvalidRequestError,
     OwnedElsewhereError,
+    ProducerUnknownError,
     RecordTooLargeError,
     UnavailableError,
 )
@@ -45,7 +46,7 @@ class House(Protocol):
         """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
         ...
 
-    async def names(self, after: str, limit: int) -> dict[str, Any]:
+    async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
         """Names of streams in order. Raises MetadataUnavailableError."""
         ...
 
@@ -87,6 +88,7 @@ class Dispatch:
 
     def closed(self) -> None:
         self._is_closed = True
+        self._handlers.clear()  # they refer to this object
         if self._forwarding is not None:
             self._forwarding.close()
 
@@ -114,6 +116,8 @@ class Dispatch:
     def _written(self, request: int, stream: str, cost: int, result: BatchWritten | DLogError) -> None:
         """A batch was answered."""
         self._count_out(stream, cost)
+        if isinstance(result, ProducerUnknownError):
+            self._common.admission.producers_unknown += 1
         if self._is_closed:
             return
         if isinstance(result, BatchWritten):
@@ -143,7 +147,7 @@ class Dispatch:
         self._connection.send(Done(m.request))
 
     def _list(self, m: List) -> None:
-        self._questions.answer(m.request, self._common.names(m.after, m.limit))
+        self._questions.answer(m.request, self._common.names(m.after, m.limit, m.listing))
 
     def _stat(self, m: Stat) -> None:
         self._questions.answer(m.request, self._stat_of(m))

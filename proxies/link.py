@@ -32,6 +32,7 @@ class Link(asyncio.Protocol):
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._pushed: dict[int, tuple[Callable[[Message], None], Callable[[], None]]] = {}
         self._request = 0
+        self._farewell = ""  # why the other side closes, as it says
         self._ended = False
 
     @classmethod
@@ -136,7 +137,7 @@ class Link(asyncio.Protocol):
                 self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(str(exc) if exc else "closed by the other side")
+        self._end(self._farewell or (str(exc) if exc else "closed by the other side"))
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -150,6 +151,9 @@ class Link(asyncio.Protocol):
 
     def _hear(self, message: Message) -> None:
         number = getattr(message, "request", 0)
+        if number == 0 and isinstance(message, Failed):  # an answer to no question: it says why it closes
+            self._farewell = message.message
+            return
         pushed = self._pushed.get(number)
         if pushed is not None:
             pushed[0](message)

@@ -24,7 +24,7 @@ from dlog.io.settings import add_flags, configured, ignored_variables, load
 from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
-from proxies.connection import Connection, Session
+from proxies.connection import Admission, Connection, Session
 from proxies.meters import Meters
 from proxies.preamble import OFF, Expect, Preambles
 from proxies.questions import QUESTIONS_MAX
@@ -93,6 +93,7 @@ class ServingOptions:
 Options = TypeVar("Options", bound=ServingOptions)
 
 HOPS_MAX = 1  # a question is handed on once at most
+REFUSING_MAX = 64  # connections beyond connections_max that are kept open until they have heard that they are refused
 FRAME_OVERHEAD_BYTES = 64 * KiB + 6  # a frame is never longer than its body and this
 
 
@@ -187,13 +188,13 @@ class Listener:
 
     # ---- Reception --------------------------------------------------------------------------------------------------
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: Connection) -> Admission:
         self.connections[connection] = None
         self.accepted += 1
-        if len(self.connections) > self._options.connections_max:
-            self.refused_count += 1
-            return False
-        return True
+        beyond = len(self.connections) - self._options.connections_max
+        if beyond <= 0:
+            return Admission.SERVED
+        return Admission.REFUSED if beyond <= REFUSING_MAX else Admission.CUT
 
     def expects(self, host: str) -> Expect:
         return self._preambles.of(host)

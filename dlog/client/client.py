@@ -429,9 +429,11 @@ class Client:
         """Names of all streams, in order."""
         router = self._check(None)
         after = ""
+        listing: str | None = None
         while True:
-            page = await router.ask(partial(_list, after=after))
+            page = await router.ask(partial(_list, after=after, listing=listing))
             names = [str(name) for name in page.get("streams", ())]
+            listing = page.get("listing")
             for name in names:
                 yield name
             if len(names) < LIST_LIMIT:
@@ -523,8 +525,8 @@ def _create(request: int, *, stream: str, life: str, deletions: int, settings: d
     return proxy.Create(request, stream, life, deletions, settings)
 
 
-def _list(request: int, after: str) -> proxy.List:
-    return proxy.List(request, after, LIST_LIMIT)
+def _list(request: int, after: str, listing: str | None) -> proxy.List:
+    return proxy.List(request, after, LIST_LIMIT, listing)
 
 
 def _count_fork() -> None:

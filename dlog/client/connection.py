@@ -19,6 +19,7 @@ from dlog.errors import (
     ConnectionLostError,
     DLogError,
     EndedError,
+    OverCapacityError,
     ProducerUnknownError,
     ProtocolError,
     SequenceGapError,
@@ -110,7 +111,8 @@ class Connection(asyncio.BufferedProtocol):
     async def open(cls, address: str, options: ClientOptions, *, hops: int = 0) -> Connection:
         """Connect and shake hands. hops: see proxy.Hello.
 
-        Raises UnavailableError when nobody answers there within `connect_timeout_s`, UnsupportedVersionError or
+        Raises UnavailableError when nobody answers there within `connect_timeout_s`, OverCapacityError when the proxy
+        has too many connections, UnsupportedVersionError or
         ProtocolError when what answers is not a proxy we can talk to. Cancelling closes what was opened.
         """
         host, port = split_address(address)
@@ -132,7 +134,11 @@ class Connection(asyncio.BufferedProtocol):
         except OSError as error:
             raise UnavailableError(f"{_why(error)}: address={address}") from error
         except ConnectionLostError as error:
-            raise UnavailableError(f"closed during the greeting: address={address}") from error
+            farewell = connection._farewell
+            if isinstance(farewell, OverCapacityError):
+                raise OverCapacityError(f"{farewell.message}: address={address}") from error
+            why = f", {farewell.message}" if farewell is not None else ""
+            raise UnavailableError(f"closed during the greeting{why}: address={address}") from error
         except BaseException:
             connection.close()
             raise

@@ -21,6 +21,7 @@ class Lifetime:
         self._group: asyncio.TaskGroup | None = None
         self._task: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
+        self._running: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Return once `spawn` may be called."""
@@ -34,9 +35,12 @@ class Lifetime:
             work.close()
             return
         try:
-            self._group.create_task(work, name=name)
+            task = self._group.create_task(work, name=name)
         except RuntimeError:  # it is ending
             work.close()
+            return
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     async def stop(self) -> None:
         """Cancel what runs and wait until it has ended. Idempotent."""
@@ -48,17 +52,17 @@ class Lifetime:
         try:
             async with asyncio.TaskGroup() as group:
                 self._group = group
-                stop = group.create_task(self._stop.wait(), name=f"{self._name} stop")
                 started.set()
-                await asyncio.wait((stop,))
-                raise _Stopped
-        except* _Stopped:
-            pass
+                await self._stop.wait()
+                self._group = None
+                for task in tuple(self._running):
+                    task.cancel()
         except* Exception as errors:  # noqa: BLE001 - a defect: told to all who wait, not to a task nobody awaits
             self._on_end(errors)
         finally:
             self._group = None
+            self._on_end = _nothing  # it refers to who owns this
 
 
-class _Stopped(Exception):
-    """Ends the group; never leaves this file."""
+def _nothing(error: BaseException) -> None:
+    pass

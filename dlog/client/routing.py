@@ -24,6 +24,7 @@ from dlog.errors import (
     ClosedError,
     ConnectionLostError,
     DLogError,
+    OverCapacityError,
     OwnedElsewhereError,
     ProducerUnknownError,
     ProtocolError,
@@ -177,17 +178,26 @@ class Router:
         return sorted(self._known, key=hope)
 
     async def connect_any(self, role: str, avoid: Collection[str] = ()) -> Connection:
-        """A connection to the most hopeful address that answers. Raises UnavailableError naming all that were tried."""
+        """A connection to the most hopeful address that answers.
+
+        Raises UnavailableError naming all that were tried, OverCapacityError if one of them had too many connections.
+        """
         candidates = self.candidates(role, avoid)
         tried: list[str] = []
         wrong: list[Connection] = []
+        full: OverCapacityError | None = None
 
         async def suits(address: str) -> Connection | None:
+            nonlocal full
             if address not in self._roles and address not in self._configured:
                 # we were told of it; whether we can reach it nobody knows
                 connection = await self._connect_soon(address)
             else:
-                connection = await self.connect(address)
+                try:
+                    connection = await self.connect(address)
+                except OverCapacityError as error:
+                    full = error
+                    raise
             if connection is None:
                 tried.append(f"not reached: address={address}")
             elif not connection.role.startswith(role):
@@ -198,6 +208,8 @@ class Router:
         found = await self._first(candidates, suits, tried)
         if found is None and wrong:
             found = wrong[0]
+        if found is None and full is not None:
+            raise OverCapacityError(f"no proxy takes a connection; tried=[{'; '.join(tried)}]")
         if found is None:
             raise UnavailableError(f"no proxy answers; {_NEXT} tried=[{'; '.join(tried)}]", outcome_unknown=False)
         return found

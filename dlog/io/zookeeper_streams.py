@@ -84,6 +84,11 @@ class _Mirror:
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     unsubscribe: Unsubscribe = lambda: None
 
+    def close(self) -> None:
+        """End the watch, and let go of it: its callback refers to this mirror."""
+        self.unsubscribe()
+        self.unsubscribe = lambda: None
+
     def invalidate(self) -> None:
         self.complete = False
         self.epoch += 1
@@ -240,7 +245,7 @@ class StreamTree:
     def close(self) -> None:
         self._unsubscribe()
         for mirror in self._mirrors.values():
-            mirror.unsubscribe()
+            mirror.close()
         self._mirrors.clear()
 
     # ---- reading ---------------------------------------------------------------------------------------------------
@@ -253,13 +258,13 @@ class StreamTree:
         mirror = self._mirrors[stream] = _Mirror(self._paths.root(stream))
         mirror.unsubscribe = self._zk.watch_tree(mirror.root, mirror.changed)
         while len(self._mirrors) > CACHED_STREAMS_MAX:
-            self._mirrors.popitem(last=False)[1].unsubscribe()
+            self._mirrors.popitem(last=False)[1].close()
         return mirror
 
     def _forget(self, stream: StreamName) -> None:
         mirror = self._mirrors.pop(stream, None)
         if mirror is not None:
-            mirror.unsubscribe()
+            mirror.close()
 
     async def _read_once(self, stream: StreamName, mirror: _Mirror) -> Versioned | Missing | None:
         """None: it changed under our hands."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from dlog.options import KiB, MiB, option
 
+PRODUCERS_MAX = 10_000  # of one stream: so many fit into half an entry, without the places of their batches
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerOptions:
@@ -21,7 +23,7 @@ class OwnerOptions:
     control_after_ms: float = option(10.0, sim=(0.0, 50.0))  # how long a LAC may wait for a later entry to carry it
     snapshot_bytes: int = option(512 * KiB, sim=(128, 4 * KiB))  # of log between two snapshots of the producer table
     snapshot_ratio: int = option(32, sim=(0, 4))  # ... but at least so many times the size of the last snapshot
-    producers_max: int = option(1000, sim=(4, 16))
+    producers_max: int = option(4000, sim=(4, 16))  # remembered; a batch of another one costs a second round trip
     places_max: int = option(5, sim=(1, 5))  # DLSNs kept per producer to answer duplicates with
     recover_segments_max: int = option(4, sim=(2, 4))  # how many segments back the producer table is looked for
     allocate_ahead: float = option(0.5, sim=(0.0, 1.0))  # of a segment's size or age, when the next one is created
@@ -32,5 +34,7 @@ class OwnerOptions:
     deletes_max: int = option(4, sim=(1, 4))  # segments deleted at once
 
     def __post_init__(self) -> None:
-        if self.producers_max > 10_000:
-            raise ValueError(f"producers_max is at most 10000, a snapshot must fit into an entry: {self.producers_max}")
+        if not 0 < self.producers_max <= PRODUCERS_MAX:
+            raise ValueError(
+                f"producers_max is from 1 to {PRODUCERS_MAX}, a snapshot must fit into an entry: {self.producers_max}"
+            )

@@ -164,11 +164,12 @@ class Packer:
         due = max(options.snapshot_bytes, segment.snapshot_bytes * options.snapshot_ratio)
         if segment.next_entry > 0 and segment.since_snapshot < due:
             return None
+        snapshot = self.table.snapshot()
         for places_max in (options.places_max, 1):
-            packed = pack_snapshot(_thinned(self.table.snapshot(), places_max))
+            packed = pack_snapshot(_thinned(snapshot, places_max))
             if len(packed) <= _SNAPSHOT_BYTES_MAX:
                 return packed
-        return pack_snapshot(_thinned(self.table.snapshot(), 0))
+        return pack_snapshot(_thinned(snapshot, 0))
 
     def _fits(self, size: int, snapshot: bytes | None) -> bool:
         """Whether a batch larger than our usual entries still fits into one with the snapshot; if not, the snapshot

@@ -218,11 +218,12 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """Names after `after`, in order, at most `limit`."""
+    """Names after `after`, in order, at most `limit`. listing: as the answer to the page before said; None: begin."""
 
     request: int
     after: str = ""
     limit: int = 1000
+    listing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

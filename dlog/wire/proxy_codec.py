@@ -207,7 +207,10 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     Op.TRUNCATE: (proxy.Truncate, (("request", U63), ("stream", TEXT), ("life", LIFE), ("dlsn", DLSN))),
     Op.SEAL: (proxy.Seal, (("request", U63), ("stream", TEXT), ("life", LIFE))),
     Op.STAT: (proxy.Stat, (("request", U63), ("stream", TEXT))),
-    Op.LIST: (proxy.List, (("request", U63), ("after", TEXT), ("limit", U32))),
+    Op.LIST: (
+        proxy.List,
+        (("request", U63), ("after", TEXT), ("limit", U32), ("listing", _or_nil(TEXT))),
+    ),
     Op.OWNER: (proxy.GetOwner, (("request", U63), ("stream", TEXT), ("suspect", _or_nil(TEXT)))),
     Op.OWNERS: (proxy.GetOwners, (("request", U63),)),
     Op.RELEASE: (proxy.Release, (("request", U63), ("stream", TEXT), ("life", LIFE))),

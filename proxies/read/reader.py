@@ -87,7 +87,8 @@ class StreamReader:
             self._connection.fail(self.request, DLogError(f"the reader failed: stream={self.stream} {error!r}"))
             raise
         finally:
-            self._on_end()
+            on_end, self._on_end, self._view = self._on_end, _nothing, None  # both refer to this object
+            on_end()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -106,3 +107,7 @@ class StreamReader:
     def _source_lost(self) -> None:
         lost: Fact = PeerLost(SOURCE, "the source ended")
         self._driver.post(lost)
+
+
+def _nothing() -> None:
+    pass

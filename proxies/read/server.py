@@ -74,6 +74,7 @@ class ReadProxy:
         self.health = Health(metadata, patience_s=options.unready_after_s)
         self.listener: serving.Listener
         self._metadata = metadata
+        self._listings = catalog.Listings(metadata)
         self._stores = stores
         self._tell = tell
         self._rng = rng or serving.seeded()
@@ -179,9 +180,9 @@ class ReadProxy:
             catalog.with_tail(told, segment.number, tailer.lac(segment), None)
         return told
 
-    async def names(self, after: str, limit: int) -> dict[str, Any]:
-        """Names of streams in order. Raises MetadataUnavailableError."""
-        return await catalog.list_streams(self._metadata, after, limit)
+    async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
+        """Names of streams in order, see catalog.Listings. Raises MetadataUnavailableError."""
+        return await self._listings.page(after, limit, listing)
 
     def meters(self) -> Meters:
         """What a scrape is told; asked for once the proxy is ready."""

@@ -54,6 +54,7 @@ class Admin:
         self._stores = stores
         self._holdings = holdings
         self._placement = placement
+        self._listings = catalog.Listings(metadata)
         self._tell = tell
 
     async def life(self, name: str) -> dict[str, Any]:
@@ -160,9 +161,9 @@ class Admin:
         told["producers"] = stat.producers
         return catalog.with_tail(told, stat.segment, stat.lac, stat.last_dlsn)
 
-    async def names(self, after: str, limit: int) -> dict[str, Any]:
-        """Names of streams in order. Raises MetadataUnavailableError."""
-        return await catalog.list_streams(self._metadata, after, limit)
+    async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
+        """Names of streams in order, see catalog.Listings. Raises MetadataUnavailableError."""
+        return await self._listings.page(after, limit, listing)
 
     def _settings(self, given: Mapping[str, Any]) -> StreamSettings:
         settings = settings_from_map(dict(given))

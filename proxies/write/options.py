@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.log.options import OwnerOptions
+from dlog.log.options import PRODUCERS_MAX, OwnerOptions
 from dlog.options import KiB, MiB, at_least_one, option
 from proxies.detector import DetectorOptions
 from proxies.serving import ServingOptions
@@ -29,12 +29,15 @@ class WriteOptions(ServingOptions):
     inflight_entries_max: int = option(3, sim=(1, 4))
     cut_bytes: int = option(256 * KiB, sim=(64, 2 * KiB))
     control_after_ms: float = option(10.0, sim=(0.0, 50.0))
+    producers_max: int = 4000  # remembered of a stream, 1 KB each; at most dlog.log.options.PRODUCERS_MAX
 
     def __post_init__(self) -> None:
         ServingOptions.__post_init__(self)
         at_least_one(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max", "requests_max", "takes_max")
         at_least_one(self, "takes_at_once", "take_slow_s", "idle_s", "streams_max")
-        at_least_one(self, "ping_every_s", "ping_timeout_s", "inflight_entries_max", "cut_bytes")
+        at_least_one(self, "ping_every_s", "ping_timeout_s", "inflight_entries_max", "cut_bytes", "producers_max")
+        if self.producers_max > PRODUCERS_MAX:
+            raise ValueError(f"producers_max is at most {PRODUCERS_MAX}: {self.producers_max}")
 
     @property
     def detector(self) -> DetectorOptions:
@@ -47,4 +50,5 @@ class WriteOptions(ServingOptions):
             cut_bytes=self.cut_bytes,
             control_after_ms=self.control_after_ms,
             pending_bytes_max=self.stream_bytes_max,
+            producers_max=self.producers_max,
         )

@@ -156,9 +156,9 @@ class WriteProxy:
         """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
         return await self.admin.stat(stream)
 
-    async def names(self, after: str, limit: int) -> dict[str, Any]:
+    async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
         """Names of streams in order. Raises MetadataUnavailableError."""
-        return await self.admin.names(after, limit)
+        return await self.admin.names(after, limit, listing)
 
     def meters(self) -> Meters:
         """What a scrape is told; asked for once the proxy is ready."""
@@ -167,6 +167,8 @@ class WriteProxy:
         meters.counter("write_batches", "Batches taken", lambda: admission.batches)
         meters.counter("write_bytes", "Bytes of batches taken", lambda: admission.bytes)
         meters.counter("write_refused", "Batches refused for want of room", lambda: admission.refused)
+        unknown = "Batches refused because their producer is not remembered; see producers_max"
+        meters.counter("write_producers_unknown", unknown, lambda: admission.producers_unknown)
         meters.gauge("write_in_flight_bytes", "Bytes taken and not answered", lambda: admission.process.bytes)
         meters.gauge("write_streams", "Streams being taken, owned or handed over", lambda: len(self.holdings))
         takes = self.holdings.takes

@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tests.integration.cluster import BookieCluster, ServerProcess
 
+PRODUCERS_MAX = 1000  # remembered of a stream by each write proxy, so that a test may go beyond
+
 
 class ProxyCluster:
     """Two of each role; each listens on a port of the kernel's choice."""
@@ -44,5 +46,7 @@ class ProxyCluster:
         return next(other for other in self.writers if other is not process)
 
     def _make(self, role: str, number: int, *more: str) -> ServerProcess:
+        if role == "write":
+            more = ("--producers-max", str(PRODUCERS_MAX), *more)
         flags = ("--zookeeper", self.bookies.hosts, "--namespace", self.namespace, *more)
         return ServerProcess(f"proxies.{role}", self._directory / f"{role}-{number}", *flags)

@@ -11,13 +11,11 @@ import pytest
 
 import dlog
 from dlog.errors import ProducerUnknownError
-from dlog.log.options import OwnerOptions
 from dlog.wire.proxy import Create, Failed, Written
 from tests.integration.proxies.house import House
-from tests.integration.proxies.processes import ProxyCluster
+from tests.integration.proxies.processes import PRODUCERS_MAX, ProxyCluster
 from tests.integration.proxies.raw import Raw, RawProducer
 
-PRODUCERS_MAX = OwnerOptions().producers_max
 MEMORY = {"store": "memory"}
 
 
@@ -40,7 +38,7 @@ async def many(raw: Raw, count: int, since: tuple[int, int, int] | None = None) 
 
 async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_written_twice(house: House) -> None:
     """What a frozen proxy would do when it wakes: say again, word for word, what was written long ago."""
-    proxy = await house.write_proxy()
+    proxy = await house.write_proxy(producers_max=PRODUCERS_MAX)
     async with Raw(proxy.address) as raw:
         await raw.ask(Create, "orders", MEMORY)
         first = RawProducer(raw, "orders")
@@ -52,6 +50,7 @@ async def test_a_first_batch_held_up_until_its_producer_is_forgotten_is_not_writ
         answer = await late.write([b"once"])
         assert isinstance(answer, Failed)
         assert (answer.code, answer.outcome_unknown) == (535, False)
+        assert proxy.proxy.admission.producers_unknown > 0
     async with dlog.connect("dlog://" + proxy.address + "," + (await house.read_proxy()).address) as client:
         found = Counter([record.payload async for record in client.read("orders")])
     assert found == {b"once": 1, b".": PRODUCERS_MAX + 10}

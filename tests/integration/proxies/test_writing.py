@@ -6,14 +6,23 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
+import dlog
+from dlog.client.connection import Connection
+from dlog.client.options import ClientOptions
+from dlog.errors import OverCapacityError, UnavailableError
+from dlog.events import ConnectionRefused
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
 from dlog.wire.proxy import (
+    PROTOCOL_VERSION,
     Create,
     Delete,
     Failed,
     GetOwner,
     GetOwners,
+    Hello,
     Lac,
     List,
     Ping,
@@ -25,7 +34,8 @@ from dlog.wire.proxy import (
     Write,
     Written,
 )
-from tests.integration.proxies.house import House
+from proxies.link import Link
+from tests.integration.proxies.house import House, Running
 from tests.integration.proxies.raw import ANYTHING, Raw, RawProducer
 
 MEMORY = {"store": "memory"}
@@ -143,8 +153,9 @@ async def test_streams_are_made_listed_described_sealed_and_deleted(house: House
         assert made["settings"]["segment_bytes"] == 1 << 20
         said(await raw.ask(Create, "a", MEMORY))
         assert failed(await raw.ask(Create, "a", MEMORY)).code == 522
-        assert said(await raw.ask(List, "", 1)) == {"streams": ["a"], "more": True}
-        assert said(await raw.ask(List, "a", 10)) == {"streams": ["b"], "more": False}
+        page = said(await raw.ask(List, "", 1, None))
+        assert (page["streams"], page["more"]) == (["a"], True)
+        assert said(await raw.ask(List, "a", 10, page["listing"])) == {"streams": ["b"], "more": False, "listing": None}
         await RawProducer(raw, "b").write([b"1", b"2"])
         told = said(await raw.ask(Stat, "b"))
         assert told["state"] == "serving"
@@ -178,7 +189,7 @@ async def test_settings_that_make_no_sense_are_refused(house: House) -> None:
             assert failed(await raw.ask(Create, "orders", settings)).code == 400, settings
         for name in ("", ".hidden", "a/b", "x" * 201, "umläut"):
             assert failed(await raw.ask(Create, name, MEMORY)).code == 602, name
-        assert said(await raw.ask(List, "", 10))["streams"] == []
+        assert said(await raw.ask(List, "", 10, None))["streams"] == []
 
 
 async def test_a_truncation_says_what_is_left(house: House) -> None:
@@ -271,8 +282,47 @@ async def test_many_connections_at_once_are_served_and_those_beyond_the_cap_are_
             tasks.create_task(raw.__aenter__())
     extra = Raw(proxy.address, hello=False)
     async with extra:
-        assert (await extra.hear(Failed)).code == 517
+        told = await extra.hear(Failed, request=0)
+        assert told.code == 517
+        assert "connections_max" in told.message
         await extra.closed.wait()
+    assert len(await proxy.events.of(ConnectionRefused)) == 1
+    with pytest.raises(OverCapacityError, match=f"connections_max.*address={proxy.address}"):
+        await Connection.open(proxy.address, ClientOptions())
+    with pytest.raises(UnavailableError, match="connections_max"):
+        await Link.open(proxy.address, role="tool", name="t", timeout_s=60.0)
+    async with dlog.connect(f"dlog://{proxy.address}") as client:
+        with pytest.raises(OverCapacityError, match="connections_max"):
+            await client.reach(0.0)
     for raw in raws:
         said(await raw.ask(Ping))
         await raw.__aexit__()
+
+
+class Staying(Raw):
+    """Keeps its side of the connection open when the proxy has closed the other."""
+
+    def eof_received(self) -> bool:
+        return True
+
+
+async def until_open(proxy: Running, count: int) -> None:
+    async with asyncio.timeout(90.0):
+        while len(proxy.proxy.listener.connections) != count:  # noqa: ASYNC110 - a listener tells nobody of each
+            await asyncio.sleep(0)
+
+
+async def test_connections_that_are_refused_are_bounded_too(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxies.serving.REFUSING_MAX", 2)
+    proxy = await house.write_proxy(connections_max=1, hello_s=1000.0)
+    async with Raw(proxy.address):
+        silent = [Staying(proxy.address, hello=False) for _ in range(4)]
+        for raw in silent:
+            await raw.__aenter__()
+            assert (await raw.hear(Failed, request=0)).code == 517
+        await until_open(proxy, 3)
+        silent[0].say(Hello(1, PROTOCOL_VERSION, PROTOCOL_VERSION, "tool", "raw"))
+        await until_open(proxy, 2)
+        for raw in silent:
+            await raw.__aexit__()
+    await until_open(proxy, 0)

@@ -1,0 +1,102 @@
+"""What repeats leaves no reference cycle: a process collects its oldest generation rarely, and would keep it.
+
+Each test runs a thousand rounds without the collector and looks at what it finds then. asyncio's own transports are
+cycles, so that objects of this service are counted only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import dlog
+from dlog.client.connection import Connection
+from dlog.client.options import ClientOptions
+from dlog.wire.proxy import Create, Ping
+from proxies.link import Link
+from proxies.read.server import ReadProxy
+from tests.integration.proxies.house import House, Running
+from tests.integration.proxies.raw import Raw, RawProducer
+
+ROUNDS = 1000
+MEMORY = {"store": "memory"}
+
+
+async def garbage_of(rounds: Callable[[int], Awaitable[None]], *proxies: Running) -> Counter[str]:
+    """Classes of this service whose objects only the collector can free, after `rounds`."""
+    await rounds(10)
+    await until_quiet(*proxies)
+    gc.collect()
+    gc.disable()
+    try:
+        await rounds(ROUNDS)
+        await until_quiet(*proxies)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        found = [type(value) for value in gc.garbage]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    return Counter(cls.__qualname__ for cls in found if cls.__module__.startswith(("dlog.", "actors.", "proxies.")))
+
+
+async def until_quiet(*proxies: Running) -> None:
+    """Until the proxies have no connection left, and what follows from the end of the last one is done."""
+    async with asyncio.timeout(90.0):
+        while any(running.proxy.listener.connections for running in proxies):  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_connections_links_and_clients_leave_no_garbage(house: House) -> None:
+    proxy = await house.read_proxy()
+
+    async def rounds(count: int) -> None:
+        for _ in range(count):
+            connection = await Connection.open(proxy.address, ClientOptions())
+            await connection.ask(Ping)
+            connection.close()
+            link = await Link.open(proxy.address, role="tool", name="t", timeout_s=60.0)
+            await link.ask(Ping)
+            link.close()
+            async with dlog.connect(f"dlog://{proxy.address}") as client:
+                await client.reach(60.0)
+
+    assert await garbage_of(rounds, proxy) == {}
+
+
+async def test_sessions_that_write_leave_no_garbage(house: House) -> None:
+    proxy = await house.write_proxy()
+
+    async def rounds(count: int) -> None:
+        for _ in range(count):
+            async with Raw(proxy.address) as raw:
+                await raw.ask(Create, "orders", MEMORY)
+                await RawProducer(raw, "orders").write([b"x"])
+
+    assert await garbage_of(rounds, proxy) == {}
+
+
+async def test_readers_leave_no_garbage(house: House) -> None:
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    async with Raw(writer.address) as raw:
+        await raw.ask(Create, "orders", MEMORY)
+        await RawProducer(raw, "orders").write([b"x"])
+
+    async def rounds(count: int) -> None:
+        async with dlog.connect(f"dlog://{reader.address},{writer.address}") as client:
+            for number in range(count):
+                if number % 2:
+                    assert [record.payload async for record in client.read("orders", follow=False)] == [b"x"]
+                else:
+                    reading = client.read("orders")
+                    assert (await anext(reading)).payload == b"x"
+                    await reading.aclose()
+
+    assert isinstance(reader.proxy, ReadProxy)
+    async with reader.proxy._tailers.hold("orders"):  # one source for all rounds; its own end is not this test's
+        assert await garbage_of(rounds, reader) == {}
