@@ -6,7 +6,7 @@ and says so.
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -55,7 +55,7 @@ class Listings:
             return {"streams": page, "more": False, "listing": None}
         if page:
             kept.after = page[-1]
-        listing = listing or secrets.token_hex(8)
+        listing = listing or os.urandom(8).hex()
         self._kept[listing] = kept
         if len(self._kept) > LISTINGS_MAX:
             del self._kept[next(iter(self._kept))]

@@ -71,7 +71,7 @@ class Reception(Protocol):
     limits: dict[str, int]
     hello_s: float
 
-    def admit(self, connection: Connection) -> Admission:
+    def admit(self, connection: Connection) -> Acceptance:
         """Count the connection in, and decide whether it is served."""
         ...
 
@@ -100,7 +100,7 @@ class Reception(Protocol):
         ...
 
 
-class Admission(enum.Enum):
+class Acceptance(enum.Enum):
     """What becomes of a connection that was just accepted."""
 
     SERVED = enum.auto()
@@ -157,13 +157,13 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = self.via = join_host_port(host, address[1]) if host else nearby.peer_name(connected)
         self._expect = self._reception.expects(host)
         self._transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
-        admission = self._reception.admit(self)
-        if admission is not Admission.SERVED:
+        acceptance = self._reception.admit(self)
+        if acceptance is not Acceptance.SERVED:
             error = OverCapacityError(
                 "too many connections to this proxy: close some, start more proxies, or raise connections_max"
             )
             self._reception.refused(self, error)
-            if admission is Admission.CUT:
+            if acceptance is Acceptance.CUT:
                 self.end(error)
                 return
             self._end_after_first_bytes(error)

@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from dlog.errors import ConfigError, DLogError
+from dlog.errors import ConfigError, DLogError, OverCapacityError
 from dlog.events import ConnectionOpened, ConnectionRefused, Event, VariablesIgnored, WorkFailed
 from dlog.hostport import join_host_port
 from dlog.io import listening, logs, metrics, nearby, process
@@ -24,7 +24,7 @@ from dlog.io.settings import add_flags, configured, ignored_variables, load
 from dlog.options import KiB, MiB, at_least_one, check_address, option, port_number
 from dlog.wire.entry import RECORD_BYTES_MAX
 from dlog.wire.proxy import GoAway, Hello
-from proxies.connection import Admission, Connection, Session
+from proxies.connection import Acceptance, Connection, Session
 from proxies.meters import Meters
 from proxies.preamble import OFF, Expect, Preambles
 from proxies.questions import QUESTIONS_MAX
@@ -118,6 +118,7 @@ class Listener:
         self.connections: dict[Connection, None] = {}  # in the order they came
         self.accepted = 0
         self.refused_count = 0
+        self._is_full = False  # more connections than allowed came, and none was let in since
         self.half_bytes = 0  # of frames that are not whole
         self._options = options
         self._open_session = open_session
@@ -188,13 +189,14 @@ class Listener:
 
     # ---- Reception --------------------------------------------------------------------------------------------------
 
-    def admit(self, connection: Connection) -> Admission:
+    def admit(self, connection: Connection) -> Acceptance:
         self.connections[connection] = None
         self.accepted += 1
         beyond = len(self.connections) - self._options.connections_max
         if beyond <= 0:
-            return Admission.SERVED
-        return Admission.REFUSED if beyond <= REFUSING_MAX else Admission.CUT
+            self._is_full = False
+            return Acceptance.SERVED
+        return Acceptance.REFUSED if beyond <= REFUSING_MAX else Acceptance.CUT
 
     def expects(self, host: str) -> Expect:
         return self._preambles.of(host)
@@ -209,6 +211,10 @@ class Listener:
 
     def refused(self, connection: Connection, error: DLogError) -> None:
         self.refused_count += 1
+        if isinstance(error, OverCapacityError):
+            was_full, self._is_full = self._is_full, True
+            if was_full:
+                return  # told already; a crowd that connects again and again does not fill the log
         self._tell(ConnectionRefused(connection.peer, connection.via, error.message))
 
     def open(self, connection: Connection, hello: Hello) -> Session:

@@ -294,6 +294,8 @@ async def test_many_connections_at_once_are_served_and_those_beyond_the_cap_are_
     async with dlog.connect(f"dlog://{proxy.address}") as client:
         with pytest.raises(OverCapacityError, match="connections_max"):
             await client.reach(0.0)
+    refusals = [event for event in proxy.events if isinstance(event, ConnectionRefused)]
+    assert len(refusals) == 1, "a crowd that connects again and again does not fill the log"
     for raw in raws:
         said(await raw.ask(Ping))
         await raw.__aexit__()
