@@ -55,7 +55,13 @@ class BookieOptions:
     disk_free_min_bytes: int = 1 * GiB  # read-only below it in any directory
     disk_free_reserve_bytes: int = 256 * MiB  # recovery and high-priority adds are taken down to here
 
+    # ledgers that metadata no longer names
+    gc_s: float = 600.0  # between two collections; every 30 s while the disk is nearly full; 0: never
+    gc_look_s: float = 10.0  # between two looks at metadata of ledgers that are new here
+
     def __post_init__(self) -> None:
+        if self.gc_s < 0 or self.gc_look_s <= 0:
+            raise ValueError(f"gc_s may not be negative, gc_look_s is above 0: gc_s={self.gc_s}")
         if self.journal_file_bytes < 16 * KiB:
             raise ValueError(f"journal_file_bytes is at least {16 * KiB}: value={self.journal_file_bytes}")
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -278,3 +279,97 @@ def test_the_read_cache_stays_within_its_bytes() -> None:
     assert cache.get(1, 49) == bytes(60)
     cache.put(2, 0, bytes(5000))
     assert cache.bytes <= 1000
+
+
+def names(disk: SimulatedDisk, prefix: str) -> list[str]:
+    return [name for name in disk.names(DIR) if name.startswith(prefix)]
+
+
+def test_a_log_without_a_living_ledger_is_deleted_and_the_others_stay() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk, entry_log_bytes=1)
+    for ledger in (1, 2, 3):
+        made.flush(half((ledger, 0), body=bytes(5000)), [row(ledger, 0)], FIRST_MARK)
+    made.flush(half((1, 1), (2, 1)), [row(1, 1), row(2, 1)], FIRST_MARK)
+    before = disk.used
+    made.bury([1, 3])
+    usage = made.collect()
+    assert len(names(disk, "entries-")) == 2 and usage.reclaimed_bytes >= 10_000
+    assert before - disk.used > 9_000 and 5_000 < usage.live_bytes < 6_000
+    for again in (made, directory(disk)):
+        assert again.lookup(2, 0, 1, 1 << 20) == [packet(2, 0, bytes(5000))]
+        assert again.lookup(2, 1, 1, 1 << 20) == [packet(2, 1)]
+        assert again.lookup(1, 0, 1, 1 << 20) == again.lookup(3, 0, 1, 1 << 20) == []
+        assert list(again.gone) == [1, 3]
+
+
+def test_rows_and_chunks_of_ledgers_that_are_gone_leave_the_index() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half(*[(ledger, 0) for ledger in range(100)]), [row(n, 0) for n in range(100)], FIRST_MARK)
+    made.bury(range(99))
+    made.collect()
+    (run,) = made._runs
+    assert len(run.table) == 1
+    assert [r.ledger for r in LedgerDir(disk, DIR, 1).load()] == [99]
+
+
+def test_what_is_flushed_of_a_ledger_that_is_gone_reaches_neither_log_nor_index() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.bury([1])
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    assert not names(disk, "entries-") and not names(disk, "index-")
+
+
+def test_a_log_whose_table_of_contents_is_damaged_is_kept_and_told() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    (log,) = made.manifest.logs
+    disk.flip_bit(f"{DIR}/entries-{log.log:08x}", (log.section + 30) * 8)
+    made.bury([1])
+    usage = made.collect()
+    assert names(disk, "entries-") and usage.reclaimed_bytes == 0 and "does not verify" in usage.damage[0]
+
+
+def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    made.bury([1])
+    disk.flip_bit(f"{DIR}/GONE", 70)
+    with pytest.raises(DamagedError, match="GONE"):
+        directory(disk)
+
+
+def test_a_reader_under_way_goes_on_in_a_log_that_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = directory(SimulatedDisk())
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    read = LedgerDir._read
+
+    def slowly(which: LedgerDir, ledger: int, places: list[Any]) -> list[bytes]:
+        made.bury([1])
+        made.collect()
+        return read(which, ledger, places)
+
+    monkeypatch.setattr(LedgerDir, "_read", slowly)
+    assert made.lookup(1, 0, 1, 1 << 20) == [], "gone, and not damaged"
+
+
+def test_seen_is_stored_with_a_ledgers_state() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    rows = [replace_seen(row(1, fenced=True), 127), replace_seen(row(2), 1), row(3)]
+    made.flush({}, rows, FIRST_MARK)
+    assert LedgerDir(disk, DIR, 1).load() == rows
+
+
+def replace_seen(state: LedgerRow, seen: int) -> LedgerRow:
+    return state._replace(seen=seen)
+
+
+def test_a_manifest_of_the_version_before_is_read() -> None:
+    old = encode(Manifest(next_file=7)).replace(b'"version": 3', b'"version": 2')
+    text = old[:-9]
+    assert decode(text + b"%08x\n" % crc32c(text)).next_file == 7
