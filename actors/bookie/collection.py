@@ -3,13 +3,16 @@
 Two kinds of round. A look reads metadata of ledgers that are new here, so that they count as seen before somebody
 deletes them. A collection lists all of metadata. One round at a time; every answer is handed in before the next
 question is asked, so no answer of an earlier round is ever heard by a later one.
+
+After a collection entry logs are compacted that are mostly of ledgers that are gone, in parts, each followed by a pause
+as long as `gc_bytes_s` asks for. Flushes and rounds go on in between.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from dlog.bookie.bookie import Bookie
@@ -41,6 +44,7 @@ from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey
 
 _AT_ONCE = 64  # reads of ledgers' znodes under way
+_PART_BYTES = 4 << 20  # copied between two flushes at most
 _SHORT_OF_ROOM_S = 30.0  # between collections while the disk is nearly full
 
 
@@ -48,7 +52,8 @@ class Collection:
     """One bookie's collections.
 
     perform: hands a fact to the bookie's machine. keep: puts a record on disk; returns why it could not for want of
-    room, raises OSError for any other failure.
+    room, raises OSError for any other failure. compact: empties logs of which less than this share lives by so many
+    bytes; returns the bytes copied, None if there is nothing to do.
     """
 
     def __init__(
@@ -60,7 +65,8 @@ class Collection:
         collector: Collector,
         *,
         perform: Callable[[Any], None],
-        keep: Callable[[MarkRecord], Any],
+        keep: Callable[[MarkRecord], Awaitable[str]],
+        compact: Callable[[float, int], Awaitable[int | None]],
     ) -> None:
         self._options = options
         self._metadata = metadata
@@ -69,11 +75,18 @@ class Collection:
         self._collector = collector
         self._perform_fact = perform
         self._keep = keep
+        self._compact = compact
+        self._collected = asyncio.Event()  # since the last compaction
         self._facts: deque[Any] = deque()
         self._unseen: set[int] = set()  # new ledgers that a look has not been able to see yet
 
     async def run(self) -> None:
-        """Look and collect, by time, for ever. Raises OSError when the disk fails."""
+        """Look, collect and compact, by time, for ever. Raises OSError when the disk fails."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._keep_compacting(), name="bookie compaction")
+            await self._keep_collecting()
+
+    async def _keep_collecting(self) -> None:
         unsubscribe = self._metadata.on_state(self._contact)
         loop, options = asyncio.get_running_loop(), self._options
         collected_s = loop.time()
@@ -89,12 +102,28 @@ class Collection:
         finally:
             unsubscribe()
 
+    async def _keep_compacting(self) -> None:
+        loop, options = asyncio.get_running_loop(), self._options
+        major_s = loop.time()
+        while True:
+            await self._collected.wait()
+            self._collected.clear()
+            share = options.gc_minor_share
+            if self._machine.is_short_of_room or loop.time() - major_s >= options.gc_major_s:
+                share, major_s = options.gc_major_share, loop.time()
+            part_bytes = min(_PART_BYTES, options.gc_bytes_s)
+            copied: int | None = 0
+            while copied is not None:
+                copied = await self._compact(share, part_bytes)
+                await asyncio.sleep((copied or 0) / options.gc_bytes_s)
+
     async def collect(self) -> None:
         """One round over all ledgers; also frees what was buried before and is still held."""
         self._machine.take_new()
         self._unseen.clear()
         await self._round(RoundDue(self._machine.known(), collects=True))
         self._perform_fact(BuryDue(frozenset()))
+        self._collected.set()
 
     async def look(self) -> None:
         """One round over the ledgers that are new since the last."""

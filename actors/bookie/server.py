@@ -206,6 +206,16 @@ class BookieServer:
         async def keep(record: MarkRecord) -> str:
             return await self._threads.run(self._disk.keep_record, record)
 
+        async def compact(below: float, bytes_max: int) -> int | None:
+            done: asyncio.Future[int | None] = self._loop.create_future()
+
+            def told(copied: int | None) -> None:
+                if not done.done():  # whoever waited may have been cancelled
+                    done.set_result(copied)
+
+            self._disk.compact(below, bytes_max, told)
+            return await done
+
         def perform(fact: Any) -> None:
             if isinstance(fact, Tell):
                 self._tell(fact.event)
@@ -214,12 +224,12 @@ class BookieServer:
             self._settle()
 
         collection = Collection(
-            self._options, metadata, info.bookie, self.machine, collector, perform=perform, keep=keep
+            self._options, metadata, info.bookie, self.machine, collector, perform=perform, keep=keep, compact=compact
         )
         try:
             await collection.run()
-        except OSError as error:
-            raise DiskFailedError(f"nothing more is acknowledged: {error!r}") from error
+        except BaseExceptionGroup as group:
+            raise DiskFailedError(f"nothing more is acknowledged: {group.exceptions[0]!r}") from group
 
     async def _drain_and_checkpoint(self) -> None:
         """Everything taken is answered, everything in memory goes to the index; the next start replays nothing."""

@@ -92,6 +92,12 @@ class RunTable:
         row = bisect_right(firsts, entry, low, high) - 1
         return row if row >= low and lasts[row] >= entry else -1
 
+    def rows_of(self, ledger: int) -> range:
+        """The chunks of a ledger, by rising entries."""
+        ledgers = self.columns[0]
+        low = bisect_left(ledgers, ledger)
+        return range(low, bisect_right(ledgers, ledger, low))
+
     def goes_on(self, row: int) -> bool:
         """Whether the next chunk holds the entries that follow this one's without a gap."""
         ledgers, firsts, lasts = self.columns[0], self.columns[1], self.columns[2]

@@ -185,6 +185,11 @@ class BookieDisk:
         """Behind the flushes asked for before; also frees what is free already."""
         self._flusher.submit(self._bury, bury)
 
+    def compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
+        """Do a part of a compaction behind the flushes asked for before; see LedgerDir.compact. on_done is called on
+        the loop with the bytes copied, or None if there is nothing to do now, or no room to do it."""
+        self._flusher.submit(self._compact, below, bytes_max, on_done)
+
     def keep_record(self, record: MarkRecord) -> str:
         """See write_record; blocks."""
         return write_record(self._disk, self._directories[-1], record)
@@ -269,6 +274,20 @@ class BookieDisk:
         if bury.ledgers or usage.reclaimed_bytes:
             self._tell(LedgersCollected(len(bury.ledgers), usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
         self._look_at_space()
+
+    def _compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
+        copied: int | None = 0
+        try:
+            copied = self._dirs.compact(below, bytes_max)
+            self._merge()
+        except DamagedError as error:
+            self._tell(CollectionFailed(error.message))
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self._tell(CollectionFailed(f"no room to compact an entry log: {error.strerror}"))
+            copied = None
+        self._threads.to_loop(on_done, copied)
 
     def _merge(self) -> None:
         try:

@@ -93,6 +93,14 @@ class LedgerDirs:
                 usage = usage.plus(Usage(damage=(error.message,)))
         return usage
 
+    def compact(self, below: float, bytes_max: int) -> int | None:
+        """See LedgerDir.compact; of the first directory that has something to do."""
+        for directory in self._dirs:
+            copied = directory.compact(below, bytes_max)
+            if copied is not None:
+                return copied
+        return None
+
     def is_gone(self, ledger: int) -> bool:
         return ledger in self._of(ledger).gone
 

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+
+from fastcrc.crc32 import iscsi as crc32c
 
 from dlog.bookie.cache import Half, Stored
 from dlog.bookie.entry_log import (
@@ -78,6 +81,14 @@ class Usage:
         )
 
 
+@dataclass(slots=True)
+class _Victim:
+    """An entry log that is being compacted, and its ledgers that may still have entries only there, in order."""
+
+    log: LogFile
+    ledgers: deque[int]
+
+
 class _Run:
     """An open index run."""
 
@@ -114,6 +125,8 @@ class LedgerDir:
         self._blocks: memoryview | None = None  # where entries are gathered
         self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
         self._logs: dict[int, File] = {}
+        self._victim: _Victim | None = None
+        self._unmovable: set[int] = set()  # logs with damage in them
         self.gone = IdSet()  # ledgers that were buried; replaced as a whole
         self.manifest = Manifest()
 
@@ -349,7 +362,8 @@ class LedgerDir:
         empty: list[LogFile] = []
         for log in self.manifest.logs:
             try:
-                live = self._live_bytes(log)
+                with _unreadable_is_damaged():
+                    live = self._live_bytes(log)
             except DamagedError as error:
                 damage.append(f"{error.message}: file={self._directory}/{_log_name(log.log)}")
                 live = log.length
@@ -381,6 +395,82 @@ class LedgerDir:
             for ledger, _, size in contents:
                 yield ledger, size
 
+    def compact(self, below: float, bytes_max: int) -> int | None:
+        """Do a part of the work to empty full logs of whose bytes less than the share `below` is of ledgers that exist;
+        what is copied has the share 1, so this comes to an end.
+
+        Copies about `bytes_max` of entries to where a flush would put them, or deletes a log that holds none any more.
+        Returns the bytes copied; None: there is nothing to do. A log is deleted only when every entry of it that the
+        index still points to is durable, and in the index, at another place.
+
+        Raises OSError as `flush`; DamagedError if the log holds an entry that does not verify: it is left alone.
+        """
+        victim, self._victim = self._victim, None
+        if victim is None or victim.log not in self.manifest.logs:  # it was collected meanwhile
+            victim = self._choose_victim(below)
+        if victim is None:
+            return None
+        try:
+            with _unreadable_is_damaged():
+                entries, size = self._entries_to_move(victim, bytes_max)
+        except DamagedError:
+            self._unmovable.add(victim.log.log)
+            raise
+        if entries:
+            self.flush(entries, (), self.manifest.mark)
+            self._victim = victim  # after a failure the log is looked through from its begin
+        else:
+            self._drop_logs([victim.log])
+        return size
+
+    def _choose_victim(self, below: float) -> _Victim | None:
+        """The emptiest of the full logs."""
+        best, least, ledgers = None, below, list[int]()
+        for log in self.manifest.logs:
+            if log.log in self._unmovable or log.length < self._entry_log_bytes:
+                continue
+            try:
+                with _unreadable_is_damaged():
+                    contents = list(self._contents(log))
+            except DamagedError:
+                self._unmovable.add(log.log)
+                continue
+            total = sum(size for _, size in contents)
+            share = sum(size for ledger, size in contents if ledger not in self.gone) / max(1, total)
+            if share < least:
+                best, least, ledgers = log, share, sorted({ledger for ledger, _ in contents})
+        if best is None:
+            return None
+        return _Victim(best, deque(ledgers))
+
+    def _entries_to_move(self, victim: _Victim, bytes_max: int) -> tuple[Half, int]:
+        """Entries that lie only in the log, up to the bound; at least one if there is any. A ledger that has no more of
+        them is forgotten. Raises DamagedError."""
+        entries: Half = {}
+        size = 0
+        while victim.ledgers:
+            ledger = victim.ledgers[0]
+            if ledger not in self.gone:
+                for place in self._places_in(victim.log.log, ledger):
+                    (packet,) = self._read(ledger, [place])
+                    entries.setdefault(ledger, {})[place.entry] = Stored(packet, crc32c(packet))
+                    size += place.length
+                    if size >= bytes_max:
+                        return entries, size
+            victim.ledgers.popleft()
+        return entries, size
+
+    def _places_in(self, log: int, ledger: int) -> Iterator[Place]:
+        """The ledger's entries whose newest place is in this log."""
+        for age, run in enumerate(self._runs):
+            newer = [_ChunkFinder(later, ledger) for later in self._runs[age + 1 :]]
+            for row in run.table.rows_of(ledger):
+                places = parse_chunk(run.read_chunk(row), ledger)
+                for number in range(len(places) // PLACE_BYTES):
+                    place = place_at(places, number)
+                    if place.log == log and not any(finder.has(place.entry) for finder in newer):
+                        yield place
+
     def _drop_logs(self, logs: Sequence[LogFile]) -> None:
         """Forget them, then delete them. Who reads one goes on: its file is closed when nobody holds it any more."""
         if not logs:
@@ -399,6 +489,35 @@ class LedgerDir:
     def close(self) -> None:
         for file in [*self._logs.values(), *(run.file for run in self._runs)]:
             file.close()
+
+
+@contextlib.contextmanager
+def _unreadable_is_damaged() -> Iterator[None]:
+    """What the disk cannot read is as good as damaged: it costs what lies there, and ends nothing."""
+    try:
+        yield
+    except OSError as error:
+        raise DamagedError(f"the disk cannot be read: {error.strerror}") from error
+
+
+class _ChunkFinder:
+    """Whether a run has an entry of one ledger; keeps the last chunk, for entries come in order."""
+
+    __slots__ = ("_ledger", "_places", "_row", "_run")
+
+    def __init__(self, run: _Run, ledger: int) -> None:
+        self._run = run
+        self._ledger = ledger
+        self._row = -1
+        self._places = b""
+
+    def has(self, entry: int) -> bool:
+        row = self._run.table.find(self._ledger, entry)
+        if row < 0:
+            return False
+        if row != self._row:
+            self._row, self._places = row, parse_chunk(self._run.read_chunk(row), self._ledger)
+        return locate(self._places, entry) >= 0
 
 
 def _merged(runs: Sequence[_Run], builder: RunBuilder, gone: IdSet) -> Iterator[bytes]:

@@ -289,6 +289,43 @@ def _a_log_is_judged_by_its_last_section(patch: Patch) -> None:
     patch.setattr(LedgerDir, "_contents", short)
 
 
+def _compaction_deletes_the_log_first(patch: Patch) -> None:
+    move = LedgerDir._entries_to_move
+
+    def hasty(directory: LedgerDir, victim: Any, bytes_max: int) -> Any:
+        moved = move(directory, victim, bytes_max)
+        directory._drop_logs([victim.log])
+        return moved
+
+    patch.setattr(LedgerDir, "_entries_to_move", hasty)
+
+
+def _compaction_ends_with_its_first_part(patch: Patch) -> None:
+    move = LedgerDir._entries_to_move
+
+    def short(directory: LedgerDir, victim: Any, bytes_max: int) -> Any:
+        moved = move(directory, victim, bytes_max)
+        victim.ledgers.clear()
+        return moved
+
+    patch.setattr(LedgerDir, "_entries_to_move", short)
+
+
+def _compaction_goes_on_behind_what_it_failed_to_copy(patch: Patch) -> None:
+    compact = LedgerDir.compact
+
+    def forgetful(directory: LedgerDir, below: float, bytes_max: int) -> int | None:
+        victim = directory._victim or directory._choose_victim(below)
+        directory._victim = victim
+        try:
+            return compact(directory, below, bytes_max)
+        except OSError:
+            directory._victim = victim
+            raise
+
+    patch.setattr(LedgerDir, "compact", forgetful)
+
+
 MUTANTS = [
     Mutant("answered before the sync", "J1", _answered_before_the_sync),
     Mutant("names are not synced", "J1", _names_are_not_synced),
@@ -318,6 +355,15 @@ MUTANTS = [
     Mutant("replay brings back what is gone", "J12", _replay_brings_back_what_is_gone, story="burying"),
     Mutant("start forgets what is gone", "J12", _start_forgets_what_is_gone, story="burying"),
     Mutant("a log is judged by its last section", "J12", _a_log_is_judged_by_its_last_section, story="burying"),
+    Mutant("compaction deletes the log first", "J12", _compaction_deletes_the_log_first, story="compacting"),
+    Mutant("compaction ends with its first part", "J12", _compaction_ends_with_its_first_part, story="compacting"),
+    Mutant(
+        "compaction goes on behind what it failed to copy",
+        "J12",
+        _compaction_goes_on_behind_what_it_failed_to_copy,
+        "room",
+        story="compacting",
+    ),
     Mutant("no room is answered as done", "J10", _no_room_is_answered_as_done, "room"),
     Mutant("refused group is left behind", "J10", _refused_group_is_left_behind, "room"),
 ]

@@ -114,6 +114,17 @@ class Station:
         self.handle(BuryDue(frozenset(ledgers)))
         self.flush()
 
+    def compact_some(self, below: float, bytes_max: int) -> bool:
+        """Whether there may be more to do."""
+        try:
+            copied = self.opened.dirs.compact(below, bytes_max)
+            self.opened.dirs.merge_runs(self.events.append)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            return False
+        return copied is not None
+
     def flush(self) -> None:
         """What the flush thread does."""
         while self.flushes:

@@ -102,6 +102,30 @@ def test_a_deleted_ledger_goes_and_its_fence_stays(make_bookie: Make, cluster: s
         assert all(raw.read(2, entry) == (OK, packet(2, entry, BODY)) for entry in range(60))
 
 
+def test_a_log_in_which_little_lives_is_compacted_under_a_reader(make_bookie: Make, cluster: str) -> None:
+    bookie = make_bookie(**OFTEN, gc_bytes_s=200_000).start()
+    with bookie.connect() as raw:
+        begin(bookie, raw, cluster, 1)
+        begin(bookie, raw, cluster, 2)
+        kept = range(20)
+        for entry in range(1, 200):
+            assert raw.add(1, entry, BODY) == OK
+            if entry % 10 == 0:
+                assert raw.add(2, entry // 10, BODY) == OK
+        until(lambda: len(logs(bookie)) >= 7)
+        delete(cluster, 1)
+
+        def few_logs() -> bool:
+            assert all(raw.read(2, entry) == (OK, packet(2, entry, BODY)) for entry in kept)
+            return len(logs(bookie)) <= 3
+
+        until(few_logs)
+    bookie.kill()
+    bookie.start()
+    with bookie.connect() as raw:
+        assert all(raw.read(2, entry) == (OK, packet(2, entry, BODY)) for entry in kept)
+
+
 def test_a_full_bookie_collects_and_is_writable_again(make_bookie: Make, small_disk: Path, cluster: str) -> None:
     bookie = make_bookie("small/bookie", disk_free_min_bytes=2 << 20, **OFTEN).start()
     with bookie.connect() as raw:

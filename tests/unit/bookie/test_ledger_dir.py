@@ -373,3 +373,124 @@ def test_a_manifest_of_the_version_before_is_read() -> None:
     old = encode(Manifest(next_file=7)).replace(b'"version": 3', b'"version": 2')
     text = old[:-9]
     assert decode(text + b"%08x\n" % crc32c(text)).next_file == 7
+
+
+def mostly_dead(disk: SimulatedDisk, *, entry_log_bytes: int = 60_000) -> LedgerDir:
+    """A full log of ledgers 1 (gone), 2 and 3, then others."""
+    made = directory(disk, entry_log_bytes)
+    entries = half(*[(1, e) for e in range(60)], *[(2, e) for e in range(10)], (3, 7), body=bytes(1000))
+    made.flush(entries, [row(1, 59), row(2, 9), row(3, 7)], FIRST_MARK)
+    made.flush(half((2, 10), body=bytes(1000)), [row(2, 10)], FIRST_MARK)
+    made.bury([1])
+    made.collect()
+    return made
+
+
+def all_there(made: LedgerDir) -> bool:
+    return all(made.lookup(2, e, 1, 1 << 20) == [packet(2, e, bytes(1000))] for e in range(11)) and (
+        made.lookup(3, 7, 1, 1 << 20) == [packet(3, 7, bytes(1000))]
+    )
+
+
+def test_a_mostly_dead_log_is_emptied_in_parts_and_then_deleted() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    (first, *_) = made.manifest.logs
+    assert made.compact(0.1, 3000) is None, "it is not below that share"
+    copied = []
+    while (part := made.compact(0.5, 3000)) is not None:
+        copied.append(part)
+        assert all_there(made) and all_there(directory(disk))
+    assert sum(copied) == 11 * 1032 and max(copied) < 3000 + 1032 and copied[-1] == 0
+    assert first not in made.manifest.logs and f"entries-{first.log:08x}" not in disk.names(DIR)
+    assert made.compact(0.99, 3000) is None, "what was copied is not copied again"
+
+
+def test_an_interrupted_compaction_copies_nothing_twice() -> None:
+    disk = SimulatedDisk()
+    mostly_dead(disk).compact(0.5, 5000)
+    again = directory(disk, 60_000)
+    copied = 0
+    while (part := again.compact(0.5, 5000)) is not None:
+        copied += part
+    assert 5000 <= 11 * 1032 - copied <= 6100 and all_there(again)
+
+
+def test_a_log_with_an_entry_that_does_not_verify_is_not_compacted() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    (first, *_) = made.manifest.logs
+    section = half(*[(1, e) for e in range(60)], body=bytes(1000))
+    at = 32 + sum(8 + len(stored.packet) for stored in section[1].values()) + 500
+    disk.flip_bit(f"{DIR}/entries-{first.log:08x}", at * 8)
+    with pytest.raises(DamagedError):
+        made.compact(0.5, 1 << 20)
+    assert made.compact(0.5, 1 << 20) is None and first in made.manifest.logs
+
+
+def test_no_room_for_a_copy_changes_nothing() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    before = made.manifest
+    disk.bytes_max = disk.used
+    with pytest.raises(OSError, match="no space"):
+        made.compact(0.5, 1 << 20)
+    assert made.manifest == before and all_there(made)
+    disk.bytes_max = 1 << 40
+    while made.compact(0.5, 1 << 20) is not None:
+        pass
+    assert all_there(made)
+
+
+def test_a_reader_under_way_finds_an_entry_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = mostly_dead(SimulatedDisk())
+    read = LedgerDir._read
+    made._logs.clear()  # nobody holds the log that is deleted
+
+    def slowly(which: LedgerDir, ledger: int, places: Any) -> list[bytes]:
+        monkeypatch.setattr(LedgerDir, "_read", read)
+        while made.compact(0.5, 1 << 20) is not None:
+            pass
+        return read(which, ledger, places)
+
+    monkeypatch.setattr(LedgerDir, "_read", slowly)
+    assert made.lookup(2, 3, 1, 1 << 20) == [packet(2, 3, bytes(1000))]
+
+
+def test_the_index_is_read_a_chunk_at_a_time_by_a_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = directory(SimulatedDisk(), 60_000)
+    for step in range(3):
+        made.flush(half(*[(2, 1000 * step + e) for e in range(700)], (1, step), body=bytes(100)), [], FIRST_MARK)
+    made.bury([1])
+    chunks = sum(len(run.table) for run in made._runs)
+    count = [0]
+    read_chunk = type(made._runs[0]).read_chunk
+
+    def counted(run: Any, row: int) -> bytes:
+        count[0] += 1
+        return read_chunk(run, row)
+
+    monkeypatch.setattr(type(made._runs[0]), "read_chunk", counted)
+    made.compact(0.9999, 1 << 30)
+    assert 0 < count[0] <= 2 * chunks
+
+
+def test_a_log_that_is_collected_while_it_is_compacted_is_left_alone() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    made.compact(0.5, 3000)
+    made.bury([2, 3])
+    made.collect()
+    assert made.compact(0.5, 3000) is None and not names(disk, "entries-")
+
+
+def test_a_sector_that_cannot_be_read_keeps_its_log_and_ends_nothing() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    (first, *_) = made.manifest.logs
+    path = f"{DIR}/entries-{first.log:08x}"
+    disk.make_unreadable(path, 32 + 60 * 1040 + 2000)
+    with pytest.raises(DamagedError, match="cannot be read"):
+        made.compact(0.5, 1 << 20)
+    disk.make_unreadable(path, first.section)
+    assert "cannot be read" in made.collect().damage[0] and first in made.manifest.logs
