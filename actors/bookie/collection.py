@@ -17,6 +17,7 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.collecting import (
+    NEVER_SEEN,
     BuryLedgers,
     Collector,
     ContactLost,
@@ -38,6 +39,8 @@ from dlog.bookie.collecting import (
 from dlog.bookie.messages import BuryDue, SeenInMetadata
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
+from dlog.io import metrics
+from dlog.io.clock import unix_ms
 from dlog.io.metadata import Metadata, SessionState
 from dlog.machine import Missing, OutcomeUnknown, Tell, Versioned
 from dlog.model.ids import BookieId, LedgerId
@@ -124,6 +127,10 @@ class Collection:
         await self._round(RoundDue(self._machine.known(), collects=True))
         self._perform_fact(BuryDue(frozenset()))
         self._collected.set()
+        known = self._machine.known()
+        metrics.GC_LEDGERS.set(len(known))
+        metrics.GC_UNSEEN_LEDGERS.set(sum(seen == NEVER_SEEN for seen in known.values()))
+        metrics.GC_LAST_RUN_SECONDS.set(unix_ms() / 1000)
 
     async def look(self) -> None:
         """One round over the ledgers that are new since the last."""

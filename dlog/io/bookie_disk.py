@@ -18,6 +18,7 @@ from dlog.bookie.messages import Buried, Bury, Fetch, Fetched, Flush, Flushed, P
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event
+from dlog.io import metrics
 from dlog.io.bookie_store import LedgerDirs, Opened
 from dlog.io.disk import NO_SPACE, Disk
 from dlog.io.journal_files import JournalFiles
@@ -269,16 +270,21 @@ class BookieDisk:
                 raise
             self._tell(CollectionFailed(f"no room to write the index without what is gone: {error.strerror}"))
             return
+        metrics.GC_LIVE_BYTES.set(usage.live_bytes)
+        metrics.GC_DEAD_BYTES.set(usage.dead_bytes)
+        metrics.GC_RECLAIMED_BYTES.inc(usage.reclaimed_bytes)
         for damage in usage.damage:
             self._tell(CollectionFailed(damage))
-        if bury.ledgers or usage.reclaimed_bytes:
-            self._tell(LedgersCollected(len(bury.ledgers), usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
+        buried = len(bury.ledgers) - len(failed)
+        if buried or usage.reclaimed_bytes:
+            self._tell(LedgersCollected(buried, usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
         self._look_at_space()
 
     def _compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
         copied: int | None = 0
         try:
             copied = self._dirs.compact(below, bytes_max)
+            metrics.GC_COPIED_BYTES.inc(copied or 0)
             self._merge()
         except DamagedError as error:
             self._tell(CollectionFailed(error.message))
