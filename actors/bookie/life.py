@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 from actors.bookie.server import BookieServer, DiskFailedError, Listen
+from dlog.bookie.collecting import Collector
 from dlog.bookie.events import BookieStarted
 from dlog.bookie.options import BookieOptions
 from dlog.events import Event
@@ -21,6 +22,7 @@ from dlog.hostport import split_host_port
 from dlog.io.bookie_dirs import LockedDirs, check_cookies, lock_dirs, paths_of, stored_id
 from dlog.io.bookie_store import Opened, open_storage
 from dlog.io.disk import Disk
+from dlog.io.mark_file import read_record
 from dlog.io.metadata import BookieInfo, Metadata
 from dlog.io.metadata_contact import contact_told
 from dlog.io.threads import Threads
@@ -61,6 +63,10 @@ async def live(
         async with ground.connect() as metadata:
             await check_cookies(dirs, bookie, metadata, ground.threads, may_have_moved=options.dirs_moved)
             opened = await ground.threads.run(_open, options, ground, dirs, bookie, tell)
+            collector = None
+            if options.gc_s:
+                record = await ground.threads.run(read_record, ground.disk, dirs.all[-1])
+                collector = Collector(await metadata.instance_id(), record, lambda: f"{ground.random_bits(128):032x}")
             server = BookieServer(options, ground.disk, opened, dirs.all, ground.threads, tell=tell)
             info = BookieInfo(bookie, *split_host_port(ground.address))
 
@@ -69,7 +75,9 @@ async def live(
                 on_ready(info)
 
             with contact_told(metadata, tell):
-                await server.run(ground.listen, stopping, metadata=metadata, info=info, on_ready=ready)
+                await server.run(
+                    ground.listen, stopping, metadata=metadata, info=info, collector=collector, on_ready=ready
+                )
     finally:
         dirs.close()
 

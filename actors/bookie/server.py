@@ -14,9 +14,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from actors.bookie.collection import Collection
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.messages import CheckpointDue, Fetch, Flush, Flushed, SpaceSeen
+from dlog.bookie.collecting import Collector, MarkRecord
+from dlog.bookie.messages import Bury, CheckpointDue, Fetch, Flush, Flushed, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
@@ -67,7 +69,7 @@ class BookieServer:
         self._tell = tell
         self._threads = threads
         self._loop = asyncio.get_running_loop()
-        self.machine = Bookie(options, opened.rows, limbo=opened.limbo)
+        self.machine = Bookie(options, opened.rows, limbo=opened.limbo, gone=opened.dirs.gone())
         opened.rows = []
         self._disk = BookieDisk(
             disk,
@@ -92,6 +94,7 @@ class BookieServer:
             Persist: self._perform_persist,
             Fetch: self._disk.fetch,
             Flush: self._disk.flush,
+            Bury: self._disk.bury,
             Tell: self._perform_tell,
         }
 
@@ -104,12 +107,14 @@ class BookieServer:
         *,
         metadata: Metadata | None = None,
         info: BookieInfo | None = None,
+        collector: Collector | None = None,
         on_ready: Callable[[], None],
     ) -> None:
         """Serve until `stopping` is set, then drain: answer what was taken, checkpoint, close.
 
-        metadata and info: where and as what to register; on_ready is called once clients can find us. Raises
-        DiskFailedError; the storage is then whole up to what was acknowledged, and replayed by the next start.
+        metadata and info: where and as what to register; on_ready is called once clients can find us. collector: says
+        which ledgers are gone, None: all are kept. Raises DiskFailedError; the storage is then whole up to what was
+        acknowledged, and replayed by the next start.
         """
         self._disk.start()
         self._perform(SpaceSeen(await self._threads.run(self._disk.free_bytes)))
@@ -126,6 +131,8 @@ class BookieServer:
                 if metadata is not None and info is not None:
                     await metadata.register_bookie(info, readonly=self.machine.read_only)
                     tasks.append(life.create_task(self._keep_registered(metadata, info), name="bookie registration"))
+                    if collector is not None and not self.machine.is_limbo:
+                        tasks.append(life.create_task(self._collect(metadata, info, collector), name="bookie gc"))
                 on_ready()
                 await stopping.wait()
                 for task in tasks:
@@ -194,6 +201,35 @@ class BookieServer:
                 except MetadataUnavailableError:
                     await asyncio.sleep(1.0)
                     self._standing_changed.set()
+
+    async def _collect(self, metadata: Metadata, info: BookieInfo, collector: Collector) -> None:
+        async def keep(record: MarkRecord) -> str:
+            return await self._threads.run(self._disk.keep_record, record)
+
+        async def compact(below: float, bytes_max: int) -> int | None:
+            done: asyncio.Future[int | None] = self._loop.create_future()
+
+            def told(copied: int | None) -> None:
+                if not done.done():  # whoever waited may have been cancelled
+                    done.set_result(copied)
+
+            self._disk.compact(below, bytes_max, told)
+            return await done
+
+        def perform(fact: Any) -> None:
+            if isinstance(fact, Tell):
+                self._tell(fact.event)
+                return
+            self._perform(fact)
+            self._settle()
+
+        collection = Collection(
+            self._options, metadata, info.bookie, self.machine, collector, perform=perform, keep=keep, compact=compact
+        )
+        try:
+            await collection.run()
+        except BaseExceptionGroup as group:
+            raise DiskFailedError(f"nothing more is acknowledged: {group.exceptions[0]!r}") from group
 
     async def _drain_and_checkpoint(self) -> None:
         """Everything taken is answered, everything in memory goes to the index; the next start replays nothing."""

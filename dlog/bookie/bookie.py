@@ -12,6 +12,9 @@ The law of this machine:
 - "No such entry" is said only by one who knows. Who cannot tell says I/O error.
 - The first payload acknowledged for an entry is its payload for ever: an add of the entry with another payload is
   refused (UNAUTHORIZED, which ends Java's writers and recoveries at once), and never acknowledged.
+- A ledger that was buried never takes an add again, whoever asks and with whatever key: its fence outlives it, for a
+  writer of it may still exist. Its id counts as known (entry -1 is NO_ENTRY), so that nobody draws it again.
+- A ledger is buried only while nothing of it is on its way to the journal.
 
 Source: BookKeeper 4.17 bookie semantics; docs/protocol.md says where ours is stricter.
 """
@@ -35,10 +38,23 @@ from dlog.bookie.events import (
     EntryDamaged,
     LedgerFencedHere,
 )
+from dlog.bookie.id_set import IdSet
 from dlog.bookie.index import LedgerRow
 from dlog.bookie.journal import Kind, Record, ledger_record
 from dlog.bookie.ledgers import NEVER, Ledger, restored
-from dlog.bookie.messages import CheckpointDue, Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
+from dlog.bookie.messages import (
+    Buried,
+    Bury,
+    BuryDue,
+    CheckpointDue,
+    Fetch,
+    Fetched,
+    Flush,
+    Flushed,
+    PersistRefused,
+    SeenInMetadata,
+    SpaceSeen,
+)
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Peer, Persist, Persisted, Received, Send, Tell
 from dlog.model.ids import NO_ENTRY, EntryId
@@ -110,12 +126,19 @@ class _Fetching:
 
 
 class Bookie:
-    """The machine. `rows` are the ledgers a restart found; `limbo`: data may have been lost, so nothing is denied."""
+    """The machine. `rows` are the ledgers a restart found, `gone` those that were buried; `limbo`: data may have been
+    lost, so nothing is denied."""
 
-    def __init__(self, options: BookieOptions, rows: Iterable[LedgerRow] = (), *, limbo: bool = False) -> None:
+    def __init__(
+        self, options: BookieOptions, rows: Iterable[LedgerRow] = (), *, limbo: bool = False, gone: Iterable[int] = ()
+    ) -> None:
         self._options = options
         self._limbo = limbo
+        self._gone = IdSet(gone)
+        self._new: set[int] = set()  # heard of since `take_new`, or found by a restart and never seen in metadata
+        self._burying: dict[int, Ledger] = {}  # counted as gone, until the disk says whether they are
         self._ledgers = {row.ledger: restored(row) for row in rows}
+        self._new.update(number for number, ledger in self._ledgers.items() if not ledger.seen)
         self._cache = WriteCache()
         self._read_cache = ReadCache(options.read_cache_bytes)
         self._tokens = 0
@@ -139,6 +162,9 @@ class Bookie:
             Flushed: self._flushed,
             PersistRefused: self._persist_refused,
             SpaceSeen: self._space_seen,
+            SeenInMetadata: self._seen_in_metadata,
+            BuryDue: self._bury_due,
+            Buried: self._buried,
         }
         self._requests: dict[type[Any], Callable[[Peer, Any, list[Any]], None]] = {
             AddEntry: self._add,
@@ -163,6 +189,25 @@ class Bookie:
     def ledgers(self) -> int:
         """How many ledgers are known."""
         return len(self._ledgers)
+
+    def known(self) -> dict[int, int]:
+        """Each ledger with the chain under which metadata of it was seen (dlog/bookie/collecting.py), 0 for never."""
+        return {number: ledger.seen for number, ledger in self._ledgers.items()}
+
+    def take_new(self) -> set[int]:
+        """Ledgers that were first heard of since the last call."""
+        taken, self._new = self._new, set()
+        return taken
+
+    @property
+    def is_limbo(self) -> bool:
+        """Whether data may have been lost: such a bookie denies nothing, and deletes nothing."""
+        return self._limbo
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether the disk is full, or nearly so."""
+        return self.read_only or self._free_bytes < self._options.disk_free_min_bytes * 5 // 4
 
     @property
     def is_dirty(self) -> bool:
@@ -216,6 +261,8 @@ class Bookie:
                     return Code.TOO_MANY_REQUESTS
                 self._fetch(ledger.ledger, entry, self._resume_add, (peer, m), out, alone=True)
                 return None
+        elif m.ledger in self._gone:
+            return Code.NO_LEDGER if m.recovery else Code.FENCED
         packet = m.parts[0] if len(m.parts) == 1 else b"".join(m.parts)
         if not isinstance(packet, bytes) and not _can_stay(packet):
             packet = bytes(packet)
@@ -225,7 +272,7 @@ class Bookie:
         if self._is_over_capacity(size) or (ledger is None and len(self._ledgers) >= self._options.ledgers_max):
             return Code.TOO_MANY_REQUESTS
         if ledger is None:
-            ledger = self._ledgers[m.ledger] = Ledger(m.ledger, m.master_key)
+            ledger = self._make(m)
         carries_key = not ledger.recorded
         stored = Stored(packet, crc32c(packet))
         record = Record(Kind.ADD, packet, stored.crc)
@@ -239,6 +286,12 @@ class Bookie:
         ledger.adding[entry] = token
         out.append(Persist(token, records))
         return None
+
+    def _make(self, m: AddEntry | ReadEntry | BatchRead) -> Ledger:
+        """A ledger that was never heard of, with the first key shown."""
+        ledger = self._ledgers[m.ledger] = Ledger(m.ledger, m.master_key)
+        self._new.add(m.ledger)
+        return ledger
 
     def _admits_in_reserve(self, m: AddEntry) -> bool:
         if self._limbo and not m.recovery:
@@ -346,6 +399,8 @@ class Bookie:
         if len(m.master_key) == 0:
             return Code.UNAUTHORIZED
         ledger = self._ledgers.get(m.ledger)
+        if ledger is None and m.ledger in self._gone:
+            return Code.OK  # it is fenced for good
         if ledger is not None and not ledger.admits(m.master_key):
             return Code.UNAUTHORIZED
         if ledger is None or (not ledger.fence_durable and ledger.fence_token == NEVER):
@@ -355,7 +410,7 @@ class Bookie:
             if ledger is None:
                 if len(self._ledgers) >= self._options.ledgers_max:
                     return Code.TOO_MANY_REQUESTS
-                ledger = self._ledgers[m.ledger] = Ledger(m.ledger, m.master_key)
+                ledger = self._make(m)
             ledger.fenced = True  # refuse adds from this instant
             carries_key = not ledger.recorded
             ledger.recorded = True
@@ -413,6 +468,8 @@ class Bookie:
         wanted: bytes that whoever asks would take, with those of entries that follow."""
         ledger = self._ledgers.get(number)
         if ledger is None:
+            if number in self._gone:
+                return Code.NO_ENTRY if entry < 0 else Code.NO_LEDGER
             return Code.IO_ERROR if self._limbo else Code.NO_LEDGER
         if entry < 0:
             entry = ledger.last
@@ -605,6 +662,35 @@ class Bookie:
             self._no_room = False
             self._flush_if_full(out)
         self._review_space(fact.failure, out)
+
+    # ---- ledgers that are gone ---------------------------------------------------------------------------------------
+
+    def _seen_in_metadata(self, fact: SeenInMetadata, _: list[Any]) -> None:
+        for number in fact.ledgers:
+            ledger = self._ledgers.get(number)
+            if ledger is not None and ledger.seen != fact.chain:
+                ledger.seen = fact.chain
+                if ledger.recorded:
+                    self._dirty[number] = ledger  # the next checkpoint stores it
+
+    def _bury_due(self, fact: BuryDue, out: list[Any]) -> None:
+        buried: list[int] = []
+        for number in fact.ledgers:
+            ledger = self._ledgers.get(number)
+            if ledger is not None and not ledger.adding and ledger.fence_token == NEVER:
+                self._burying[number] = self._ledgers.pop(number)
+                buried.append(number)
+        self._gone.update(buried)
+        out.append(Bury(tuple(buried)))
+
+    def _buried(self, fact: Buried, _: list[Any]) -> None:
+        for number in fact.ledgers:
+            ledger = self._burying.pop(number)
+            if number in fact.failed:
+                self._ledgers[number] = ledger
+                self._gone.discard(number)
+            else:
+                self._dirty.pop(number, None)
 
     # ---- space -------------------------------------------------------------------------------------------------------
 

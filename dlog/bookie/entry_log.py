@@ -30,6 +30,8 @@ _SECTION = struct.Struct(">IIIQI")
 _CONTENT = struct.Struct(">qIQ")
 _IDS = struct.Struct(">qq")
 _SECTION_WORD = 0xFFFFFFFF
+SECTION_HEAD_BYTES = _SECTION.size
+SECTION_BODY_AT = 12
 
 
 def log_header(log_id: int) -> bytes:
@@ -58,6 +60,13 @@ def parse_section_end(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
     if word != _SECTION_WORD or len(body) != length or crc32c(body) != crc or length != 12 + count * _CONTENT.size:
         raise DamagedError("an entry log's table of contents does not verify")
     return previous, [_CONTENT.unpack_from(body, 12 + i * _CONTENT.size) for i in range(count)]
+
+
+def section_bytes(head: bytes) -> int:
+    """Length of a table of contents by its first SECTION_HEAD_BYTES. Raises DamagedError."""
+    if len(head) < SECTION_HEAD_BYTES:
+        raise DamagedError("an entry log's table of contents is cut off")
+    return SECTION_BODY_AT + int(_SECTION.unpack_from(head)[2])
 
 
 def check_entry(head: bytes, packet: bytes, ledger: int, entry: int, length: int) -> None:

@@ -96,3 +96,42 @@ class StorageDamaged(Event):
     name: ClassVar[str] = "storage.damaged"
     level: ClassVar[str] = "error"
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionRefused(Event):
+    """Metadata cannot say which ledgers are gone; nothing was deleted."""
+
+    name: ClassVar[str] = "collection.refused"
+    level: ClassVar[str] = "error"
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataChainBroken(Event):
+    """Metadata lacks this bookie's last mark: it was restored from a backup, or replaced. Ledgers that it does not name
+    are kept; see docs/restore.md."""
+
+    name: ClassVar[str] = "collection.metadata_went_back"
+    level: ClassVar[str] = "warning"
+    chain: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersCollected(Event):
+    """A collection deleted ledgers that metadata no longer names, or freed space."""
+
+    name: ClassVar[str] = "ledgers.collected"
+    ledgers: int
+    reclaimed_bytes: int
+    live_bytes: int
+    dead_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionFailed(Event):
+    """The disk is too full to write down what is gone, or an entry log's table of contents is damaged."""
+
+    name: ClassVar[str] = "collection.failed"
+    level: ClassVar[str] = "error"
+    reason: str

@@ -6,7 +6,7 @@ five arrays, about 36 bytes for up to 170 entries; chunks are read from the file
     file header  "DLI1" | 0 u32 | run id u64 | crc u32 | zeros                               32 bytes
     chunk        crc u32 | count u32 | ledger i64 | count x (entry i64, log u32, length u32, offset u64)
     footer       columns ledger, first, last, offset, count of all chunks | states
-    state        ledger i64 | flags u8 (1 fenced) | key length u8 | lac i64 | last entry i64 | master key
+    state        ledger i64 | flags u8 (1 fenced, 7 bits: seen) | key length u8 | lac i64 | last entry i64 | master key
     trailer      "DLIE" | chunks u32 | states u32 | footer offset u64 | footer crc u32 | trailer crc u32
 
 The law of this file: nothing is answered from bytes that do not verify. What covers an entry and is damaged makes the
@@ -19,7 +19,7 @@ import struct
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -56,13 +56,15 @@ class Place(NamedTuple):
 
 
 class LedgerRow(NamedTuple):
-    """A ledger's state as stored. `last` is its highest entry here, -1 if there is none."""
+    """A ledger's state as stored. `last` is its highest entry here, -1 if there is none. `seen`: the chain of marks
+    under which its metadata was seen (dlog/bookie/collecting.py), 0 to 127."""
 
     ledger: int
     master_key: bytes
     fenced: bool
     lac: int
     last: int
+    seen: int = 0
 
 
 def _new_columns() -> list[array[int]]:
@@ -89,6 +91,12 @@ class RunTable:
         high = bisect_right(ledgers, ledger, low)
         row = bisect_right(firsts, entry, low, high) - 1
         return row if row >= low and lasts[row] >= entry else -1
+
+    def rows_of(self, ledger: int) -> range:
+        """The chunks of a ledger, by rising entries."""
+        ledgers = self.columns[0]
+        low = bisect_left(ledgers, ledger)
+        return range(low, bisect_right(ledgers, ledger, low))
 
     def goes_on(self, row: int) -> bool:
         """Whether the next chunk holds the entries that follow this one's without a gap."""
@@ -146,7 +154,7 @@ class RunBuilder:
             yield part
         rows = iter(states)
         while packed := [
-            _STATE.pack(row.ledger, row.fenced, len(row.master_key), row.lac, row.last) + row.master_key
+            _STATE.pack(row.ledger, row.fenced | row.seen << 1, len(row.master_key), row.lac, row.last) + row.master_key
             for row in islice(rows, _STATES_AT_ONCE)
         ]:
             count += len(packed)
@@ -197,9 +205,9 @@ def parse_footer(data: bytes, chunks: int, states: int, crc: int) -> tuple[RunTa
 
 def _rows(data: bytes, at: int, states: int) -> Iterator[LedgerRow]:
     for _ in range(states):
-        ledger, fenced, key_size, lac, last = _STATE.unpack_from(data, at)
+        ledger, flags, key_size, lac, last = _STATE.unpack_from(data, at)
         at += _STATE.size
-        yield LedgerRow(ledger, data[at : at + key_size], bool(fenced), lac, last)
+        yield LedgerRow(ledger, data[at : at + key_size], bool(flags & 1), lac, last, flags >> 1)
         at += key_size
 
 
@@ -262,8 +270,9 @@ def runs_to_merge(sizes: Sequence[int], *, together: int = 4) -> int:
     return count if count >= together else 0
 
 
-def merge(sources: Sequence[MergeSource]) -> Iterator[tuple[int, bytes]]:
-    """(ledger, packed places) of the merged run, in order and cut to chunks; sources from oldest to newest.
+def merge(sources: Sequence[MergeSource], gone: Container[int] = ()) -> Iterator[tuple[int, bytes]]:
+    """(ledger, packed places) of the merged run, in order and cut to chunks; sources from oldest to newest. Ledgers in
+    `gone` are left out.
 
     Chunks whose ranges do not overlap are joined without looking inside; where they overlap the newest place of an
     entry wins. Raises DamagedError.
@@ -272,6 +281,7 @@ def merge(sources: Sequence[MergeSource]) -> Iterator[tuple[int, bytes]]:
         (source.table.ledger(row), source.table.first(row), age, row)
         for age, source in enumerate(sources)
         for row in range(len(source.table))
+        if source.table.ledger(row) not in gone
     )
     at = 0
     pending_ledger, pending = 0, b""

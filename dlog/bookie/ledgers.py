@@ -23,6 +23,7 @@ class Ledger:
     recorded: bool = False  # the journal, or a checkpoint, was handed the master key
     fence_token: int = NEVER  # the fence is on its way to the disk with this token
     fence_durable: bool = False
+    seen: int = 0  # the chain under which metadata of it was seen; 0: never
     adding: dict[int, int] = field(default_factory=dict)  # entry -> token, for adds on their way to the disk
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ class Ledger:
             adding.clear()  # an empty dict keeps the room it had
 
     def row(self) -> LedgerRow:
-        return LedgerRow(self.ledger, self.master_key, self.fenced, self.lac, self.last)
+        return LedgerRow(self.ledger, self.master_key, self.fenced, self.lac, self.last, self.seen)
 
     def admits(self, master_key: bytes) -> bool:
         """Whether the key is the ledger's. A key lost with a damaged journal is replaced by the first one shown."""
@@ -54,5 +55,7 @@ def _shared(master_key: bytes) -> bytes:
 
 def restored(row: LedgerRow) -> Ledger:
     """The state a restart found."""
-    ledger, master_key, fenced, lac, last = row
-    return Ledger(LedgerId(ledger), master_key, fenced, lac, last, recorded=bool(master_key), fence_durable=fenced)
+    ledger, master_key, fenced, lac, last, seen = row
+    return Ledger(
+        LedgerId(ledger), master_key, fenced, lac, last, recorded=bool(master_key), fence_durable=fenced, seen=seen
+    )

@@ -15,7 +15,8 @@ from fastcrc.crc32 import iscsi as crc32c
 from dlog.bookie.journal import FIRST_MARK, Mark
 from dlog.errors import DamagedError, UnsupportedVersionError
 
-_VERSION = 2
+_VERSION = 3  # states of ledgers say under which chain they were seen; GONE counts
+_READABLE = (2, 3)
 
 
 class RunFile(NamedTuple):
@@ -64,7 +65,7 @@ def decode(data: bytes) -> Manifest:
     if crc != b"%08x\n" % crc32c(text):
         raise DamagedError("a ledger directory's MANIFEST does not verify")
     document = json.loads(text)
-    if document["version"] != _VERSION:
+    if document["version"] not in _READABLE:
         raise UnsupportedVersionError(f"MANIFEST was written by another version: version={document['version']}")
     return Manifest(
         mark=Mark(*document["mark"]),

@@ -1,6 +1,6 @@
 """What the bookie machine asks of its storage, and what it hears from it, beside Persist and Persisted.
 
-Effects: Fetch, Flush. Facts: the others. A Fetch is known by its token, a Flush by its number.
+Effects: Fetch, Flush, Bury. Facts: the others. A Fetch is known by its token, a Flush by its number.
 """
 
 from __future__ import annotations
@@ -71,3 +71,33 @@ class SpaceSeen:
     """Fact: free bytes of the fullest directory."""
 
     free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SeenInMetadata:
+    """Fact: metadata of these ledgers was seen under this chain of marks; see dlog/bookie/collecting.py."""
+
+    ledgers: frozenset[int]
+    chain: int
+
+
+@dataclass(frozen=True, slots=True)
+class BuryDue:
+    """Fact: these ledgers are gone for good. Answered by a Bury of those of them that rest; the others stay."""
+
+    ledgers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Bury:
+    """Effect: put on stable storage that these ledgers are gone, then free what they hold. Answered by `Buried`."""
+
+    ledgers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """Fact: a Bury of these ledgers is durable, except for `failed`, of which nothing was touched for want of space."""
+
+    ledgers: tuple[int, ...]
+    failed: frozenset[int] = frozenset()

@@ -55,7 +55,19 @@ class BookieOptions:
     disk_free_min_bytes: int = 1 * GiB  # read-only below it in any directory
     disk_free_reserve_bytes: int = 256 * MiB  # recovery and high-priority adds are taken down to here
 
+    # ledgers that metadata no longer names
+    gc_s: float = 600.0  # between two collections; every 30 s while the disk is nearly full; 0: never
+    gc_look_s: float = 10.0  # between two looks at metadata of ledgers that are new here
+    gc_minor_share: float = 0.2  # after each collection full entry logs are emptied of which less than this share lives
+    gc_major_share: float = 0.5  # the same, every gc_major_s and while the disk is nearly full
+    gc_major_s: float = 3600.0
+    gc_bytes_s: int = 8 * MiB  # that compaction copies a second at most
+
     def __post_init__(self) -> None:
+        if self.gc_s < 0 or self.gc_look_s <= 0:
+            raise ValueError(f"gc_s may not be negative, gc_look_s is above 0: gc_s={self.gc_s}")
+        if not 0 <= self.gc_minor_share <= self.gc_major_share < 1:
+            raise ValueError("gc_minor_share is at most gc_major_share, and that is below 1")
         if self.journal_file_bytes < 16 * KiB:
             raise ValueError(f"journal_file_bytes is at least {16 * KiB}: value={self.journal_file_bytes}")
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
@@ -65,6 +77,8 @@ class BookieOptions:
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"
         )
         at_least_one(self, "journal_group_bytes_max", "journal_waiting_bytes_max", "journal_files_max")
-        at_least_one(self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max")
+        at_least_one(
+            self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max", "gc_bytes_s"
+        )
         at_least_one(self, "connection_out_bytes_max", "connection_reads_max", "read_ahead_bytes", "read_ahead_entries")
         check_address(self.advertise)

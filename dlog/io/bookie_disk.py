@@ -11,14 +11,18 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from dlog.bookie.collecting import MarkRecord
+from dlog.bookie.events import CollectionFailed, LedgersCollected
 from dlog.bookie.journal import RECORD_OVERHEAD, Mark, Record
-from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
+from dlog.bookie.messages import Buried, Bury, Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event
+from dlog.io import metrics
 from dlog.io.bookie_store import LedgerDirs, Opened
 from dlog.io.disk import NO_SPACE, Disk
 from dlog.io.journal_files import JournalFiles
+from dlog.io.mark_file import write_record
 from dlog.io.threads import Line, Pool, Threads
 from dlog.machine import Persisted
 
@@ -178,6 +182,19 @@ class BookieDisk:
             self._flush_number, self._flush_mark = flush.number, self._durable
         self._flusher.submit(self._flush, flush, self._flush_mark)
 
+    def bury(self, bury: Bury) -> None:
+        """Behind the flushes asked for before; also frees what is free already."""
+        self._flusher.submit(self._bury, bury)
+
+    def compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
+        """Do a part of a compaction behind the flushes asked for before; see LedgerDir.compact. on_done is called on
+        the loop with the bytes copied, or None if there is nothing to do now, or no room to do it."""
+        self._flusher.submit(self._compact, below, bytes_max, on_done)
+
+    def keep_record(self, record: MarkRecord) -> str:
+        """See write_record; blocks."""
+        return write_record(self._disk, self._directories[-1], record)
+
     def free_bytes(self) -> int:
         """Of the fullest directory; blocks."""
         return min(self._disk.free_bytes(directory) for directory in self._directories)
@@ -240,6 +257,43 @@ class BookieDisk:
         self._post(Flushed())
         self._journal.release(self._checkpointed)
         self._merge()
+
+    def _bury(self, bury: Bury) -> None:
+        failed = self._dirs.bury(bury.ledgers)
+        for reason in sorted(set(failed.values())):
+            self._tell(CollectionFailed(f"no room to write down which ledgers are gone: {reason}"))
+        self._post(Buried(bury.ledgers, frozenset(failed)))
+        try:
+            usage = self._dirs.collect()
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self._tell(CollectionFailed(f"no room to write the index without what is gone: {error.strerror}"))
+            return
+        metrics.GC_LIVE_BYTES.set(usage.live_bytes)
+        metrics.GC_DEAD_BYTES.set(usage.dead_bytes)
+        metrics.GC_RECLAIMED_BYTES.inc(usage.reclaimed_bytes)
+        for damage in usage.damage:
+            self._tell(CollectionFailed(damage))
+        buried = len(bury.ledgers) - len(failed)
+        if buried or usage.reclaimed_bytes:
+            self._tell(LedgersCollected(buried, usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
+        self._look_at_space()
+
+    def _compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
+        copied: int | None = 0
+        try:
+            copied = self._dirs.compact(below, bytes_max)
+            metrics.GC_COPIED_BYTES.inc(copied or 0)
+            self._merge()
+        except DamagedError as error:
+            self._tell(CollectionFailed(error.message))
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            self._tell(CollectionFailed(f"no room to compact an entry log: {error.strerror}"))
+            copied = None
+        self._threads.to_loop(on_done, copied)
 
     def _merge(self) -> None:
         try:

@@ -7,7 +7,7 @@ nothing to the journal before a checkpoint has moved all marks to the new, empty
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -24,7 +24,7 @@ from dlog.errors import DamagedError, UnavailableError
 from dlog.events import Event
 from dlog.io.disk import NO_SPACE, Disk
 from dlog.io.journal_files import JournalFiles
-from dlog.io.ledger_dir import LedgerDir
+from dlog.io.ledger_dir import LedgerDir, Usage
 
 T = TypeVar("T")
 Tell = Callable[[Event], None]
@@ -65,6 +65,49 @@ class LedgerDirs:
                     pass
             except DamagedError as error:
                 tell(MergeFailed(error.message))
+
+    def bury(self, ledgers: Iterable[int]) -> dict[int, str]:
+        """See LedgerDir.bury. Returns those that are not buried for want of space, each with the failure. Raises
+        OSError."""
+        failed: dict[int, str] = {}
+        ledgers = tuple(ledgers)
+        for number, directory in enumerate(self._dirs):
+            share = [ledger for ledger in ledgers if ledger % len(self._dirs) == number]
+            if not share:
+                continue
+            try:
+                directory.bury(share)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                failed.update(dict.fromkeys(share, str(error.strerror)))
+        return failed
+
+    def collect(self) -> Usage:
+        """Free what buried ledgers hold, in all directories. Raises OSError; what was freed before stays freed."""
+        usage = Usage()
+        for directory in self._dirs:
+            try:
+                usage = usage.plus(directory.collect())
+            except DamagedError as error:
+                usage = usage.plus(Usage(damage=(error.message,)))
+        return usage
+
+    def compact(self, below: float, bytes_max: int) -> int | None:
+        """See LedgerDir.compact; of the first directory that has something to do."""
+        for directory in self._dirs:
+            copied = directory.compact(below, bytes_max)
+            if copied is not None:
+                return copied
+        return None
+
+    def is_gone(self, ledger: int) -> bool:
+        return ledger in self._of(ledger).gone
+
+    def gone(self) -> Iterator[int]:
+        """All ledgers that were buried."""
+        for directory in self._dirs:
+            yield from directory.gone
 
     @property
     def mark(self) -> Mark:
@@ -155,7 +198,7 @@ class StoragePaths:
 def _apply(group: Group, dirs: LedgerDirs, restored: Restored, *, salvage: bool) -> None:
     for record in group.records:
         ledger = int.from_bytes(record.payload[:8], "big", signed=True)
-        if not dirs.has(ledger, group.number):
+        if not dirs.is_gone(ledger) and not dirs.has(ledger, group.number):
             restored.apply(record, salvage=salvage)
 
 

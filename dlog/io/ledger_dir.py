@@ -2,19 +2,34 @@
 
 The law of this file: files are written and synced, then named in a new manifest, then used; so a crash at any point
 leaves the old manifest or the new one, each with all it names. What no manifest names is removed at the next start.
-One thread flushes and merges; any thread may look up.
+Which ledgers were buried is in the file GONE, replaced as a whole, durable before anything of theirs is touched; from
+then on whatever index and logs still hold of them does not exist. One thread flushes, merges, buries and collects; any
+thread may look up.
 """
 
 from __future__ import annotations
 
 import contextlib
 import mmap
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain
 
+from fastcrc.crc32 import iscsi as crc32c
+
 from dlog.bookie.cache import Half, Stored
-from dlog.bookie.entry_log import HEAD_BYTES, check_entry, entry_head, log_header, section_end
+from dlog.bookie.entry_log import (
+    HEAD_BYTES,
+    SECTION_HEAD_BYTES,
+    check_entry,
+    entry_head,
+    log_header,
+    parse_section_end,
+    section_bytes,
+    section_end,
+)
+from dlog.bookie.id_set import IdSet, decode_id_set
 from dlog.bookie.index import (
     CHUNK_ENTRIES,
     PLACE_BYTES,
@@ -41,10 +56,37 @@ from dlog.io.disk import BLOCK_BYTES, Disk, File, read_whole, write_whole
 from dlog.wire.framing import Buffer
 
 MANIFEST = "MANIFEST"
+GONE = "GONE"
 _OURS = ("index-", "entries-")
 _WRITE_BYTES = 1 << 20
 _ALONE_BYTES = 32 << 10  # entries of so many bytes in the middle are read one by one
 _CHUNK_PLACES = CHUNK_ENTRIES * PLACE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Bytes of entry logs: of ledgers that exist, of others, and what was freed. damage: logs that cannot be judged."""
+
+    live_bytes: int = 0
+    dead_bytes: int = 0
+    reclaimed_bytes: int = 0
+    damage: tuple[str, ...] = ()
+
+    def plus(self, other: Usage) -> Usage:
+        return Usage(
+            self.live_bytes + other.live_bytes,
+            self.dead_bytes + other.dead_bytes,
+            self.reclaimed_bytes + other.reclaimed_bytes,
+            self.damage + other.damage,
+        )
+
+
+@dataclass(slots=True)
+class _Victim:
+    """An entry log that is being compacted, and its ledgers that may still have entries only there, in order."""
+
+    log: LogFile
+    ledgers: deque[int]
 
 
 class _Run:
@@ -83,6 +125,9 @@ class LedgerDir:
         self._blocks: memoryview | None = None  # where entries are gathered
         self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
         self._logs: dict[int, File] = {}
+        self._victim: _Victim | None = None
+        self._unmovable: set[int] = set()  # logs with damage in them
+        self.gone = IdSet()  # ledgers that were buried; replaced as a whole
         self.manifest = Manifest()
 
     def load(self) -> list[LedgerRow]:
@@ -98,6 +143,12 @@ class LedgerDir:
                 raise DamagedError(f"{error.message}: dir={self._directory}") from error
         elif any(name.startswith(_OURS) for name in self._disk.names(self._directory)):
             raise DamagedError(f"MANIFEST is missing where there are entries: dir={self._directory}")
+        gone = read_whole(self._disk, self._directory, GONE)
+        if gone is not None:
+            try:
+                self.gone = decode_id_set(gone)
+            except DamagedError as error:
+                raise DamagedError(f"{error.message}: file={self._directory}/{GONE}") from error
         self._runs = tuple(self._open_run(run) for run in self.manifest.runs)
         known = {_run_name(r.run) for r in self.manifest.runs} | {_log_name(e.log) for e in self.manifest.logs}
         for name in self._disk.names(self._directory):
@@ -105,7 +156,7 @@ class LedgerDir:
                 self._disk.unlink(f"{self._directory}/{name}")
         rows: dict[int, LedgerRow] = {}
         for run in self._runs:
-            rows.update((row.ledger, row) for row in run.rows)
+            rows.update((row.ledger, row) for row in run.rows if row.ledger not in self.gone)
             run.rows = ()
         return list(rows.values())
 
@@ -128,7 +179,18 @@ class LedgerDir:
 
         Raises DamagedError if it cannot be told, OSError if the disk cannot be read.
         """
-        for run in reversed(self._runs):
+        while True:
+            runs = self._runs
+            try:
+                return self._lookup(runs, ledger, entry, entries_max, bytes_max)
+            except DamagedError:
+                if ledger in self.gone:
+                    return []
+                if runs is self._runs:
+                    raise  # else the log may have been collected since: look where its entries are now
+
+    def _lookup(self, runs: tuple[_Run, ...], ledger: int, entry: int, entries_max: int, bytes_max: int) -> list[bytes]:
+        for run in reversed(runs):
             row = run.table.find(ledger, entry)
             if row < 0:
                 continue
@@ -171,7 +233,9 @@ class LedgerDir:
         """
         old = self.manifest
         assert mark >= old.mark, "a mark never moves backwards"
-        rows = list(rows)
+        rows = [row for row in rows if row.ledger not in self.gone]
+        if self.gone:
+            entries = {ledger: held for ledger, held in entries.items() if ledger not in self.gone}
         limbo = limbo or old.limbo
         if not entries and not rows:
             if mark != old.mark or limbo != old.limbo:
@@ -260,14 +324,18 @@ class LedgerDir:
 
         Raises DamagedError if one of them is damaged: they stay as they are. OSError as `flush`.
         """
-        old = self.manifest
         count = runs_to_merge([run.size for run in self._runs])
         if not count:
             return False
+        self._merge_newest(count)
+        return True
+
+    def _merge_newest(self, count: int) -> None:
+        old = self.manifest
         kept, merged = self._runs[:-count], self._runs[-count:]
         number = old.next_file
         builder = RunBuilder()
-        result = self._write_run(number, _merged(merged, builder))
+        result = self._write_run(number, _merged(merged, builder, self.gone))
         opened = self._open_run(result, builder.table)
         self._install(
             replace(old, next_file=number + 1, runs=(*old.runs[:-count], result)),
@@ -275,20 +343,190 @@ class LedgerDir:
         )
         for run in merged:
             self._disk.unlink(f"{self._directory}/{_run_name(run.number)}")
-        return True
+
+    # ---- collecting --------------------------------------------------------------------------------------------------
+
+    def bury(self, ledgers: Iterable[int]) -> None:
+        """These ledgers are gone for good; durable when it returns. Raises OSError, after which nothing has changed."""
+        gone = self.gone.union(ledgers)
+        write_whole(self._disk, self._directory, GONE, gone.encode())
+        self.gone = gone
+
+    def collect(self) -> Usage:
+        """Delete entry logs that hold no ledger that exists, and rewrite the index when a quarter of it is of ledgers
+        that are gone. Costs a read of each log's tables of contents.
+
+        Raises OSError; after NO_SPACE nothing has changed. Raises DamagedError if an index run is damaged.
+        """
+        live_bytes, dead_bytes, damage = 0, 0, []
+        empty: list[LogFile] = []
+        for log in self.manifest.logs:
+            try:
+                with _unreadable_is_damaged():
+                    live = self._live_bytes(log)
+            except DamagedError as error:
+                damage.append(f"{error.message}: file={self._directory}/{_log_name(log.log)}")
+                live = log.length
+            live_bytes += live
+            if live:
+                dead_bytes += log.length - live
+            else:
+                empty.append(log)
+        self._drop_logs(empty)
+        if self._is_index_stale():
+            self._merge_newest(len(self._runs))
+        return Usage(live_bytes, dead_bytes, sum(log.length for log in empty), tuple(damage))
+
+    def _live_bytes(self, log: LogFile) -> int:
+        """Of ledgers that exist, by the log's tables of contents. Raises DamagedError."""
+        return sum(size for ledger, size in self._contents(log) if ledger not in self.gone)
+
+    def _contents(self, log: LogFile) -> Iterator[tuple[int, int]]:
+        """(ledger, bytes) of each section. Raises DamagedError if one of them does not verify."""
+        if not log.section:
+            raise DamagedError("an entry log has no table of contents")
+        file = self._log(log.log)
+        section, before = log.section, log.length
+        while section:
+            if section >= before:
+                raise DamagedError("an entry log's tables of contents are not in order")
+            length = section_bytes(file.pread(SECTION_HEAD_BYTES, section))
+            before, (section, contents) = section, parse_section_end(file.pread(length, section))
+            for ledger, _, size in contents:
+                yield ledger, size
+
+    def compact(self, below: float, bytes_max: int) -> int | None:
+        """Do a part of the work to empty full logs of whose bytes less than the share `below` is of ledgers that exist;
+        what is copied has the share 1, so this comes to an end.
+
+        Copies about `bytes_max` of entries to where a flush would put them, or deletes a log that holds none any more.
+        Returns the bytes copied; None: there is nothing to do. A log is deleted only when every entry of it that the
+        index still points to is durable, and in the index, at another place.
+
+        Raises OSError as `flush`; DamagedError if the log holds an entry that does not verify: it is left alone.
+        """
+        victim, self._victim = self._victim, None
+        if victim is None or victim.log not in self.manifest.logs:  # it was collected meanwhile
+            victim = self._choose_victim(below)
+        if victim is None:
+            return None
+        try:
+            with _unreadable_is_damaged():
+                entries, size = self._entries_to_move(victim, bytes_max)
+        except DamagedError:
+            self._unmovable.add(victim.log.log)
+            raise
+        if entries:
+            self.flush(entries, (), self.manifest.mark)
+            self._victim = victim  # after a failure the log is looked through from its begin
+        else:
+            self._drop_logs([victim.log])
+        return size
+
+    def _choose_victim(self, below: float) -> _Victim | None:
+        """The emptiest of the full logs."""
+        best, least, ledgers = None, below, list[int]()
+        for log in self.manifest.logs:
+            if log.log in self._unmovable or log.length < self._entry_log_bytes:
+                continue
+            try:
+                with _unreadable_is_damaged():
+                    contents = list(self._contents(log))
+            except DamagedError:
+                self._unmovable.add(log.log)
+                continue
+            total = sum(size for _, size in contents)
+            share = sum(size for ledger, size in contents if ledger not in self.gone) / max(1, total)
+            if share < least:
+                best, least, ledgers = log, share, sorted({ledger for ledger, _ in contents})
+        if best is None:
+            return None
+        return _Victim(best, deque(ledgers))
+
+    def _entries_to_move(self, victim: _Victim, bytes_max: int) -> tuple[Half, int]:
+        """Entries that lie only in the log, up to the bound; at least one if there is any. A ledger that has no more of
+        them is forgotten. Raises DamagedError."""
+        entries: Half = {}
+        size = 0
+        while victim.ledgers:
+            ledger = victim.ledgers[0]
+            if ledger not in self.gone:
+                for place in self._places_in(victim.log.log, ledger):
+                    (packet,) = self._read(ledger, [place])
+                    entries.setdefault(ledger, {})[place.entry] = Stored(packet, crc32c(packet))
+                    size += place.length
+                    if size >= bytes_max:
+                        return entries, size
+            victim.ledgers.popleft()
+        return entries, size
+
+    def _places_in(self, log: int, ledger: int) -> Iterator[Place]:
+        """The ledger's entries whose newest place is in this log."""
+        for age, run in enumerate(self._runs):
+            newer = [_ChunkFinder(later, ledger) for later in self._runs[age + 1 :]]
+            for row in run.table.rows_of(ledger):
+                places = parse_chunk(run.read_chunk(row), ledger)
+                for number in range(len(places) // PLACE_BYTES):
+                    place = place_at(places, number)
+                    if place.log == log and not any(finder.has(place.entry) for finder in newer):
+                        yield place
+
+    def _drop_logs(self, logs: Sequence[LogFile]) -> None:
+        """Forget them, then delete them. Who reads one goes on: its file is closed when nobody holds it any more."""
+        if not logs:
+            return
+        kept = tuple(log for log in self.manifest.logs if log not in logs)
+        self._install(replace(self.manifest, logs=kept), tuple(self._runs))
+        for log in logs:
+            self._logs.pop(log.log, None)
+            self._disk.unlink(f"{self._directory}/{_log_name(log.log)}")
+
+    def _is_index_stale(self) -> bool:
+        chunks = sum(len(run.table) for run in self._runs)
+        dead = sum(ledger in self.gone for run in self._runs for ledger in run.table.columns[0])
+        return dead * 4 >= chunks > 0 and dead > 0
 
     def close(self) -> None:
         for file in [*self._logs.values(), *(run.file for run in self._runs)]:
             file.close()
 
 
-def _merged(runs: Sequence[_Run], builder: RunBuilder) -> Iterator[bytes]:
+@contextlib.contextmanager
+def _unreadable_is_damaged() -> Iterator[None]:
+    """What the disk cannot read is as good as damaged: it costs what lies there, and ends nothing."""
+    try:
+        yield
+    except OSError as error:
+        raise DamagedError(f"the disk cannot be read: {error.strerror}") from error
+
+
+class _ChunkFinder:
+    """Whether a run has an entry of one ledger; keeps the last chunk, for entries come in order."""
+
+    __slots__ = ("_ledger", "_places", "_row", "_run")
+
+    def __init__(self, run: _Run, ledger: int) -> None:
+        self._run = run
+        self._ledger = ledger
+        self._row = -1
+        self._places = b""
+
+    def has(self, entry: int) -> bool:
+        row = self._run.table.find(self._ledger, entry)
+        if row < 0:
+            return False
+        if row != self._row:
+            self._row, self._places = row, parse_chunk(self._run.read_chunk(row), self._ledger)
+        return locate(self._places, entry) >= 0
+
+
+def _merged(runs: Sequence[_Run], builder: RunBuilder, gone: IdSet) -> Iterator[bytes]:
     """What the merged run holds: chunks, then table, states and trailer."""
-    for ledger, places in merge([MergeSource(run.table, run.read_chunk) for run in runs]):
+    for ledger, places in merge([MergeSource(run.table, run.read_chunk) for run in runs], gone):
         yield builder.chunk(ledger, places)
     rows: dict[int, LedgerRow] = {}
     for run in runs:
-        rows.update((row.ledger, row) for row in _Run(run.named, run.file).rows)
+        rows.update((row.ledger, row) for row in _Run(run.named, run.file).rows if row.ledger not in gone)
     yield from builder.finish(rows[ledger] for ledger in sorted(rows))
 
 

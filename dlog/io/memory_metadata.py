@@ -34,6 +34,7 @@ class MemoryMetadata:
         self._deletions = 0  # of streams
         self._members = Members({}, {}, {}, {})
         self._cookies: dict[BookieId, Versioned] = {}
+        self._marks: dict[BookieId, Versioned] = {}
         self._watches: dict[Key, list[Callable[[], None]]] = {}
         self._on_members: list[Callable[[], None]] = []
 
@@ -156,6 +157,19 @@ class MemoryMetadata:
             raise CookieError(f"the cookie was changed by somebody else: bookie={bookie}")
         self._versions += 1
         self._cookies[bookie] = Versioned(text, self._versions)
+
+    async def read_mark(self, bookie: BookieId) -> Versioned | Missing:
+        await asyncio.sleep(0)
+        return self._marks.get(bookie) or Missing()
+
+    async def write_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
+        await asyncio.sleep(0)
+        now = self._marks.get(bookie)
+        if (now.version if now is not None else None) != version:
+            return Conflict() if now is not None else Missing()
+        self._versions += 1
+        written = self._marks[bookie] = Versioned(text, self._versions)
+        return written
 
     async def close(self) -> None:
         """Nothing is held."""

@@ -53,6 +53,17 @@ ENTRIES_READ = Number("ledger_entries_read", "Entries read and verified by ledge
 BOOKIE_CONNECTIONS_LOST = Number("bookie_connections_lost", "Connections to bookies that ended by themselves")
 BOOKIE_TIMEOUTS = Number("bookie_timeouts", "Connections to bookies closed because an answer did not come")
 BOOKIE_LAGGING = Number("bookie_lagging", "Connections to bookies closed because too many bytes were in flight")
+GC_LIVE_BYTES = Number(
+    "gc_live_bytes", "Bytes in entry logs of ledgers that exist, at the last collection", is_gauge=True
+)
+GC_DEAD_BYTES = Number("gc_dead_bytes", "The other bytes of entry logs, at the last collection", is_gauge=True)
+GC_RECLAIMED_BYTES = Number("gc_reclaimed_bytes", "Bytes of entry logs without a ledger that collections deleted")
+GC_COPIED_BYTES = Number("gc_copied_bytes", "Bytes of entries that compactions copied")
+GC_LAST_RUN_SECONDS = Number("gc_last_run_seconds", "When the last collection ended, in Unix time", is_gauge=True)
+GC_LEDGERS = Number("gc_ledgers", "Ledgers that exist on this bookie, at the last collection", is_gauge=True)
+GC_UNSEEN_LEDGERS = Number(
+    "gc_unseen_ledgers", "Of these, ledgers never seen in metadata: they are kept", is_gauge=True
+)
 
 _NUMBERS = (
     LOOP_STALLS,
@@ -65,6 +76,13 @@ _NUMBERS = (
     BOOKIE_CONNECTIONS_LOST,
     BOOKIE_TIMEOUTS,
     BOOKIE_LAGGING,
+    GC_LIVE_BYTES,
+    GC_DEAD_BYTES,
+    GC_RECLAIMED_BYTES,
+    GC_COPIED_BYTES,
+    GC_LAST_RUN_SECONDS,
+    GC_LEDGERS,
+    GC_UNSEEN_LEDGERS,
 )
 _events: dict[str, int] = {}
 _exposed: list[Collector] = []

@@ -1,8 +1,8 @@
 """Where things lie in ZooKeeper: BookKeeper's tree for ledgers, DistributedLog's for streams. Names only, no calls.
 
-What is ours beyond theirs: `<namespace>/.proxies/<role>/<id>`, `<namespace>/.deletions`, and `owner`, `settings`,
-`sinks` and `life-<nonce>` beside a stream's own znodes. Java tools skip them. Source: BookKeeper
-`HierarchicalLedgerManager`, `ZKRegistrationManager`; DistributedLog `LogMetadata`, `ZKSessionLock`.
+What is ours beyond theirs: `<namespace>/.proxies/<role>/<id>`, `<namespace>/.bookies/<id>`, `<namespace>/.deletions`,
+and `owner`, `settings`, `sinks` and `life-<nonce>` beside a stream's own znodes. Java tools skip them.
+Source: BookKeeper `HierarchicalLedgerManager`, `ZKRegistrationManager`; DistributedLog `LogMetadata`, `ZKSessionLock`.
 """
 
 from __future__ import annotations
@@ -120,6 +120,10 @@ class StreamPaths:
     @property
     def proxies(self) -> str:
         return f"{self.namespace}/.proxies"
+
+    def mark(self, bookie: BookieId) -> str:
+        """The znode that a bookie writes in each collection, to know this metadata again."""
+        return f"{self.namespace}/.bookies/{bookie}"
 
     def proxy_role(self, role: str) -> str:
         return f"{self.proxies}/{role}"

@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 
-from dlog.errors import CookieError
+from dlog.errors import CookieError, MetadataUnavailableError
 from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
 from dlog.io.zookeeper import ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
@@ -19,7 +19,7 @@ from dlog.io.zookeeper_ledgers import LedgerTree
 from dlog.io.zookeeper_members import MEMBERS, MemberList, MemberOptions, Registrations, encode_proxy
 from dlog.io.zookeeper_protocol import BadVersionError, NodeExistsError, NoNodeError
 from dlog.io.zookeeper_streams import StreamTree
-from dlog.machine import Key, Missing, Outcome, Versioned
+from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
@@ -180,6 +180,29 @@ class ZooKeeperMetadata:
                 await self.zookeeper.set(path, text.encode(), version)
         except (NodeExistsError, BadVersionError, NoNodeError) as error:
             raise CookieError(f"the cookie was changed by somebody else: bookie={bookie}") from error
+
+    async def read_mark(self, bookie: BookieId) -> Versioned | Missing:
+        try:
+            data, stat = await self.zookeeper.get(self._stream_paths.mark(bookie), fresh=True)
+        except NoNodeError:
+            return Missing()
+        return Versioned(data.decode(errors="replace"), stat.version)
+
+    async def write_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
+        path = self._stream_paths.mark(bookie)
+        try:
+            if version is None:
+                created = await self.zookeeper.create(path, text.encode(), parents=True)
+                return Versioned(text, created.stat.version)
+            assert isinstance(version, int)
+            stat = await self.zookeeper.set(path, text.encode(), version)
+        except NoNodeError:
+            return Missing()
+        except (NodeExistsError, BadVersionError):
+            return Conflict()
+        except MetadataUnavailableError as error:
+            return OutcomeUnknown(error.message)
+        return Versioned(text, stat.version)
 
     async def close(self) -> None:
         """Registrations and the session end, also where the wait for it is cancelled. Idempotent."""

@@ -1,7 +1,8 @@
 """What a bookie was asked, what it acknowledged after how many disk operations, and what a later life must know of it.
 
 The law of this file: judged is only what a client could see. J1-J4: acknowledged is a subset of served, served a subset
-of what was sent, bytes equal; a fence that was answered holds; a master key that was taken is the key.
+of what was sent, bytes equal; a fence that was answered holds; a master key that was taken is the key. J12: a ledger
+that was to be buried may be gone; once it is buried it stays so, and takes no add.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 @dataclass
 class History:
-    """`added` and `fenced` begin with the number of disk operations after which the answer was given."""
+    """`added`, `fenced`, `burying` and `buried` begin with the number of disk operations after which it was so."""
 
     sent: dict[tuple[int, int], bytes] = field(default_factory=dict)
     added: list[tuple[int, int, int]] = field(default_factory=list)
     fenced: list[tuple[int, int]] = field(default_factory=list)
     fences_sent: set[int] = field(default_factory=set)
+    burying: list[tuple[int, int]] = field(default_factory=list)
+    buried: list[tuple[int, int]] = field(default_factory=list)
     refused: int = 0
 
     def known_at(self, after: int) -> History:
@@ -32,6 +35,8 @@ class History:
             [(0, ledger, entry) for at, ledger, entry in self.added if at <= after],
             [(0, ledger) for at, ledger in self.fenced if at <= after],
             set(self.fences_sent),
+            [(0, ledger) for at, ledger in self.burying if at <= after],
+            [(0, ledger) for at, ledger in self.buried if at <= after],
         )
 
 
@@ -56,6 +61,14 @@ class Script:
         self.station.ask(fence(ledger, -1))
         self.note()
 
+    def bury(self, *ledgers: int) -> None:
+        """Ledgers that are at rest; their entries may be missed from now on."""
+        disk = self.station.disk
+        self.history.burying += [(len(disk.operations), ledger) for ledger in ledgers]
+        self.station.bury(*ledgers)
+        known = self.station.machine.known()
+        self.history.buried += [(len(disk.operations), ledger) for ledger in ledgers if ledger not in known]
+
     def commit(self) -> None:
         self.station.commit()
         self.note()
@@ -78,10 +91,12 @@ class Script:
 
 def judge(station: Station, history: History, after: int, *, lost: tuple[Code, ...] = ()) -> None:
     """What a bookie started after that point must answer. lost: what may be said instead of anything (limbo)."""
-    acked = {(ledger, entry) for at, ledger, entry in history.added if at <= after}
+    burying = {ledger for at, ledger in history.burying if at <= after}
+    buried = {ledger for at, ledger in history.buried if at <= after}
+    acked = {(ledger, entry) for at, ledger, entry in history.added if at <= after and ledger not in burying}
     for (ledger, entry), sent in history.sent.items():
         found = station.stored(ledger, entry)
-        if found == sent or found in lost:
+        if (found == sent and ledger not in buried) or found in lost:
             continue
         assert (ledger, entry) not in acked, f"acknowledged and not there: ledger={ledger} entry={entry} {found!r}"
         assert found in ABSENT and not lost, f"never sent: ledger={ledger} entry={entry} found={found!r}"
@@ -91,6 +106,11 @@ def judge(station: Station, history: History, after: int, *, lost: tuple[Code, .
     for ledger in {ledger for ledger, _ in acked}:
         code = asked(station, add(ledger, 10_000, key=b"z" * 20))
         assert code in (Code.UNAUTHORIZED, *lost), f"a key was forgotten: ledger={ledger} code={code}"
+    for ledger in buried:
+        assert asked(station, add(ledger, 10_000)) in (Code.FENCED, *lost), f"a buried ledger takes adds: {ledger}"
+        code = asked(station, add(ledger, 10_000, recovery=True))
+        assert code in (Code.NO_LEDGER, *lost), f"a buried ledger takes a recovery's adds: {ledger}"
+        assert station.code(fence(ledger, -1)) in (Code.NO_ENTRY, *lost), f"a buried ledger's id is free: {ledger}"
     if lost:
         return
     for ledger in {ledger for ledger, _ in history.sent} - history.fences_sent:

@@ -14,6 +14,7 @@ from dlog.bookie.bookie import Bookie
 from dlog.bookie.cache import Half
 from dlog.bookie.index import LedgerRow, MergeSource
 from dlog.bookie.journal import Mark, Record
+from dlog.bookie.manifest import LogFile
 from dlog.bookie.messages import PersistRefused
 from dlog.bookie.restoring import Restored
 from dlog.io.bookie_store import LedgerDirs
@@ -224,8 +225,8 @@ def _merge_drops_the_runs_first(patch: Patch) -> None:
 
 
 def _merge_forgets_the_oldest(patch: Patch) -> None:
-    def short(sources: Sequence[MergeSource]) -> Any:
-        return merge(sources[1:])
+    def short(sources: Sequence[MergeSource], gone: Any) -> Any:
+        return merge(sources[1:], gone)
 
     from dlog.bookie.index import merge
 
@@ -263,6 +264,68 @@ def _refused_group_is_left_behind(patch: Patch) -> None:
     patch.setattr(JournalFiles, "write", careless)
 
 
+def _what_is_gone_is_not_written_down(patch: Patch) -> None:
+    def bury(directory: LedgerDir, ledgers: Iterable[int]) -> None:
+        directory.gone = directory.gone.union(ledgers)
+
+    patch.setattr(LedgerDir, "bury", bury)
+
+
+def _replay_brings_back_what_is_gone(patch: Patch) -> None:
+    patch.setattr(LedgerDirs, "is_gone", lambda dirs, ledger: False)
+
+
+def _start_forgets_what_is_gone(patch: Patch) -> None:
+    patch.setattr(LedgerDirs, "gone", lambda dirs: iter(()))
+
+
+def _a_log_is_judged_by_its_last_section(patch: Patch) -> None:
+    contents = LedgerDir._contents
+
+    def short(directory: LedgerDir, log: LogFile) -> Any:
+        last = next(contents(directory, log))
+        return iter((last,))
+
+    patch.setattr(LedgerDir, "_contents", short)
+
+
+def _compaction_deletes_the_log_first(patch: Patch) -> None:
+    move = LedgerDir._entries_to_move
+
+    def hasty(directory: LedgerDir, victim: Any, bytes_max: int) -> Any:
+        moved = move(directory, victim, bytes_max)
+        directory._drop_logs([victim.log])
+        return moved
+
+    patch.setattr(LedgerDir, "_entries_to_move", hasty)
+
+
+def _compaction_ends_with_its_first_part(patch: Patch) -> None:
+    move = LedgerDir._entries_to_move
+
+    def short(directory: LedgerDir, victim: Any, bytes_max: int) -> Any:
+        moved = move(directory, victim, bytes_max)
+        victim.ledgers.clear()
+        return moved
+
+    patch.setattr(LedgerDir, "_entries_to_move", short)
+
+
+def _compaction_goes_on_behind_what_it_failed_to_copy(patch: Patch) -> None:
+    compact = LedgerDir.compact
+
+    def forgetful(directory: LedgerDir, below: float, bytes_max: int) -> int | None:
+        victim = directory._victim or directory._choose_victim(below)
+        directory._victim = victim
+        try:
+            return compact(directory, below, bytes_max)
+        except OSError:
+            directory._victim = victim
+            raise
+
+    patch.setattr(LedgerDir, "compact", forgetful)
+
+
 MUTANTS = [
     Mutant("answered before the sync", "J1", _answered_before_the_sync),
     Mutant("names are not synced", "J1", _names_are_not_synced),
@@ -288,6 +351,19 @@ MUTANTS = [
     Mutant("failed sync is taken for no room", "J7", _failed_sync_is_taken_for_no_room, "syncs"),
     Mutant("merge drops the runs first", "J9", _merge_drops_the_runs_first, story="merging"),
     Mutant("merge forgets the oldest run", "J9", _merge_forgets_the_oldest, story="merging"),
+    Mutant("what is gone is not written down", "J12", _what_is_gone_is_not_written_down, story="burying"),
+    Mutant("replay brings back what is gone", "J12", _replay_brings_back_what_is_gone, story="burying"),
+    Mutant("start forgets what is gone", "J12", _start_forgets_what_is_gone, story="burying"),
+    Mutant("a log is judged by its last section", "J12", _a_log_is_judged_by_its_last_section, story="burying"),
+    Mutant("compaction deletes the log first", "J12", _compaction_deletes_the_log_first, story="compacting"),
+    Mutant("compaction ends with its first part", "J12", _compaction_ends_with_its_first_part, story="compacting"),
+    Mutant(
+        "compaction goes on behind what it failed to copy",
+        "J12",
+        _compaction_goes_on_behind_what_it_failed_to_copy,
+        "room",
+        story="compacting",
+    ),
     Mutant("no room is answered as done", "J10", _no_room_is_answered_as_done, "room"),
     Mutant("refused group is left behind", "J10", _refused_group_is_left_behind, "room"),
 ]

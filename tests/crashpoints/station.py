@@ -8,7 +8,7 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.journal import Record
-from dlog.bookie.messages import CheckpointDue, Fetch, Fetched, Flush, Flushed, PersistRefused
+from dlog.bookie.messages import Buried, Bury, BuryDue, CheckpointDue, Fetch, Fetched, Flush, Flushed, PersistRefused
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event
@@ -57,10 +57,10 @@ class Station:
         self.disk = disk
         self.events: list[Event] = [] if events is None else events
         self.opened = opened or open_storage(disk, options, PATHS, "bookie:1", self.events.append)
-        self.machine = Bookie(options, self.opened.rows, limbo=self.opened.limbo)
+        self.machine = Bookie(options, self.opened.rows, limbo=self.opened.limbo, gone=self.opened.dirs.gone())
         self.answers: list[tuple[Any, Any]] = []
         self.waiting: list[tuple[int, tuple[Record, ...]]] = []
-        self.flushes: list[tuple[Flush, Any]] = []
+        self.flushes: list[tuple[Flush | Bury, Any]] = []
         self._mark = self._flush_mark = self.opened.journal.mark
         self._flush_number = 0
 
@@ -76,6 +76,8 @@ class Station:
                 if effect.number != self._flush_number:
                     self._flush_number, self._flush_mark = effect.number, self._mark
                 self.flushes.append((effect, self._flush_mark))
+            elif isinstance(effect, Bury):
+                self.flushes.append((effect, None))
             elif isinstance(effect, Tell):
                 self.events.append(effect.event)
 
@@ -107,6 +109,22 @@ class Station:
         self.handle(CheckpointDue())
         self.flush()
 
+    def bury(self, *ledgers: int) -> None:
+        """Metadata says that these ledgers are gone."""
+        self.handle(BuryDue(frozenset(ledgers)))
+        self.flush()
+
+    def compact_some(self, below: float, bytes_max: int) -> bool:
+        """Whether there may be more to do."""
+        try:
+            copied = self.opened.dirs.compact(below, bytes_max)
+            self.opened.dirs.merge_runs(self.events.append)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            return False
+        return copied is not None
+
     def flush(self) -> None:
         """What the flush thread does."""
         while self.flushes:
@@ -126,6 +144,8 @@ class Station:
 
     def _flush_one(self) -> bool:
         flush, mark = self.flushes.pop(0)
+        if isinstance(flush, Bury):
+            return self._bury(flush)
         try:
             self.opened.dirs.flush(flush.entries, flush.rows, mark)
         except OSError as error:
@@ -134,6 +154,16 @@ class Station:
             self.handle(Flushed(str(error)))
             return False
         self.handle(Flushed())
+        return True
+
+    def _bury(self, bury: Bury) -> bool:
+        failed = self.opened.dirs.bury(bury.ledgers)
+        self.handle(Buried(bury.ledgers, frozenset(failed)))
+        try:
+            self.opened.dirs.collect()
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
         return True
 
     def prepare(self) -> None:

@@ -163,11 +163,53 @@ def filling(script: Script) -> None:
     mixed(script, 5, 300)
 
 
+def burying(script: Script) -> None:
+    """Ledgers come and are buried: fenced or not, flushed or not, with whole logs, with a part of the index."""
+    station = script.station
+    for step in range(6):
+        for ledger in (200 + 2 * step, 201 + 2 * step, 300):
+            for entry in range(2):
+                script.add(ledger, 10 * step + entry, script.rng.randbytes(script.rng.choice((10, 300, 2000))))
+        if step % 3 == 1:
+            script.fence(200 + 2 * step)
+        script.commit()
+        if step % 3 != 2:
+            station.checkpoint()
+        if step:
+            script.bury(198 + 2 * step, *((199 + 2 * step,) if step % 2 else ()))
+    script.bury(210)  # what only the journal and the cache hold
+    station.checkpoint()
+    script.bury()
+
+
+def compacting(script: Script) -> None:
+    """A ledger lives on among those that are buried, and moves from log to log in small parts while entries come."""
+    station = script.station
+    for step in range(5):
+        for entry in range(3):
+            script.add(300, 10 * step + entry, script.rng.randbytes(200))
+            script.add(303, 10 * step + entry, script.rng.randbytes(200))
+        for ledger in (200 + 2 * step, 201 + 2 * step):
+            script.add(ledger, 0, script.rng.randbytes(3000))
+        script.commit()
+        station.checkpoint()
+        script.bury(200 + 2 * step, 201 + 2 * step)
+        if step % 2:
+            more = True
+            while more:
+                more = station.compact_some(0.9, 300)
+                script.add(301, 100 * step + len(script.history.sent), b"meanwhile")
+                script.commit()
+    station.checkpoint()
+
+
 STORIES = [
     Story("mixed", mixed),
     Story("together", together),
     Story("recycling", recycling),
     Story("merging", merging, LOG_ROLLS),
+    Story("burying", burying, LOG_ROLLS),
+    Story("compacting", compacting, LOG_ROLLS),
     Story("large", large),
     Story("hostile", hostile, samples=40),
     Story("filling", filling, may_refuse=True),

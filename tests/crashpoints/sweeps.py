@@ -186,5 +186,7 @@ def reached(script: Script) -> Counter[str]:
         runs=sum(name.startswith("index-") for name in made),
         merged=sum("index-" in op.path for op in names if op.inode is None),
         recycled=sum("spare-" in op.path and "journal-" in (op.gone or "") for op in names),
+        buried=len(script.history.buried),
+        collected=sum("/entries-" in op.path for op in names if op.inode is None),
         dropped=sum("/journal-" in op.path for op in names if op.inode is None),
     )

@@ -33,6 +33,7 @@ OPTIONS = BookieOptions(
     disk_check_s=0.1,
     disk_free_min_bytes=0,
     disk_free_reserve_bytes=0,
+    gc_s=0.0,  # what is asked here is told by the journal and checkpoints alone
 )
 OK, NO_ENTRY, IO_ERROR, FENCED, READ_ONLY = 0, 2, 101, 104, 105
 

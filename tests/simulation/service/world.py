@@ -144,6 +144,7 @@ class World:
                 disk_check_s=1.0,
                 disk_free_min_bytes=1 << 20,
                 disk_free_reserve_bytes=1 << 18,
+                gc_s=0.0,  # plans and planted defects are recorded without
             )
             self.bookies.append(
                 self._add(BookieNode, f"bookie-{number + 1}", bookie_options=chosen, session_timeout_s=session_s)

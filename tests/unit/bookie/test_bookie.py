@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryConflict, EntryDamaged
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.messages import CheckpointDue, Fetch, Fetched, SpaceSeen
+from dlog.bookie.messages import Buried, Bury, BuryDue, CheckpointDue, Fetch, Fetched, SeenInMetadata, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId
@@ -605,3 +606,54 @@ class TestReadAmplification:
         meter = self.meter(read_ahead_bytes=64 * 1024)
         self.asked(meter, list(range(1000)))
         assert meter.packets <= 1000 + 64 and meter.fetches <= 1000 // 60 + 2
+
+
+class TestBuried:
+    """Ledgers that metadata says are gone."""
+
+    def buried(self, *facts: Any) -> Bookie:
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 3), LedgerRow(2, KEY, False, -1, 3)])
+        assert machine.handle(BuryDue(frozenset({1, 77}))) == [Bury((1,))]
+        for fact in facts:
+            machine.handle(fact)
+        return machine
+
+    def test_takes_no_add_from_the_instant_it_is_to_be_buried(self) -> None:
+        for machine in (self.buried(), self.buried(Buried((1,))), Bookie(OPTIONS, gone=[1])):
+            for key in (KEY, b"other"):
+                for recovery, code in ((False, Code.FENCED), (True, Code.NO_LEDGER)):
+                    (sent,) = machine.handle(Received("c", add(1, 4, key=key, recovery=recovery)))
+                    assert sent.message.code is code
+
+    def test_is_read_as_no_ledger_and_its_id_as_one_in_use(self) -> None:
+        machine = self.buried(Buried((1,)))
+        for entry, code in ((0, Code.NO_LEDGER), (-1, Code.NO_ENTRY)):
+            (sent,) = machine.handle(Received("c", read(1, entry)))
+            assert sent.message.code is code
+
+    def test_leaves_the_count_of_ledgers(self) -> None:
+        machine = self.buried(Buried((1,)))
+        assert machine.ledgers == 1 and machine.known() == {2: 0}
+
+    def test_is_there_again_where_the_disk_has_no_room_to_say_so(self) -> None:
+        machine = self.buried(Buried((1,), frozenset({1})))
+        assert machine.ledgers == 2
+        (sent,) = machine.handle(Received("c", read(1, 9)))
+        assert sent.message.code is Code.NO_ENTRY
+
+    def test_waits_until_nothing_of_it_is_on_its_way_to_the_journal(self) -> None:
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, -1), LedgerRow(2, KEY, False, -1, -1)])
+        machine.handle(Received("c", add(1, 0)))
+        machine.handle(Received("c", fence(2, -1)))
+        assert machine.handle(BuryDue(frozenset({1, 2}))) == [Bury(())]
+        machine.handle(Persisted(2))
+        (bury,) = machine.handle(BuryDue(frozenset({1, 2})))
+        assert sorted(bury.ledgers) == [1, 2]
+
+    def test_what_metadata_showed_goes_to_the_index_with_the_next_checkpoint(self) -> None:
+        machine = Bookie(OPTIONS, [LedgerRow(1, KEY, False, -1, 3)])
+        assert not machine.is_dirty
+        machine.handle(SeenInMetadata(frozenset({1, 5}), 2))
+        assert machine.known() == {1: 2}
+        (flush,) = machine.handle(CheckpointDue())
+        assert flush.rows == (LedgerRow(1, KEY, False, -1, 3, 2),)

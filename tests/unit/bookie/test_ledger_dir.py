@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -278,3 +279,218 @@ def test_the_read_cache_stays_within_its_bytes() -> None:
     assert cache.get(1, 49) == bytes(60)
     cache.put(2, 0, bytes(5000))
     assert cache.bytes <= 1000
+
+
+def names(disk: SimulatedDisk, prefix: str) -> list[str]:
+    return [name for name in disk.names(DIR) if name.startswith(prefix)]
+
+
+def test_a_log_without_a_living_ledger_is_deleted_and_the_others_stay() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk, entry_log_bytes=1)
+    for ledger in (1, 2, 3):
+        made.flush(half((ledger, 0), body=bytes(5000)), [row(ledger, 0)], FIRST_MARK)
+    made.flush(half((1, 1), (2, 1)), [row(1, 1), row(2, 1)], FIRST_MARK)
+    before = disk.used
+    made.bury([1, 3])
+    usage = made.collect()
+    assert len(names(disk, "entries-")) == 2 and usage.reclaimed_bytes >= 10_000
+    assert before - disk.used > 9_000 and 5_000 < usage.live_bytes < 6_000
+    for again in (made, directory(disk)):
+        assert again.lookup(2, 0, 1, 1 << 20) == [packet(2, 0, bytes(5000))]
+        assert again.lookup(2, 1, 1, 1 << 20) == [packet(2, 1)]
+        assert again.lookup(1, 0, 1, 1 << 20) == again.lookup(3, 0, 1, 1 << 20) == []
+        assert list(again.gone) == [1, 3]
+
+
+def test_rows_and_chunks_of_ledgers_that_are_gone_leave_the_index() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half(*[(ledger, 0) for ledger in range(100)]), [row(n, 0) for n in range(100)], FIRST_MARK)
+    made.bury(range(99))
+    made.collect()
+    (run,) = made._runs
+    assert len(run.table) == 1
+    assert [r.ledger for r in LedgerDir(disk, DIR, 1).load()] == [99]
+
+
+def test_what_is_flushed_of_a_ledger_that_is_gone_reaches_neither_log_nor_index() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.bury([1])
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    assert not names(disk, "entries-") and not names(disk, "index-")
+
+
+def test_a_log_whose_table_of_contents_is_damaged_is_kept_and_told() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    (log,) = made.manifest.logs
+    disk.flip_bit(f"{DIR}/entries-{log.log:08x}", (log.section + 30) * 8)
+    made.bury([1])
+    usage = made.collect()
+    assert names(disk, "entries-") and usage.reclaimed_bytes == 0 and "does not verify" in usage.damage[0]
+
+
+def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    made.bury([1])
+    disk.flip_bit(f"{DIR}/GONE", 70)
+    with pytest.raises(DamagedError, match="GONE"):
+        directory(disk)
+
+
+def test_a_reader_under_way_goes_on_in_a_log_that_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = directory(SimulatedDisk())
+    made.flush(half((1, 0)), [row(1, 0)], FIRST_MARK)
+    read = LedgerDir._read
+
+    def slowly(which: LedgerDir, ledger: int, places: list[Any]) -> list[bytes]:
+        made.bury([1])
+        made.collect()
+        return read(which, ledger, places)
+
+    monkeypatch.setattr(LedgerDir, "_read", slowly)
+    assert made.lookup(1, 0, 1, 1 << 20) == [], "gone, and not damaged"
+
+
+def test_seen_is_stored_with_a_ledgers_state() -> None:
+    disk = SimulatedDisk()
+    made = directory(disk)
+    rows = [replace_seen(row(1, fenced=True), 127), replace_seen(row(2), 1), row(3)]
+    made.flush({}, rows, FIRST_MARK)
+    assert LedgerDir(disk, DIR, 1).load() == rows
+
+
+def replace_seen(state: LedgerRow, seen: int) -> LedgerRow:
+    return state._replace(seen=seen)
+
+
+def test_a_manifest_of_the_version_before_is_read() -> None:
+    old = encode(Manifest(next_file=7)).replace(b'"version": 3', b'"version": 2')
+    text = old[:-9]
+    assert decode(text + b"%08x\n" % crc32c(text)).next_file == 7
+
+
+def mostly_dead(disk: SimulatedDisk, *, entry_log_bytes: int = 60_000) -> LedgerDir:
+    """A full log of ledgers 1 (gone), 2 and 3, then others."""
+    made = directory(disk, entry_log_bytes)
+    entries = half(*[(1, e) for e in range(60)], *[(2, e) for e in range(10)], (3, 7), body=bytes(1000))
+    made.flush(entries, [row(1, 59), row(2, 9), row(3, 7)], FIRST_MARK)
+    made.flush(half((2, 10), body=bytes(1000)), [row(2, 10)], FIRST_MARK)
+    made.bury([1])
+    made.collect()
+    return made
+
+
+def all_there(made: LedgerDir) -> bool:
+    return all(made.lookup(2, e, 1, 1 << 20) == [packet(2, e, bytes(1000))] for e in range(11)) and (
+        made.lookup(3, 7, 1, 1 << 20) == [packet(3, 7, bytes(1000))]
+    )
+
+
+def test_a_mostly_dead_log_is_emptied_in_parts_and_then_deleted() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    (first, *_) = made.manifest.logs
+    assert made.compact(0.1, 3000) is None, "it is not below that share"
+    copied = []
+    while (part := made.compact(0.5, 3000)) is not None:
+        copied.append(part)
+        assert all_there(made) and all_there(directory(disk))
+    assert sum(copied) == 11 * 1032 and max(copied) < 3000 + 1032 and copied[-1] == 0
+    assert first not in made.manifest.logs and f"entries-{first.log:08x}" not in disk.names(DIR)
+    assert made.compact(0.99, 3000) is None, "what was copied is not copied again"
+
+
+def test_an_interrupted_compaction_copies_nothing_twice() -> None:
+    disk = SimulatedDisk()
+    mostly_dead(disk).compact(0.5, 5000)
+    again = directory(disk, 60_000)
+    copied = 0
+    while (part := again.compact(0.5, 5000)) is not None:
+        copied += part
+    assert 5000 <= 11 * 1032 - copied <= 6100 and all_there(again)
+
+
+def test_a_log_with_an_entry_that_does_not_verify_is_not_compacted() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    (first, *_) = made.manifest.logs
+    section = half(*[(1, e) for e in range(60)], body=bytes(1000))
+    at = 32 + sum(8 + len(stored.packet) for stored in section[1].values()) + 500
+    disk.flip_bit(f"{DIR}/entries-{first.log:08x}", at * 8)
+    with pytest.raises(DamagedError):
+        made.compact(0.5, 1 << 20)
+    assert made.compact(0.5, 1 << 20) is None and first in made.manifest.logs
+
+
+def test_no_room_for_a_copy_changes_nothing() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    before = made.manifest
+    disk.bytes_max = disk.used
+    with pytest.raises(OSError, match="no space"):
+        made.compact(0.5, 1 << 20)
+    assert made.manifest == before and all_there(made)
+    disk.bytes_max = 1 << 40
+    while made.compact(0.5, 1 << 20) is not None:
+        pass
+    assert all_there(made)
+
+
+def test_a_reader_under_way_finds_an_entry_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = mostly_dead(SimulatedDisk())
+    read = LedgerDir._read
+    made._logs.clear()  # nobody holds the log that is deleted
+
+    def slowly(which: LedgerDir, ledger: int, places: Any) -> list[bytes]:
+        monkeypatch.setattr(LedgerDir, "_read", read)
+        while made.compact(0.5, 1 << 20) is not None:
+            pass
+        return read(which, ledger, places)
+
+    monkeypatch.setattr(LedgerDir, "_read", slowly)
+    assert made.lookup(2, 3, 1, 1 << 20) == [packet(2, 3, bytes(1000))]
+
+
+def test_the_index_is_read_a_chunk_at_a_time_by_a_compaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = directory(SimulatedDisk(), 60_000)
+    for step in range(3):
+        made.flush(half(*[(2, 1000 * step + e) for e in range(700)], (1, step), body=bytes(100)), [], FIRST_MARK)
+    made.bury([1])
+    chunks = sum(len(run.table) for run in made._runs)
+    count = [0]
+    read_chunk = type(made._runs[0]).read_chunk
+
+    def counted(run: Any, row: int) -> bytes:
+        count[0] += 1
+        return read_chunk(run, row)
+
+    monkeypatch.setattr(type(made._runs[0]), "read_chunk", counted)
+    made.compact(0.9999, 1 << 30)
+    assert 0 < count[0] <= 2 * chunks
+
+
+def test_a_log_that_is_collected_while_it_is_compacted_is_left_alone() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    made.compact(0.5, 3000)
+    made.bury([2, 3])
+    made.collect()
+    assert made.compact(0.5, 3000) is None and not names(disk, "entries-")
+
+
+def test_a_sector_that_cannot_be_read_keeps_its_log_and_ends_nothing() -> None:
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    (first, *_) = made.manifest.logs
+    path = f"{DIR}/entries-{first.log:08x}"
+    disk.make_unreadable(path, 32 + 60 * 1040 + 2000)
+    with pytest.raises(DamagedError, match="cannot be read"):
+        made.compact(0.5, 1 << 20)
+    disk.make_unreadable(path, first.section)
+    assert "cannot be read" in made.collect().damage[0] and first in made.manifest.logs

@@ -1,0 +1,173 @@
+"""Disk space of deleted ledgers comes back, and nothing of a ledger that metadata names goes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
+from dlog.io.zookeeper import ZooKeeper
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.machine import Versioned
+from dlog.model.ids import BookieId, EntryId, LedgerId
+from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
+from dlog.model.quorum import Quorum
+from tests.integration.bookie.conftest import new_cluster
+from tests.integration.bookie.process import BookieProcess
+from tests.integration.bookie.raw import RECOVERY, Raw, add_frame, packet
+from tests.integration.bookie.test_disks import members, small_disk, until
+
+__all__ = ["small_disk"]
+
+pytestmark = pytest.mark.zookeeper
+Make = Callable[..., BookieProcess]
+T = TypeVar("T")
+OK, NO_LEDGER, NO_ENTRY, FENCED = 0, 1, 2, 104
+BODY = bytes(20_000)
+OFTEN = {"gc_s": 0.5, "gc_look_s": 0.1}
+
+
+@pytest.fixture
+def cluster(zookeeper: EmbeddedZooKeeper) -> str:
+    """One for each test: their ledgers have the same ids."""
+    return new_cluster(zookeeper)
+
+
+def with_metadata(hosts: str, work: Callable[[ZooKeeperMetadata], Awaitable[T]]) -> T:
+    async def run() -> T:
+        async with await ZooKeeperMetadata.connect(hosts, "/dlog") as metadata:
+            return await work(metadata)
+
+    return asyncio.run(run())
+
+
+def mark(hosts: str, bookie: str) -> int:
+    """The version of the bookie's mark, -1 if it has none."""
+    found = with_metadata(hosts, lambda metadata: metadata.read_mark(BookieId(bookie)))
+    return int(found.version) if isinstance(found, Versioned) else -1
+
+
+def create(hosts: str, bookie: str, ledger: int) -> None:
+    value = LedgerMetadata(
+        quorum=Quorum(ensemble=1, write=1, ack=1), fragments=(Fragment(EntryId(0), (BookieId(bookie),)),)
+    )
+    with_metadata(hosts, lambda metadata: metadata.compare_and_set(LedgerKey(LedgerId(ledger)), value, None))
+
+
+def delete(hosts: str, ledger: int) -> None:
+    with_metadata(hosts, lambda metadata: metadata.delete(LedgerKey(LedgerId(ledger))))
+
+
+def begin(bookie: BookieProcess, raw: Raw, hosts: str, ledger: int) -> None:
+    """Write a ledger's first entry and wait until the bookie has seen its metadata."""
+    before = mark(hosts, bookie.id)
+    create(hosts, bookie.id, ledger)
+    assert raw.add(ledger, 0, BODY) == OK
+    until(lambda: mark(hosts, bookie.id) > before)
+
+
+def logs(bookie: BookieProcess) -> list[Path]:
+    return sorted((bookie.directory / "ledgers").glob("entries-*"))
+
+
+def events(bookie: BookieProcess, name: str) -> Iterator[dict[str, object]]:
+    for line in bookie.log.read_text().splitlines():
+        told = json.loads(line)
+        if told.get("event") == name:
+            yield told
+
+
+def test_a_deleted_ledger_goes_and_its_fence_stays(make_bookie: Make, cluster: str) -> None:
+    bookie = make_bookie(**OFTEN).start()
+    with bookie.connect() as raw:
+        for ledger in (1, 2):
+            begin(bookie, raw, cluster, ledger)
+            for entry in range(1, 60):
+                assert raw.add(ledger, entry, BODY) == OK
+        until(lambda: len(logs(bookie)) >= 3)
+        delete(cluster, 1)
+        until(lambda: raw.read(1, 0)[0] == NO_LEDGER)
+        assert all(raw.read(2, entry) == (OK, packet(2, entry, BODY)) for entry in range(60))
+    bookie.kill()
+    bookie.start()
+    with bookie.connect() as raw:
+        assert raw.read(1, 0)[0] == NO_LEDGER and raw.add(1, 60, BODY) == FENCED
+        assert raw.ask(add_frame(1, 60, BODY, flags=RECOVERY)).rc == NO_LEDGER
+        assert raw.fence(1).rc == NO_ENTRY, "its id is not free"
+        assert all(raw.read(2, entry) == (OK, packet(2, entry, BODY)) for entry in range(60))
+
+
+def test_a_log_in_which_little_lives_is_compacted_under_a_reader(make_bookie: Make, cluster: str) -> None:
+    bookie = make_bookie(**OFTEN, gc_bytes_s=200_000).start()
+    with bookie.connect() as raw:
+        begin(bookie, raw, cluster, 1)
+        begin(bookie, raw, cluster, 2)
+        kept = range(20)
+        for entry in range(1, 200):
+            assert raw.add(1, entry, BODY) == OK
+            if entry % 10 == 0:
+                assert raw.add(2, entry // 10, BODY) == OK
+        until(lambda: len(logs(bookie)) >= 7)
+        delete(cluster, 1)
+
+        def few_logs() -> bool:
+            assert all(raw.read(2, entry) == (OK, packet(2, entry, BODY)) for entry in kept)
+            return len(logs(bookie)) <= 3
+
+        until(few_logs)
+    bookie.kill()
+    bookie.start()
+    with bookie.connect() as raw:
+        assert all(raw.read(2, entry) == (OK, packet(2, entry, BODY)) for entry in kept)
+
+
+def test_a_full_bookie_collects_and_is_writable_again(make_bookie: Make, small_disk: Path, cluster: str) -> None:
+    bookie = make_bookie("small/bookie", disk_free_min_bytes=2 << 20, **OFTEN).start()
+    with bookie.connect() as raw:
+        begin(bookie, raw, cluster, 2)
+        begin(bookie, raw, cluster, 1)
+        ledger, taken = 1, 1
+        while raw.add(ledger, taken, BODY) == OK:
+            taken += 1
+        until(lambda: bookie.id in members(cluster).readonly)
+        delete(cluster, 1)
+        until(lambda: bookie.id in members(cluster).writable)
+        assert raw.add(2, 1, b"room again") == OK
+        assert raw.read(2, 0) == (OK, packet(2, 0, BODY))
+    assert sum(int(str(told["reclaimed_bytes"])) for told in events(bookie, "ledgers.collected")) > 1 << 20
+
+
+def test_metadata_that_was_restored_costs_no_ledger(make_bookie: Make, cluster: str) -> None:
+    """The znodes of ledger and mark are put back to what they were before the ledger was made."""
+    bookie = make_bookie(**OFTEN).start()
+
+    async def restore() -> None:
+        async with await ZooKeeper.connect(cluster) as client:
+            path = f"/dlog/.bookies/{bookie.id}"
+            await client.delete(path, -1)
+            await client.create(path, old_mark)
+
+    async def read_mark() -> bytes:
+        async with await ZooKeeper.connect(cluster) as client:
+            return (await client.get(f"/dlog/.bookies/{bookie.id}"))[0]
+
+    with bookie.connect() as raw:
+        begin(bookie, raw, cluster, 1)
+        old_mark = asyncio.run(read_mark())
+        begin(bookie, raw, cluster, 2)
+        bookie.terminate()
+        delete(cluster, 2)
+        asyncio.run(restore())
+    bookie.start()
+    with bookie.connect() as raw:
+        until(lambda: any(events(bookie, "collection.metadata_went_back")))
+        begin(bookie, raw, cluster, 3)
+        delete(cluster, 3)
+        until(lambda: raw.read(3, 0)[0] == NO_LEDGER)
+        assert raw.read(2, 0) == (OK, packet(2, 0, BODY)), "it is in no metadata, and nobody deleted it"
+        assert raw.read(1, 0) == (OK, packet(1, 0, BODY))
