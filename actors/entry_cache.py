@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-ENTRY_OVERHEAD_BYTES = 200  # of keeping one entry beside its payload
+ENTRY_OVERHEAD_BYTES = 230  # of keeping one entry beside its payload
 
 
 class EntryCache:
@@ -21,6 +21,7 @@ class EntryCache:
         self.hits = 0
         self.misses = 0
         self._entries: OrderedDict[tuple[str, int], bytes] = OrderedDict()
+        self._by_segment: dict[str, set[int]] = {}  # ids of the entries that are here; none is empty
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -57,13 +58,24 @@ class EntryCache:
                 self._entries.move_to_end(key)
                 continue
             self._entries[key] = payload
+            self._by_segment.setdefault(segment, set()).add(entry)
             self.bytes += len(payload) + ENTRY_OVERHEAD_BYTES
         while self.bytes > self.bytes_max:
-            _, payload = self._entries.popitem(last=False)
-            self.bytes -= len(payload) + ENTRY_OVERHEAD_BYTES
+            (oldest, entry), payload = self._entries.popitem(last=False)
+            self._left(oldest, entry, payload)
 
     def drop(self, segment: str, before: int | None = None) -> None:
-        """Forget a segment, or its entries below `before`: truncated or deleted data leaves at once."""
-        gone = [key for key in self._entries if key[0] == segment and (before is None or key[1] < before)]
-        for key in gone:
-            self.bytes -= len(self._entries.pop(key)) + ENTRY_OVERHEAD_BYTES
+        """Forget a segment, or its entries below `before`: truncated or deleted data leaves at once.
+
+        Costs what is here of this segment, however much there is of others.
+        """
+        held = self._by_segment.get(segment, ())
+        for entry in [entry for entry in held if before is None or entry < before]:
+            self._left(segment, entry, self._entries.pop((segment, entry)))
+
+    def _left(self, segment: str, entry: int, payload: bytes) -> None:
+        self.bytes -= len(payload) + ENTRY_OVERHEAD_BYTES
+        held = self._by_segment[segment]
+        held.remove(entry)
+        if not held:
+            del self._by_segment[segment]

@@ -40,6 +40,44 @@ def test_a_dropped_segment_and_a_truncated_head_leave_at_once() -> None:
     assert cache.bytes == 0 == len(cache)
 
 
+class CountedKey(str):
+    """A segment key that counts how often it is hashed or compared."""
+
+    __slots__ = ()
+    operations = 0
+
+    def __hash__(self) -> int:
+        CountedKey.operations += 1
+        return str.__hash__(self)
+
+    def __eq__(self, other: object) -> bool:
+        CountedKey.operations += 1
+        return str.__eq__(self, other)
+
+
+def test_dropping_a_segment_costs_what_is_held_of_it() -> None:
+    cache = EntryCache(1 << 20)
+    for segment in range(500):
+        cache.put(CountedKey(f"m:{segment}"), 0, [b"x", b"y"])
+    CountedKey.operations = 0
+    for _ in range(10):
+        cache.drop(CountedKey("m:9999"))
+    assert CountedKey.operations <= 10 * 2, "nothing is held of it"
+    cache.drop(CountedKey("m:7"), 1)
+    assert CountedKey.operations <= 10 * 2 + 12
+    assert not cache.holds("m:7", 0) and cache.holds("m:7", 1) and len(cache) == 999
+
+
+def test_no_trace_is_left_of_a_segment_of_which_nothing_is_held() -> None:
+    cache = EntryCache(10 * (1 + ENTRY_OVERHEAD_BYTES))
+    for segment in range(100):
+        cache.put(f"m:{segment}", 0, [b"x"])
+    assert len(cache._by_segment) == len(cache) == 10
+    for segment in range(100):
+        cache.drop(f"m:{segment}")
+    assert not cache._by_segment
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["m:1", "m:2"]), st.integers(0, 20), st.lists(st.integers(0, 400), max_size=4))),
     st.integers(0, 3000),
