@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-ENTRY_OVERHEAD_BYTES = 230  # of keeping one entry beside its payload
+ENTRY_OVERHEAD_BYTES = 200  # of keeping one entry beside its payload, about
 
 
 class EntryCache:
