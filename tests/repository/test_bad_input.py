@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -18,7 +19,8 @@ _ID = re.compile(r"\[([a-z]+\.[^\]]+)\]$")
 def collected(*paths: str) -> list[str]:
     """Node ids of all tests, as pytest names them."""
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *paths]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    plain = {**os.environ, "PYTEST_ADDOPTS": ""}  # -v of whoever runs the tests changes what is printed
+    done = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [line for line in done.stdout.splitlines() if "::" in line]
 
