@@ -400,7 +400,8 @@ class CacheWorld:
             case FaultKind.PAUSE:
                 process = self.process
                 if self.metadata.reads and self.metadata.seen_at < self.blind_at:
-                    self.blind_at = until + WAKING_NS  # it was asking, and could not hear since it was cut off
+                    # it was asking, and could not hear since it was cut off; the cut may last for longer
+                    self.blind_at = max(self.blind_at, until + WAKING_NS)
                 self.loop.pause(process)
                 self.loop.at(until, self.loop.world, self._wake, process, self.metadata, fault.for_s)
                 self.trouble_at = max(self.trouble_at, until)
