@@ -79,6 +79,7 @@ class _Mirror:
     listed_s: float = 0.0  # when the whole list was read
     moves: int = 0  # children that came or went, ever, as far as they are known here
     owner: int = -1  # version of the owner's znode, as far as changes of it are known here
+    life: str = ""  # that the list was read in; counts and versions may be the same in the next one
     epoch: int = 0  # counts invalidations
     segments: tuple[Segment, ...] = ()
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -288,14 +289,17 @@ class StreamTree:
         found = await self._zk.get_many([*heads, *below, *heads[:2]], fresh=not listed)
         first, segments, last = found[: len(heads)], found[len(heads) : -2], found[-2:]
         owner = first[1][1].version if first[1] is not None else -1
+        life = decode_life(first[1][0]) if first[1] is not None else ""
         if listed:
-            mirror.owner = owner
+            mirror.owner, mirror.life = owner, life
         for name, item in zip(names, segments, strict=True):
             if item is None:
                 mirror.nodes.pop(name, None)
             else:
                 known = parse_segment_name(name) is not None
                 mirror.nodes[name] = (_segment(name, *item) if known else None, item[1].version)
+        if listed or names:
+            mirror.segments = _in_order(mirror.nodes)  # now: if this reading is thrown away, the next finds no change
         mirror.moves += len(before ^ (mirror.nodes.keys() & set(names)))
         if first[0] is None:
             return Missing()
@@ -306,12 +310,10 @@ class StreamTree:
         )
         if mirror.touched or [_stat(item) for item in first[:2]] != [_stat(item) for item in last]:
             return None
-        told = len(mirror.nodes), mirror.moves, mirror.owner
-        if told != (first[0][1].children, first[0][1].cversion, owner):
+        told = len(mirror.nodes), mirror.moves, mirror.owner, mirror.life
+        if told != (first[0][1].children, first[0][1].cversion, owner, life):
             mirror.complete = False
             return None
-        if names or len(mirror.segments) != len(mirror.nodes):
-            mirror.segments = _in_order(mirror.nodes)
         return _versioned(stream, first, mirror)
 
     # ---- changing --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Mirrors of stream metadata end without a reference cycle: nothing but the collector would free it."""
+"""What a mirror of a stream's segments tells, and that it ends without a reference cycle."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import pytest
 
 from dlog.io import zookeeper_streams
 from dlog.io.metadata import Unsubscribe
-from dlog.io.zookeeper import ZooKeeper
+from dlog.io.zookeeper import Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths
 from dlog.io.zookeeper_streams import StreamTree
 from dlog.io.zookeeper_watches import TreeCallback, Watches
-from dlog.model.ids import StreamName
+from dlog.machine import Versioned
+from dlog.model.ids import Epoch, ProxyId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Owner, Segment
+from dlog.wire.stream_metadata import encode_number, encode_owner, encode_segment, segment_name
 
 ROUNDS = 1000
 
@@ -56,3 +59,98 @@ def test_a_thousand_mirrors_leave_no_garbage_when_they_are_evicted_forgotten_or_
         gc.set_debug(0)
         gc.garbage.clear()
         gc.enable()
+
+
+S = StreamName("s")
+ROOT = StreamPaths("/dlog").root(S)
+OWNER, LEDGERS = f"{ROOT}/owner", f"{ROOT}/ledgers"
+
+
+def owned(epoch: int) -> Owner:
+    return Owner(epoch=Epoch(epoch), proxy=ProxyId("p"), address="p:1", claim="c")
+
+
+class OneStream(NoServer):
+    """A server with a stream of one segment. before_last: called when two of many znodes are still to be read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nodes: dict[str, tuple[bytes, int]] = {}  # data and version
+        self.callbacks: list[TreeCallback] = []
+        self.before_last: Callable[[], None] = lambda: None
+        self.write(LEDGERS, encode_number(1))
+        self.write(f"{ROOT}/maxtxid", encode_number(0))
+
+    def write(self, path: str, data: bytes) -> None:
+        self.nodes[path] = data, self.nodes[path][1] + 1 if path in self.nodes else 0
+
+    def change(self, epoch: int, life: str, place: str) -> str:
+        """Write the owner and the segment; returns the segment's path."""
+        segment = Segment(number=SegmentNumber(1), place=place, store="ledger", first_txid=Txid(0))
+        path = f"{LEDGERS}/{segment_name(segment)}"
+        self.write(OWNER, encode_owner(owned(epoch), life))
+        self.write(path, encode_segment(segment))
+        return path
+
+    def fire(self, path: str) -> None:
+        for callback in self.callbacks:
+            callback(path)
+
+    def watch_tree(self, path: str, callback: TreeCallback) -> Unsubscribe:
+        self.callbacks.append(callback)
+        return lambda: None
+
+    def tree_is_watched(self, _: str) -> bool:
+        return True
+
+    def stat(self, path: str) -> Stat:
+        children = sum(name.startswith(f"{path}/") for name in self.nodes)
+        return Stat(1, 1, 1, 1, self.nodes[path][1], children, 0, 0, 0, children, 1)
+
+    async def children(self, path: str, *, fresh: bool) -> tuple[list[str], Stat]:
+        return [name.rpartition("/")[2] for name in self.nodes if name.startswith(f"{path}/")], self.stat(path)
+
+    async def get_many(self, paths: list[str], *, fresh: bool) -> list[tuple[bytes, Stat] | None]:
+        first = [self.get(path) for path in paths[:-2]]
+        self.before_last()
+        return first + [self.get(path) for path in paths[-2:]]
+
+    def get(self, path: str) -> tuple[bytes, Stat] | None:
+        return (self.nodes[path][0], self.stat(path)) if path in self.nodes else None
+
+
+async def places(tree: StreamTree) -> list[str]:
+    seen = await tree.read(S)
+    assert isinstance(seen, Versioned)
+    return [segment.place for segment in seen.value.segments]
+
+
+async def test_a_segment_that_changed_in_a_reading_that_is_thrown_away_is_told_by_the_next() -> None:
+    """The reading is thrown away because the owner's znode changes while it lasts."""
+    server = OneStream()
+    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    server.change(1, "a1", "7")
+    assert await places(tree) == ["7"]
+    path = server.change(2, "a1", "8")
+    server.fire(OWNER)
+    server.fire(path)
+
+    def change_the_owner_once_more() -> None:
+        server.before_last = lambda: None
+        server.write(OWNER, encode_owner(owned(3), "a1"))
+        server.fire(OWNER)
+
+    server.before_last = change_the_owner_once_more
+    assert await places(tree) == ["8"]
+
+
+async def test_the_list_of_a_deleted_stream_is_not_told_of_the_next_one_though_counts_are_the_same() -> None:
+    """Every event of the watch was lost; versions and counts begin anew with each life."""
+    server = OneStream()
+    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    path = server.change(1, "a1", "7")
+    assert await places(tree) == ["7"]
+    for gone in (path, OWNER):
+        del server.nodes[gone]
+    server.change(1, "b2", "9")
+    assert await places(tree) == ["9"]
