@@ -17,6 +17,7 @@ import random
 from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
+from tests.simulation.service.network import WINDOWS_BYTES
 
 STYLES = (
     *("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "deposed", "hints", "restored"),
@@ -141,6 +142,8 @@ def draw(seed: int, style: str) -> Plan:
         config |= {"duration_s": 40.0, "pace_s": 0.3, "drawn": False, "session_s": 10.0, "silence_max_s": 10.0}
         config |= {"events_lost": 0.0, "cancels": 0.0, "truncates": False, "look_s": 5.0}
         config["settings"]["segment_age_s"] = 3600.0
+    if style == "starved":  # the network is as it should be: Linux receives 128 KiB for a process that does not run
+        config["windows_bytes"] = list(WINDOWS_BYTES[1:])
     if style == "cut-off":
         config |= {"duration_s": 15.0, "pace_s": 0.1, "writers": 3, "silence_max_s": 3.5}
     faults = (

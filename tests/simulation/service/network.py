@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.simulation.service.loop import MS, Process, S, SimulatedLoop
@@ -20,6 +20,7 @@ from tests.simulation.service.transport import SimulatedTransport
 
 SYN_AGAIN_NS = 1 * S  # a host that is down is knocked at again
 EPHEMERAL = 40_000
+WINDOWS_BYTES = (16 * 1024, 128 * 1024, 512 * 1024)
 
 
 class Link:
@@ -93,11 +94,15 @@ class Link:
 
 
 class Network:
-    """All hosts of a trial. A host's name is its address; names: other names, each for the hosts that it stands for."""
+    """All hosts of a trial. A host's name is its address; names: other names, each for the hosts that it stands for.
+    windows_bytes: a connection draws one of these, what its receiver may hold that its process has not read."""
 
-    def __init__(self, loop: SimulatedLoop, *, latency_ns: int = MS // 5) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, *, latency_ns: int = MS // 5, windows_bytes: Sequence[int] = WINDOWS_BYTES
+    ) -> None:
         self.loop = loop
         self.latency_ns = latency_ns
+        self.windows_bytes = windows_bytes
         self.is_down: set[str] = set()  # hosts without power
         self.names: dict[str, tuple[str, ...]] = {}
         self.links: dict[tuple[str, str], Link] = {}

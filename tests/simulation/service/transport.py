@@ -79,7 +79,7 @@ class SimulatedTransport(asyncio.Transport):
         self._out: deque[bytes] = deque()  # beyond the window: what asyncio would keep in its own buffer
         self._out_bytes = 0
         self._unacked = 0
-        self._window = network.link(local[0], remote[0]).rng.choice((16 * 1024, 128 * 1024, 512 * 1024))
+        self._window = network.link(local[0], remote[0]).rng.choice(network.windows_bytes)
         self._high, self._low = 64 * 1024, 16 * 1024
         self._paused = False
         self._pump_due = False

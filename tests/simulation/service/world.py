@@ -35,7 +35,7 @@ from tests.simulation.kernel import Violation
 from tests.simulation.plan import Plan
 from tests.simulation.service import checks, entropy, faults, hints, lives, monitor, watching, workload
 from tests.simulation.service.loop import MS, Process, S, SimulatedLoop
-from tests.simulation.service.network import Network
+from tests.simulation.service.network import WINDOWS_BYTES, Network
 from tests.simulation.service.nodes import (
     NAMESPACE,
     ZOOKEEPER,
@@ -66,7 +66,8 @@ class World:
         self.plan = plan
         self.mutant = dict(parts_)
         self.loop = SimulatedLoop(plan.seed)
-        self.network = Network(self.loop, latency_ns=int(config["latency_ms"] * MS))
+        windows = config.get("windows_bytes", WINDOWS_BYTES)
+        self.network = Network(self.loop, latency_ns=int(config["latency_ms"] * MS), windows_bytes=windows)
         self.rng = random.Random(f"{plan.seed}/world")
         self.reached: Counter[str] = Counter()
         self.healed = False
