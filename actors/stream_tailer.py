@@ -370,7 +370,7 @@ class StreamTailer:
                 following = self._following
                 if following is None or not self._is_to_be_asked(following, view):
                     return False
-                await self._upstream.sync(following.address)
+                await self._upstream.sync(following)
                 await following.settle()
         except (TimeoutError, DLogError):
             return False
@@ -491,8 +491,6 @@ class StreamTailer:
             heard = Heard(self, address, self._life(), self._epoch if address == named else None)
             error = await self._follow(address, heard)
             heard.end()
-            self._is_heard, self._following = False, None
-            self._signal()
             redirect = None
             if heard.anything:
                 pauses.reset()
@@ -562,10 +560,15 @@ class StreamTailer:
         self._refresh(then)
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
-        """The owner says so, and the place is certain."""
-        self._is_heard = True
+        """The owner says so, and the place is certain; it may have said so before its connection was lost."""
+        self._is_heard = self._following is not None
         if not segment.completed:
             self._learn(segment, lac, ended)
+
+    def unheard(self, heard: Heard) -> None:
+        """The connection to the owner is over: until another one is open nobody says what is confirmed."""
+        self._is_heard, self._following = False, None
+        self._signal()
 
     def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
         """The owner sent confirmed entries along, and the place is certain."""

@@ -28,6 +28,10 @@ class Ear(Protocol):
         """Entries of a segment from `first` on, all of them confirmed. Any may be left out."""
         ...
 
+    def end(self) -> None:
+        """The connection is over: nothing more is heard on it. Idempotent."""
+        ...
+
 
 class Upstream(Protocol):
     """How the owner of a stream is listened to."""
@@ -36,12 +40,17 @@ class Upstream(Protocol):
         """Have the ear hear what the owner at `address` says, until it says no more.
 
         on_open: called once the owner has been asked. Always raises in the end: OwnedElsewhereError (`location`: whom
-        to ask, if known), UnavailableError.
+        to ask, if known), UnavailableError. When the connection is lost the ear is told so at once, before anybody is
+        asked who owns the stream now.
         """
         ...
 
-    async def sync(self, address: str) -> None:
-        """Return once everything the owner had said when this was called has been heard. Raises UnavailableError."""
+    async def sync(self, ear: Ear) -> None:
+        """Return once the ear has heard everything that the owner had said when this was called.
+
+        Raises UnavailableError, also when the connection that the ear listens on is over and there is another one to
+        the same owner: that one tells other ears.
+        """
         ...
 
 
@@ -58,6 +67,10 @@ class Listener(Protocol):
 
     def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
         """The owner sent entries along, and the place is certain."""
+        ...
+
+    def unheard(self, heard: Heard) -> None:
+        """The connection is over."""
         ...
 
 
@@ -114,9 +127,11 @@ class Heard(Ear):
             raise UnavailableError(f"the owner says no more: address={self.address}")
 
     def end(self) -> None:
-        """The connection is over."""
-        self.is_over = True
-        self._settled.set()
+        """The connection is over: what it said is known, and what is confirmed since is not. Idempotent."""
+        if not self.is_over:
+            self.is_over = True
+            self._settled.set()
+            self._listener.unheard(self)
 
     def place(self, number: int, segment: Segment | None) -> None:
         """Metadata was read after the number was heard. None: it does not know the number."""

@@ -68,6 +68,7 @@ class OwnerLinks:
         self._options = options
         self._tasks = tasks
         self._shared: dict[str, _Shared] = {}
+        self._listening: dict[Ear, Link] = {}  # which link tells whom
 
     def __len__(self) -> int:
         return len(self._shared)
@@ -77,6 +78,7 @@ class OwnerLinks:
         try:
             await self._follow(address, stream, ear, on_open)
         except UnavailableError as lost:
+            ear.end()
             raise await self._replacement(address, stream, lost) from lost
 
     async def _replacement(self, address: str, stream: StreamName, lost: UnavailableError) -> DLogError:
@@ -99,21 +101,23 @@ class OwnerLinks:
                 if shared.link is None:
                     await self._open(address, shared)
             assert shared.link is not None
+            self._listening[ear] = shared.link
             await self._listen(shared.link, stream, ear, on_open)
         except DLogError:
             self._discard(address, shared)
             raise
         finally:
+            self._listening.pop(ear, None)
             shared.users -= 1
             if not shared.users:
                 self._close(address, shared)
 
-    async def sync(self, address: str) -> None:
-        """See Upstream.sync: an owner answers a ping after all it has said before."""
-        shared = self._shared.get(address)
-        if shared is None or shared.link is None:
-            raise ConnectionLostError(f"lost the owner: address={address}")
-        await shared.link.ask(Ping)
+    async def sync(self, ear: Ear) -> None:
+        """See Upstream.sync: an owner answers a ping after all it has said before on the same connection."""
+        link = self._listening.get(ear)
+        if link is None:
+            raise ConnectionLostError("lost the owner: this connection to it is over")
+        await link.ask(Ping)
 
     async def _open(self, address: str, shared: _Shared) -> None:
         link = await self._dialler.open(address, self._options.connect_timeout_s, Link)

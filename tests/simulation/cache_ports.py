@@ -201,7 +201,7 @@ class OwnersPort:
     def __init__(self, world: CacheWorld, process: Process) -> None:
         self._world = world
         self._process = process
-        self._open: dict[str, _Followed] = {}
+        self._open: dict[Ear, tuple[str, _Followed]] = {}
 
     async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
         world = self._world
@@ -214,7 +214,8 @@ class OwnersPort:
             raise ConnectionLostError(f"nobody listens: address={address}")
         if not owner.is_ready and world.rng.random() < 0.5:
             raise StreamUnavailableError("the owner takes the stream over")
-        followed = self._open[address] = _Followed()
+        followed = _Followed()
+        self._open[ear] = address, followed
         on_open()
         process = self._process
 
@@ -254,14 +255,15 @@ class OwnersPort:
             followed.is_over = True
             if channel in owner.channels:
                 owner.channels.remove(channel)
-            if self._open.get(address) is followed:
-                del self._open[address]
+            self._open.pop(ear, None)
+        ear.end()
+        await asyncio.sleep(world.rng.choice((0.0, 0.0, 0.05, 0.5)))  # others are asked who owns the stream now
         raise ConnectionLostError(f"lost the owner: address={address}")
 
-    async def sync(self, address: str) -> None:
+    async def sync(self, ear: Ear) -> None:
         """A ping, answered after all that was said before."""
         await self._reach()
-        followed = self._open.get(address)
+        address, followed = self._open.get(ear, ("", None))
         owner = self._world.stream.owners.get(address)
         if followed is None or followed.is_lost or owner is None or not (owner.is_alive or owner.is_unaware):
             raise ConnectionLostError(f"lost the owner: address={address}")

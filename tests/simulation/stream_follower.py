@@ -110,6 +110,9 @@ class Follower:
         if last > held.confirmed or list(payloads) != held.payloads[first : last + 1]:
             world.checks.fail("T6", f"{segment.place}:{first}..{last} was sent along, and is not what lies there")
 
+    def unheard(self, heard: Heard) -> None:
+        """The link knows that it is over."""
+
     # ---- whom it listens to ------------------------------------------------------------------------------------------
 
     def _look(self, life: int) -> None:

@@ -49,7 +49,7 @@ class Words:
         await self.lost.wait()
         raise ConnectionLostError("lost")
 
-    async def sync(self, address: str) -> None:
+    async def sync(self, ear: Ear) -> None:
         if self.lost.is_set():
             raise ConnectionLostError("lost")
         if self.frozen:

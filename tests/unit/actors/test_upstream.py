@@ -14,6 +14,7 @@ class Listener:
         self.asked: list[int] = []
         self.told: list[tuple[str, int, bool]] = []
         self.had: list[tuple[str, int, list[bytes]]] = []
+        self.ended: list[Heard] = []
 
     def believe(self, heard: Heard, number: int) -> None:
         self.asked.append(number)
@@ -23,6 +24,9 @@ class Listener:
 
     def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
         self.had.append((segment.place, first, list(payloads)))
+
+    def unheard(self, heard: Heard) -> None:
+        self.ended.append(heard)
 
 
 def lying(place: str) -> Segment:
@@ -94,3 +98,11 @@ def test_entries_that_are_sent_along_are_had_once_their_place_is_certain() -> No
     heard.moved({1: lying("b")})
     heard.entries(1, 4, [b"e"])
     assert len(listener.had) == 1, "what lies elsewhere than we believed is looked up anew"
+
+
+def test_the_end_of_a_connection_is_told_once() -> None:
+    listener = Listener()
+    heard = Heard(listener, "w:1", "1")
+    heard.end()
+    heard.end()
+    assert heard.is_over and listener.ended == [heard]
