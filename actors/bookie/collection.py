@@ -2,7 +2,8 @@
 
 Two kinds of round. A look reads metadata of ledgers that are new here, so that they count as seen before somebody
 deletes them. A collection lists all of metadata. One round at a time; every answer is handed in before the next
-question is asked, so no answer of an earlier round is ever heard by a later one.
+question is asked, so no answer of an earlier round is ever heard by a later one. A collection is due by time, and at
+once when the machine says so (CollectDue: the disk is nearly full).
 
 After a collection entry logs are compacted that are mostly of ledgers that are gone, in parts, each followed by a pause
 as long as `gc_bytes_s` asks for. Flushes and rounds go on in between.
@@ -11,6 +12,7 @@ as long as `gc_bytes_s` asks for. Flushes and rounds go on in between.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -54,6 +56,7 @@ _SHORT_OF_ROOM_S = 30.0  # between collections while the disk is nearly full
 class Collection:
     """One bookie's collections.
 
+    due: set by others when a collection is due at once, cleared here as it begins.
     perform: hands a fact to the bookie's machine. keep: puts a record on disk; returns why it could not for want of
     room, raises OSError for any other failure. compact: empties logs of which less than this share lives by so many
     bytes; returns the bytes copied, None if there is nothing to do.
@@ -66,6 +69,7 @@ class Collection:
         bookie: BookieId,
         machine: Bookie,
         collector: Collector,
+        due: asyncio.Event,
         *,
         perform: Callable[[Any], None],
         keep: Callable[[MarkRecord], Awaitable[str]],
@@ -76,6 +80,7 @@ class Collection:
         self._bookie = bookie
         self._machine = machine
         self._collector = collector
+        self._due = due
         self._perform_fact = perform
         self._keep = keep
         self._compact = compact
@@ -95,9 +100,12 @@ class Collection:
         collected_s = loop.time()
         try:
             while True:
-                await asyncio.sleep(min(options.gc_look_s, options.gc_s))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(options.gc_look_s, options.gc_s)):
+                        await self._due.wait()
                 wait_s = min(options.gc_s, _SHORT_OF_ROOM_S) if self._machine.is_short_of_room else options.gc_s
-                if loop.time() - collected_s >= wait_s:
+                if self._due.is_set() or loop.time() - collected_s >= wait_s:
+                    self._due.clear()  # before it begins: what comes meanwhile asks for another one
                     await self.collect()
                     collected_s = loop.time()
                 else:

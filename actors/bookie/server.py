@@ -18,7 +18,7 @@ from actors.bookie.collection import Collection
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.collecting import Collector, MarkRecord
-from dlog.bookie.messages import Bury, CheckpointDue, Fetch, Flush, Flushed, SpaceSeen
+from dlog.bookie.messages import Bury, CheckpointDue, CollectDue, Fetch, Flush, Flushed, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
@@ -89,12 +89,14 @@ class BookieServer:
         self._failed = asyncio.Event()
         self._standing_changed = asyncio.Event()  # read-only or not: to be registered
         self._flushed = asyncio.Event()
+        self._collect_now = asyncio.Event()  # the disk became nearly full
         self._perform_by_class: dict[type[Any], Callable[[Any], None]] = {
             Send: self._perform_send,
             Persist: self._perform_persist,
             Fetch: self._disk.fetch,
             Flush: self._disk.flush,
             Bury: self._disk.bury,
+            CollectDue: lambda _: self._collect_now.set(),
             Tell: self._perform_tell,
         }
 
@@ -224,7 +226,15 @@ class BookieServer:
             self._settle()
 
         collection = Collection(
-            self._options, metadata, info.bookie, self.machine, collector, perform=perform, keep=keep, compact=compact
+            self._options,
+            metadata,
+            info.bookie,
+            self.machine,
+            collector,
+            self._collect_now,
+            perform=perform,
+            keep=keep,
+            compact=compact,
         )
         try:
             await collection.run()

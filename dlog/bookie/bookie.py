@@ -47,6 +47,7 @@ from dlog.bookie.messages import (
     Bury,
     BuryDue,
     CheckpointDue,
+    CollectDue,
     Fetch,
     Fetched,
     Flush,
@@ -155,6 +156,7 @@ class Bookie:
         self._free_bytes = 1 << 62
         self._no_room = False  # the journal or a flush ran out of space
         self.read_only = limbo
+        self._shortage = 0  # the worst since there was room: 1 nearly full, 2 read-only
         self._doors: dict[type[Any], Callable[[Any, list[Any]], None]] = {
             Persisted: self._persisted,
             Fetched: self._fetched,
@@ -207,7 +209,7 @@ class Bookie:
     @property
     def is_short_of_room(self) -> bool:
         """Whether the disk is full, or nearly so."""
-        return self.read_only or self._free_bytes < self._options.disk_free_min_bytes * 5 // 4
+        return self._shortage > 0
 
     @property
     def is_dirty(self) -> bool:
@@ -713,6 +715,12 @@ class Bookie:
         if read_only != self.read_only:
             self.read_only = read_only
             out.append(Tell(BookieReadOnly(reason) if read_only else BookieWritable()))
+        limit = self._options.disk_free_min_bytes
+        nearly = limit * 11 // 8 if self._shortage else limit * 5 // 4  # apart, so that the state does not flap
+        shortage = 2 if read_only else int(self._free_bytes < nearly)
+        if shortage > self._shortage:
+            out.append(CollectDue())
+        self._shortage = max(shortage, self._shortage) if shortage else 0
 
     # ---- the rest ----------------------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """What the bookie machine asks of its storage, and what it hears from it, beside Persist and Persisted.
 
-Effects: Fetch, Flush, Bury. Facts: the others. A Fetch is known by its token, a Flush by its number.
+Effects: Fetch, Flush, Bury, CollectDue. Facts: the others. A Fetch is known by its token, a Flush by its number.
 """
 
 from __future__ import annotations
@@ -71,6 +71,12 @@ class SpaceSeen:
     """Fact: free bytes of the fullest directory."""
 
     free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CollectDue:
+    """Effect: collect ledgers that are gone now. Given when the disk becomes nearly full, and when the bookie becomes
+    read-only; not answered."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
@@ -140,6 +141,27 @@ def test_a_full_bookie_collects_and_is_writable_again(make_bookie: Make, small_d
         assert raw.add(2, 1, b"room again") == OK
         assert raw.read(2, 0) == (OK, packet(2, 0, BODY))
     assert sum(int(str(told["reclaimed_bytes"])) for told in events(bookie, "ledgers.collected")) > 1 << 20
+
+
+def test_a_disk_that_becomes_full_is_collected_at_once(make_bookie: Make, small_disk: Path, cluster: str) -> None:
+    """Both intervals are an hour: what is collected here was due because of the disk."""
+    limit = 4 << 20
+    bookie = make_bookie("small/bookie", disk_free_min_bytes=limit, gc_s=3600.0, gc_look_s=3600.0).start()
+    for ledger in (1, 2):
+        create(cluster, bookie.id, ledger)
+    with bookie.connect() as raw:
+        assert raw.add(2, 0, BODY) == OK
+        entry = 0
+        while shutil.disk_usage(small_disk).free >= limit * 5 // 4:
+            assert raw.add(1, entry, BODY) == OK
+            entry += 1
+        until(lambda: mark(cluster, bookie.id) >= 0)
+        delete(cluster, 1)
+        while raw.add(1, entry, BODY) == OK:
+            entry += 1
+        until(lambda: raw.read(1, 0)[0] == NO_LEDGER)
+        until(lambda: bookie.id in members(cluster).writable)
+        assert raw.read(2, 0) == (OK, packet(2, 0, BODY))
 
 
 def test_metadata_that_was_restored_costs_no_ledger(make_bookie: Make, cluster: str) -> None:

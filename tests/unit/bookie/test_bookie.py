@@ -12,7 +12,18 @@ import pytest
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryConflict, EntryDamaged
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.messages import Buried, Bury, BuryDue, CheckpointDue, Fetch, Fetched, SeenInMetadata, SpaceSeen
+from dlog.bookie.messages import (
+    Buried,
+    Bury,
+    BuryDue,
+    CheckpointDue,
+    CollectDue,
+    Fetch,
+    Fetched,
+    PersistRefused,
+    SeenInMetadata,
+    SpaceSeen,
+)
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId
@@ -441,6 +452,30 @@ class TestSpace:
         station.handle(SpaceSeen(1100))
         assert isinstance(station.events[-1], BookieWritable)
         stored(station, 1, 3)
+
+    def test_a_collection_is_due_once_the_disk_is_nearly_full_and_once_it_is_full(self) -> None:
+        """Nearly full: below 5/4 of the limit (1,000 here), until it is at 11/8 again."""
+        machine = Bookie(OPTIONS)
+
+        def is_due(free_bytes: int) -> bool:
+            return CollectDue() in machine.handle(SpaceSeen(free_bytes))
+
+        assert not is_due(1250)
+        assert is_due(1249)
+        assert not any(is_due(free_bytes) for free_bytes in (1100, 1249, 1300, 1374, 1249)), "it was said"
+        assert is_due(999)
+        assert not any(is_due(free_bytes) for free_bytes in (500, 1100, 999, 1300)), "it was said"
+        assert machine.is_short_of_room
+        assert not is_due(1375)
+        assert is_due(1249)
+
+    def test_a_collection_is_due_when_the_journal_finds_no_room(self) -> None:
+        machine = Bookie(NO_LIMIT)
+        assert CollectDue() in machine.handle(PersistRefused("no space"))
+        assert machine.is_short_of_room
+
+    def test_no_collection_is_due_where_data_may_have_been_lost(self) -> None:
+        assert Bookie(OPTIONS, limbo=True).handle(SpaceSeen(0)) == []
 
     def test_a_journal_that_cannot_grow_refuses_and_keeps_serving(self) -> None:
         disk = SimulatedDisk()
