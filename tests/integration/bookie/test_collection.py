@@ -188,6 +188,7 @@ def test_metadata_that_was_restored_costs_no_ledger(make_bookie: Make, cluster: 
     bookie.start()
     with bookie.connect() as raw:
         until(lambda: any(events(bookie, "collection.metadata_went_back")))
+        until(lambda: mark(cluster, bookie.id) > 0)  # the new chain has begun: the next mark is that of ledger 3
         begin(bookie, raw, cluster, 3)
         delete(cluster, 3)
         until(lambda: raw.read(3, 0)[0] == NO_LEDGER)
