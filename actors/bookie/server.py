@@ -18,7 +18,7 @@ from actors.bookie.collection import Collection
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.collecting import Collector, MarkRecord
-from dlog.bookie.messages import Bury, CheckpointDue, CollectDue, Fetch, Flush, Flushed, SpaceSeen
+from dlog.bookie.messages import Bury, CheckpointDue, CollectAsked, CollectDue, Fetch, Flush, Flushed, Freed, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
@@ -28,7 +28,7 @@ from dlog.io.disk import Disk
 from dlog.io.metadata import BookieInfo, Metadata
 from dlog.io.threads import Threads
 from dlog.machine import Persist, Received, Send, Tell
-from dlog.wire.bookie import Request
+from dlog.wire.bookie import CollectionReport, CollectionState, Request
 
 ABANDON_S = 2.0  # to wait for threads that may hang in a disk that failed
 
@@ -89,7 +89,8 @@ class BookieServer:
         self._failed = asyncio.Event()
         self._standing_changed = asyncio.Event()  # read-only or not: to be registered
         self._flushed = asyncio.Event()
-        self._collect_now = asyncio.Event()  # the disk became nearly full
+        self._collect_now = asyncio.Event()  # a collection is due
+        self._collection: Collection | None = None
         self._perform_by_class: dict[type[Any], Callable[[Any], None]] = {
             Send: self._perform_send,
             Persist: self._perform_persist,
@@ -97,6 +98,7 @@ class BookieServer:
             Flush: self._disk.flush,
             Bury: self._disk.bury,
             CollectDue: lambda _: self._collect_now.set(),
+            CollectAsked: self._perform_collect_asked,
             Tell: self._perform_tell,
         }
 
@@ -218,6 +220,16 @@ class BookieServer:
             self._disk.compact(below, bytes_max, told)
             return await done
 
+        async def free() -> Freed:
+            done: asyncio.Future[Freed] = self._loop.create_future()
+
+            def told(freed: Freed) -> None:
+                if not done.done():
+                    done.set_result(freed)
+
+            self._disk.free(told)
+            return await done
+
         def perform(fact: Any) -> None:
             if isinstance(fact, Tell):
                 self._tell(fact.event)
@@ -225,7 +237,7 @@ class BookieServer:
             self._perform(fact)
             self._settle()
 
-        collection = Collection(
+        collection = self._collection = Collection(
             self._options,
             metadata,
             info.bookie,
@@ -234,6 +246,7 @@ class BookieServer:
             self._collect_now,
             perform=perform,
             keep=keep,
+            free=free,
             compact=compact,
         )
         try:
@@ -329,6 +342,18 @@ class BookieServer:
 
     def _perform_persist(self, effect: Persist) -> None:
         self._disk.persist(effect.token, effect.data)
+
+    def _perform_collect_asked(self, effect: CollectAsked) -> None:
+        if self._collection is not None:
+            report = self._collection.asked(effect.number)
+        else:
+            reason = "it is starting: ask again"
+            if self.machine.is_limbo:
+                reason = "entries may have been lost with a damaged journal: this bookie deletes nothing"
+            elif not self._options.gc_s:
+                reason = "gc_s is 0: this bookie deletes nothing"
+            report = CollectionReport(0, CollectionState.REFUSED, reason=reason)
+        effect.peer.send(report)  # type: ignore[attr-defined]  # the peers of a bookie are Connections
 
     def _perform_tell(self, effect: Tell) -> None:
         self._standing_changed.set()

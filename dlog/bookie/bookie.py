@@ -47,6 +47,7 @@ from dlog.bookie.messages import (
     Bury,
     BuryDue,
     CheckpointDue,
+    CollectAsked,
     CollectDue,
     Fetch,
     Fetched,
@@ -67,6 +68,7 @@ from dlog.wire.bookie import (
     BatchDone,
     BatchRead,
     Code,
+    Collect,
     EntryAdded,
     EntryRead,
     ReadEntry,
@@ -173,6 +175,7 @@ class Bookie:
             ReadEntry: self._read,
             BatchRead: self._batch_read,
             Auth: self._auth,
+            Collect: self._collect,
             Unsupported: self._unsupported,
         }
 
@@ -726,6 +729,9 @@ class Bookie:
 
     def _auth(self, peer: Peer, _: Auth, out: list[Any]) -> None:
         out.append(Send(peer, AuthDone(AUTH_DISABLED)))
+
+    def _collect(self, peer: Peer, m: Collect, out: list[Any]) -> None:
+        out.append(CollectAsked(peer, m.number))
 
     def _unsupported(self, peer: Peer, m: Unsupported, out: list[Any]) -> None:
         out.append(Send(peer, m))

@@ -152,9 +152,11 @@ class LedgersSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """The round is over. is_complete: it went through to its end."""
+    """The round is over. is_complete: it went through to its end. reason: why it did not, or why ledgers that metadata
+    lacks are kept; for a person."""
 
     is_complete: bool
+    reason: str = ""
 
 
 Effects = list[Any]
@@ -175,6 +177,7 @@ class Collector:
         self._gone: frozenset[int] = frozenset()
         self._pending = ""  # the mark on its way
         self._is_marked = False  # it is in the store
+        self._remark = ""  # of a round that is complete
 
     @property
     def is_idle(self) -> bool:
@@ -187,6 +190,7 @@ class Collector:
                 return []
             self._round, self._first, self._has_first, self._is_marked = fact, None, False, False
             self._present = self._gone = frozenset()
+            self._remark = ""
             return [ReadMark()]
         if self._round is None:
             return []
@@ -194,32 +198,36 @@ class Collector:
             case MarkRead():
                 return self._mark_read(fact)
             case LedgersListed(present):
-                return self._end() if present is None else self._listed(self._round, present)
+                if present is None:
+                    return self._end("metadata is away: the listing of its ledgers did not end")
+                return self._listed(self._round, present)
             case LedgersRead(present, missing):
                 return self._read(self._round, present, missing)
             case MarkKept(failure):
-                return self._end() if failure else self._kept()
+                return self._end(f"the mark cannot be put on disk: {failure}") if failure else self._kept()
             case MarkWritten(outcome):
                 return self._written(outcome)
             case ContactLost() if not self._is_marked:
-                return self._end()
+                return self._end("contact with metadata was lost")
         return []
 
     def _mark_read(self, fact: MarkRead) -> Effects:
         assert self._round is not None
         if isinstance(fact.outcome, OutcomeUnknown):
-            return self._end()
+            return self._end(f"metadata is away: {fact.outcome.reason}")
         if fact.instance != self._instance:
             reason = f"metadata is another cluster's: theirs={fact.instance} ours={self._instance}"
-            return [Tell(CollectionRefused(reason)), *self._end()]
+            return [Tell(CollectionRefused(reason)), *self._end(reason)]
         if isinstance(fact.outcome, Missing):
             mark = None
         elif isinstance(fact.outcome, Versioned):
             mark = fact.outcome
         else:
-            return self._end()
+            return self._end("metadata cannot tell this bookie's mark")
         if self._has_first:
-            return self._settle(self._round) if mark == self._first else self._end()
+            if mark != self._first:
+                return self._end("this bookie's mark in metadata was changed meanwhile")
+            return self._settle(self._round)
         self._first, self._has_first = mark, True
         return self._begin(self._round)
 
@@ -233,8 +241,10 @@ class Collector:
             self._chain = max([record.chain, *due.known.values()]) + 1
             if record.mark:
                 effects.append(Tell(MetadataChainBroken(record.chain)))
+                self._remark = "metadata lacks this bookie's last mark: ledgers that it does not name are kept"
         if self._chain > CHAIN_MAX:
-            return [*effects, Tell(CollectionRefused("metadata was replaced too often")), *self._end()]
+            reason = "metadata was replaced too often"
+            return [*effects, Tell(CollectionRefused(reason)), *self._end(reason)]
         known = frozenset(due.known)
         return [*effects, ListLedgers(known) if due.collects else ReadLedgers(known)]
 
@@ -255,7 +265,7 @@ class Collector:
         effects: Effects = [BuryLedgers(self._gone)] if self._gone else []
         self._present = frozenset(ledger for ledger in self._present if due.known[ledger] != self._chain)
         if not self._present:
-            return [*effects, *self._end(is_complete=True)]
+            return [*effects, *self._end(self._remark, is_complete=True)]
         self._pending = self._new_mark()
         mark = "" if self._first is None or self._chain != self._record.chain else str(self._first.value)
         self._record = MarkRecord(self._chain, mark, self._pending)
@@ -264,15 +274,15 @@ class Collector:
     def _kept(self) -> Effects:
         if not self._is_marked:
             return [WriteMark(self._pending, None if self._first is None else self._first.version)]
-        return [LedgersSeen(self._present, self._chain), *self._end(is_complete=True)]
+        return [LedgersSeen(self._present, self._chain), *self._end(self._remark, is_complete=True)]
 
     def _written(self, outcome: Outcome) -> Effects:
         if not isinstance(outcome, Versioned):
-            return self._end()
+            return self._end("the mark could not be written to metadata")
         self._is_marked = True
         self._record = MarkRecord(self._chain, self._pending)
         return [KeepMark(self._record)]
 
-    def _end(self, *, is_complete: bool = False) -> Effects:
+    def _end(self, reason: str, *, is_complete: bool = False) -> Effects:
         self._round = None
-        return [RoundEnded(is_complete)]
+        return [RoundEnded(is_complete, reason)]

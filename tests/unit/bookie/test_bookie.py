@@ -17,6 +17,7 @@ from dlog.bookie.messages import (
     Bury,
     BuryDue,
     CheckpointDue,
+    CollectAsked,
     CollectDue,
     Fetch,
     Fetched,
@@ -28,7 +29,18 @@ from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId
 from dlog.model.ledger import DigestType
-from dlog.wire.bookie import AddEntry, Auth, AuthDone, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie import (
+    AddEntry,
+    Auth,
+    AuthDone,
+    BatchDone,
+    BatchRead,
+    Code,
+    Collect,
+    EntryAdded,
+    EntryRead,
+    ReadEntry,
+)
 from dlog.wire.digest import Digest
 from dlog.wire.framing import Buffer
 from tests.crashpoints.station import KEY, Station, add, batch, fence, fresh, packet, read
@@ -473,6 +485,9 @@ class TestSpace:
         machine = Bookie(NO_LIMIT)
         assert CollectDue() in machine.handle(PersistRefused("no space"))
         assert machine.is_short_of_room
+
+    def test_who_asks_for_a_collection_is_answered_by_what_runs_them(self) -> None:
+        assert Bookie(OPTIONS).handle(Received("c", Collect(7))) == [CollectAsked("c", 7)]
 
     def test_no_collection_is_due_where_data_may_have_been_lost(self) -> None:
         assert Bookie(OPTIONS, limbo=True).handle(SpaceSeen(0)) == []

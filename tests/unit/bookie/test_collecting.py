@@ -86,7 +86,8 @@ def test_metadata_without_the_last_mark_begins_a_chain_that_knows_nothing(found:
     made.handle(RoundDue({1: 3, 2: 3}, collects=True))
     assert made.handle(MarkRead(OURS, found)) == [Tell(MetadataChainBroken(3)), ListLedgers(ids(1, 2))]
     assert made.handle(LedgersListed(ids())) == [ReadMark()], "absent, and not suspected"
-    assert made.handle(MarkRead(OURS, found)) == [RoundEnded(True)]
+    (ended,) = made.handle(MarkRead(OURS, found))
+    assert ended.is_complete and "lacks this bookie's last mark" in ended.reason
 
 
 def test_a_lost_record_never_uses_a_chain_again_that_a_ledger_was_seen_under() -> None:
@@ -98,17 +99,23 @@ def test_a_lost_record_never_uses_a_chain_again_that_a_ledger_was_seen_under() -
 
 
 @pytest.mark.parametrize(
-    "fact",
-    [MarkRead(OURS, OutcomeUnknown()), mark("other"), mark("m", version=6), MarkRead(OURS, Missing())],
+    ("fact", "reason"),
+    [
+        (MarkRead(OURS, OutcomeUnknown("no contact")), "metadata is away: no contact"),
+        (mark("other"), "changed meanwhile"),
+        (mark("m", version=6), "changed meanwhile"),
+        (MarkRead(OURS, Missing()), "changed meanwhile"),
+    ],
     ids=["away", "another text", "another version", "gone"],
 )
-def test_a_mark_that_is_another_at_the_end_of_the_round_costs_nothing(fact: MarkRead) -> None:
+def test_a_mark_that_is_another_at_the_end_of_the_round_costs_nothing(fact: MarkRead, reason: str) -> None:
     made = collector(MarkRecord(1, "m"))
     made.handle(RoundDue({1: 1}, collects=True))
     made.handle(mark("m"))
     made.handle(LedgersListed(ids()))
     made.handle(LedgersRead(ids(), ids(1)))
-    assert made.handle(fact) == [RoundEnded(False)]
+    (ended,) = made.handle(fact)
+    assert not ended.is_complete and reason in ended.reason
 
 
 def test_another_clusters_metadata_is_refused_before_and_after() -> None:
@@ -120,7 +127,33 @@ def test_another_clusters_metadata_is_refused_before_and_after() -> None:
             made.handle(LedgersListed(ids()))
             made.handle(LedgersRead(ids(), ids(1)))
         refused, ended = made.handle(MarkRead(THEIRS, Versioned("m", 5)))
-        assert isinstance(refused.event, CollectionRefused) and ended == RoundEnded(False)
+        assert isinstance(refused.event, CollectionRefused) and not ended.is_complete
+        assert THEIRS in ended.reason
+
+
+@pytest.mark.parametrize(
+    ("fact", "reason"),
+    [
+        (LedgersListed(None), "listing of its ledgers did not end"),
+        (ContactLost(), "contact with metadata was lost"),
+    ],
+)
+def test_a_round_that_ends_early_says_why(fact: Any, reason: str) -> None:
+    made = collector(MarkRecord(1, "m"))
+    made.handle(RoundDue({1: 1}, collects=True))
+    made.handle(mark("m"))
+    (ended,) = made.handle(fact)
+    assert not ended.is_complete and reason in ended.reason
+    assert made.is_idle
+
+
+def test_a_mark_without_room_on_disk_says_so() -> None:
+    made = collector(MarkRecord(1, "m"))
+    made.handle(RoundDue({3: 0}, collects=False))
+    made.handle(mark("m"))
+    made.handle(LedgersRead(ids(3), ids()))
+    made.handle(mark("m"))
+    assert made.handle(MarkKept("no space")) == [RoundEnded(False, "the mark cannot be put on disk: no space")]
 
 
 @pytest.mark.parametrize("outcome", [OutcomeUnknown(), Conflict(), Missing()])
@@ -131,7 +164,7 @@ def test_a_mark_that_may_not_be_written_makes_nothing_seen(outcome: Any) -> None
     made.handle(LedgersRead(ids(3), ids()))
     made.handle(mark("m"))
     made.handle(MarkKept())
-    assert made.handle(MarkWritten(outcome)) == [RoundEnded(False)]
+    assert made.handle(MarkWritten(outcome)) == [RoundEnded(False, "the mark could not be written to metadata")]
     made.handle(RoundDue({3: 0}, collects=False))
     assert made.handle(mark("new1", 6)) == [ReadLedgers(ids(3))], "it was written after all: the chain goes on"
 

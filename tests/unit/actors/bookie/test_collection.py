@@ -14,9 +14,12 @@ from actors.bookie.collection import Collection
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.collecting import Collector, MarkRecord
 from dlog.bookie.index import LedgerRow
+from dlog.bookie.messages import Freed
 from dlog.bookie.options import BookieOptions
 from dlog.io.memory_metadata import MemoryMetadata
+from dlog.machine import OutcomeUnknown
 from dlog.model.ids import BookieId, LedgerId
+from dlog.wire.bookie import Code, CollectionReport, CollectionState
 
 KEY = b"k" * 20
 HOURLY = BookieOptions(gc_s=3600.0, gc_look_s=3600.0)
@@ -32,6 +35,10 @@ class Listed(MemoryMetadata):
         self.begun = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
+        self.is_away = False
+
+    async def read_mark(self, bookie: BookieId) -> Any:
+        return OutcomeUnknown("no contact") if self.is_away else await super().read_mark(bookie)
 
     async def ledgers(self) -> AsyncIterator[LedgerId]:
         self.listings += 1
@@ -48,6 +55,7 @@ class Scene:
         self.metadata = Listed()
         self.machine = Bookie(HOURLY, [LedgerRow(1, KEY, False, -1, 3)])
         self.due = asyncio.Event()
+        self.freed = Freed(0, 0)
         numbers = count(1)
         self.collection = Collection(
             HOURLY,
@@ -58,6 +66,7 @@ class Scene:
             self.due,
             perform=self.perform,
             keep=self.keep,
+            free=self.free,
             compact=self.compact,
         )
 
@@ -66,6 +75,9 @@ class Scene:
 
     async def keep(self, record: MarkRecord) -> str:
         return ""
+
+    async def free(self) -> Freed:
+        return self.freed
 
     async def compact(self, below: float, bytes_max: int) -> int | None:
         return None
@@ -119,3 +131,53 @@ async def test_collects_again_when_it_became_due_during_a_collection(scene: Scen
     await scene.listed()
     await settled()
     assert scene.metadata.listings == 2
+
+
+async def test_who_asks_starts_a_collection_and_hears_what_came_of_it(scene: Scene) -> None:
+    scene.freed = Freed(3, 4096)
+    scene.metadata.gate.clear()
+    assert scene.collection.asked(0) == CollectionReport(1, CollectionState.STARTED)
+    assert scene.collection.asked(1).state is CollectionState.RUNNING, "it is due"
+    await scene.listed()
+    assert scene.collection.asked(1) == CollectionReport(1, CollectionState.RUNNING)
+    scene.metadata.gate.set()
+    await settled()
+    assert scene.collection.asked(1) == CollectionReport(1, CollectionState.DONE, 3, 4096, ledgers=1, unseen=1)
+
+
+async def test_who_asks_while_one_is_due_or_runs_joins_it(scene: Scene) -> None:
+    scene.metadata.gate.clear()
+    scene.collection.asked(0)
+    assert scene.collection.asked(0) == CollectionReport(1, CollectionState.RUNNING)
+    await scene.listed()
+    assert scene.collection.asked(0) == CollectionReport(1, CollectionState.RUNNING)
+    scene.metadata.gate.set()
+    await settled()
+    assert scene.metadata.listings == 1
+    assert scene.collection.asked(0) == CollectionReport(2, CollectionState.STARTED), "it has ended"
+
+
+async def test_a_collection_that_failed_says_why(scene: Scene) -> None:
+    scene.freed = Freed(0, 0, "no room to write down which ledgers are gone")
+    scene.collection.asked(0)
+    await settled()
+    report = scene.collection.asked(1)
+    assert report.state is CollectionState.FAILED and "no room" in report.reason
+    scene.freed = Freed(0, 0)
+    scene.metadata.is_away = True
+    scene.collection.asked(0)
+    await settled()
+    report = scene.collection.asked(2)
+    assert report.state is CollectionState.FAILED and report.reason == "metadata is away: no contact"
+
+
+async def test_only_the_newest_collections_are_remembered(scene: Scene) -> None:
+    unknown = {number: CollectionReport(number, CollectionState.UNKNOWN, code=Code.BAD_REQUEST) for number in range(99)}
+    assert scene.collection.asked(1) == unknown[1], "nobody asked for one"
+    for _ in range(20):
+        scene.collection.asked(0)
+        await settled()
+    assert scene.metadata.listings == 20
+    told = {number: scene.collection.asked(number) for number in range(1, 24)}
+    assert [number for number, report in told.items() if report != unknown[number]] == list(range(5, 21))
+    assert scene.collection.asked(-1).code is Code.BAD_REQUEST
