@@ -1,9 +1,11 @@
 """When a bookie looks for ledgers that are gone, and whom it asks: performs the rounds of dlog/bookie/collecting.py.
 
-Two kinds of round. A look reads metadata of ledgers that are new here, so that they count as seen before somebody
-deletes them. A collection lists all of metadata. One round at a time; every answer is handed in before the next
-question is asked, so no answer of an earlier round is ever heard by a later one. A collection is due by time, at once
-when the machine says so (CollectDue: the disk is nearly full), and when somebody asks for one; it is the same then.
+Two kinds of round. A look makes ledgers that are new here count as seen. A collection lists all of metadata. One round
+at a time; every answer is handed in before the next question is asked, so no answer of an earlier round is heard by a
+later one. A collection is due by time, at once when the machine says so (CollectDue: the disk is nearly full), and when
+somebody asks for one; it is the same then.
+
+Beside the rounds, metadata of a new ledger is read at once, before somebody deletes it. Looks read what that missed.
 
 After a collection entry logs are compacted that are mostly of ledgers that are gone, in parts, each followed by a pause
 as long as `gc_bytes_s` asks for. Flushes and rounds go on in between.
@@ -23,7 +25,9 @@ from dlog.bookie.collecting import (
     BuryLedgers,
     Collector,
     ContactLost,
+    HeardRead,
     KeepMark,
+    LedgersHeard,
     LedgersListed,
     LedgersRead,
     LedgersSeen,
@@ -58,7 +62,8 @@ _REPORTS_KEPT = 16  # of the newest collections
 class Collection:
     """One bookie's collections.
 
-    due: set by others when a collection is due at once, cleared here as it begins.
+    due: set by others when a collection is due at once, cleared here as it begins. new: set by others when the machine
+    has ledgers that are new, cleared here when they are taken.
     perform: hands a fact to the bookie's machine. keep: puts a record on disk; returns why it could not for want of
     room, raises OSError for any other failure. free: frees what buried ledgers hold. compact: empties logs of which
     less than this share lives by so many bytes; returns the bytes copied, None if there is nothing to do.
@@ -72,6 +77,7 @@ class Collection:
         machine: Bookie,
         collector: Collector,
         due: asyncio.Event,
+        new: asyncio.Event,
         *,
         perform: Callable[[Any], None],
         keep: Callable[[MarkRecord], Awaitable[str]],
@@ -84,6 +90,8 @@ class Collection:
         self._machine = machine
         self._collector = collector
         self._due = due
+        self._new = new
+        new.set()  # those that a restart found
         self._perform_fact = perform
         self._keep = keep
         self._free = free
@@ -93,12 +101,13 @@ class Collection:
         self._reports: dict[int, CollectionReport] = {}
         self._collected = asyncio.Event()  # since the last compaction
         self._facts: deque[Any] = deque()
-        self._unseen: set[int] = set()  # new ledgers that a look has not been able to see yet
+        self._unseen: set[int] = set()  # new ledgers that no look was through with yet
 
     async def run(self) -> None:
         """Look, collect and compact, by time, for ever. Raises OSError when the disk fails."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_compacting(), name="bookie compaction")
+            tasks.create_task(self._keep_reading_new(), name="bookie new ledgers")
             await self._keep_collecting()
 
     async def _keep_collecting(self) -> None:
@@ -135,6 +144,17 @@ class Collection:
                 copied = await self._compact(share, part_bytes)
                 await asyncio.sleep((copied or 0) / options.gc_bytes_s)
 
+    async def _keep_reading_new(self) -> None:
+        """Of each new ledger once; what cannot be read is left to the looks."""
+        while True:
+            await self._new.wait()
+            self._new.clear()
+            heard = frozenset(self._machine.take_new())
+            self._unseen |= heard
+            for effect in self._collector.handle(LedgersHeard(heard)):
+                answer = await self._read(effect.ledgers)
+                self._collector.handle(HeardRead(answer.present, effect.contact))
+
     def asked(self, number: int) -> CollectionReport:
         """The answer to a Collect; number 0 makes a collection due unless one runs, or is due already."""
         if number == 0 and self._is_collecting:
@@ -155,8 +175,6 @@ class Collection:
         """One round over all ledgers; also frees what was buried before and is still held."""
         self._number += 1
         self._is_collecting = True
-        self._machine.take_new()
-        self._unseen.clear()
         ended = await self._round(RoundDue(self._machine.known(), collects=True))
         freed = await self._free()
         self._collected.set()
@@ -180,12 +198,15 @@ class Collection:
 
     async def look(self) -> None:
         """One round over the ledgers that are new since the last."""
-        self._unseen |= self._machine.take_new()
         if self._unseen:
             await self._round(RoundDue(dict.fromkeys(self._unseen, 0), collects=False))
 
     def _contact(self, state: SessionState) -> None:
-        if state is not SessionState.CONNECTED and not self._collector.is_idle:
+        if state is SessionState.CONNECTED:
+            return
+        if self._collector.is_idle:
+            self._collector.handle(ContactLost())
+        else:
             self._facts.append(ContactLost())
 
     async def _round(self, due: RoundDue) -> RoundEnded:
@@ -201,6 +222,8 @@ class Collection:
                 if answer is not None:
                     facts.append(answer)
         assert ended is not None, "a round ends when nothing is left to be answered"
+        if ended.is_complete:
+            self._unseen -= due.known.keys()  # what was missing will be looked for by collections only
         return ended
 
     async def _perform(self, effect: Any) -> Any:
@@ -219,8 +242,6 @@ class Collection:
                 self._perform_fact(SeenInMetadata(ledgers, chain))
             case BuryLedgers(ledgers):
                 self._perform_fact(BuryDue(ledgers))
-            case RoundEnded(is_complete=True):
-                self._unseen.clear()  # what was missing will be looked for by collections only
             case Tell():
                 self._perform_fact(effect)
         return None

@@ -18,7 +18,18 @@ from actors.bookie.collection import Collection
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.collecting import Collector, MarkRecord
-from dlog.bookie.messages import Bury, CheckpointDue, CollectAsked, CollectDue, Fetch, Flush, Flushed, Freed, SpaceSeen
+from dlog.bookie.messages import (
+    Bury,
+    CheckpointDue,
+    CollectAsked,
+    CollectDue,
+    Fetch,
+    Flush,
+    Flushed,
+    Freed,
+    LedgersNew,
+    SpaceSeen,
+)
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
@@ -90,6 +101,7 @@ class BookieServer:
         self._standing_changed = asyncio.Event()  # read-only or not: to be registered
         self._flushed = asyncio.Event()
         self._collect_now = asyncio.Event()  # a collection is due
+        self._ledgers_new = asyncio.Event()  # the machine heard of ledgers for the first time
         self._collection: Collection | None = None
         self._perform_by_class: dict[type[Any], Callable[[Any], None]] = {
             Send: self._perform_send,
@@ -99,6 +111,7 @@ class BookieServer:
             Bury: self._disk.bury,
             CollectDue: lambda _: self._collect_now.set(),
             CollectAsked: self._perform_collect_asked,
+            LedgersNew: lambda _: self._ledgers_new.set(),
             Tell: self._perform_tell,
         }
 
@@ -244,6 +257,7 @@ class BookieServer:
             self.machine,
             collector,
             self._collect_now,
+            self._ledgers_new,
             perform=perform,
             keep=keep,
             free=free,

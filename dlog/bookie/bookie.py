@@ -53,6 +53,7 @@ from dlog.bookie.messages import (
     Fetched,
     Flush,
     Flushed,
+    LedgersNew,
     PersistRefused,
     SeenInMetadata,
     SpaceSeen,
@@ -277,7 +278,7 @@ class Bookie:
         if self._is_over_capacity(size) or (ledger is None and len(self._ledgers) >= self._options.ledgers_max):
             return Code.TOO_MANY_REQUESTS
         if ledger is None:
-            ledger = self._make(m)
+            ledger = self._make(m, out)
         carries_key = not ledger.recorded
         stored = Stored(packet, crc32c(packet))
         record = Record(Kind.ADD, packet, stored.crc)
@@ -292,8 +293,10 @@ class Bookie:
         out.append(Persist(token, records))
         return None
 
-    def _make(self, m: AddEntry | ReadEntry | BatchRead) -> Ledger:
+    def _make(self, m: AddEntry | ReadEntry | BatchRead, out: list[Any]) -> Ledger:
         """A ledger that was never heard of, with the first key shown."""
+        if not self._new:
+            out.append(LedgersNew())
         ledger = self._ledgers[m.ledger] = Ledger(m.ledger, m.master_key)
         self._new.add(m.ledger)
         return ledger
@@ -415,7 +418,7 @@ class Bookie:
             if ledger is None:
                 if len(self._ledgers) >= self._options.ledgers_max:
                     return Code.TOO_MANY_REQUESTS
-                ledger = self._make(m)
+                ledger = self._make(m, out)
             ledger.fenced = True  # refuse adds from this instant
             carries_key = not ledger.recorded
             ledger.recorded = True

@@ -1,7 +1,7 @@
 """What the bookie machine asks of its storage, and what it hears from it, beside Persist and Persisted.
 
-Effects: Fetch, Flush, Bury, CollectDue, CollectAsked. Facts: the others, but for Freed. A Fetch is known by its token,
-a Flush by its number.
+Effects: Fetch, Flush, Bury, CollectDue, CollectAsked, LedgersNew. Facts: the others, but for Freed. A Fetch is known by
+its token, a Flush by its number.
 """
 
 from __future__ import annotations
@@ -79,6 +79,11 @@ class SpaceSeen:
 class CollectDue:
     """Effect: collect ledgers that are gone now. Given when the disk becomes nearly full, and when the bookie becomes
     read-only; not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersNew:
+    """Effect: there are ledgers that were never heard of before. Given once until `Bookie.take_new` is called."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import shutil
 import subprocess
@@ -180,6 +181,28 @@ def test_who_asks_for_a_collection_that_runs_joins_it(make_bookie: Make, cluster
         ]
         until(lambda: raw.ask(collect_frame(1)).entry == DONE)
         assert (raw.ask(collect_frame(0)).ledger, raw.ask(collect_frame(-1)).rc) == (2, BAD_REQUEST)
+
+
+def test_a_ledger_that_is_deleted_a_moment_after_its_first_entry_goes(make_bookie: Make, cluster: str) -> None:
+    """No round runs but those that are asked for here, and each ledger is deleted before."""
+    bookie = make_bookie(**SELDOM).start()
+
+    def collected(raw: Raw) -> None:
+        number = raw.ask(collect_frame(0)).ledger
+        until(lambda: raw.ask(collect_frame(number)).entry == DONE)
+
+    def is_any_gone() -> bool:
+        ledger = next(numbers)
+        create(cluster, bookie.id, ledger)
+        assert raw.add(ledger, 0, BODY) == OK
+        delete(cluster, ledger)
+        collected(raw)
+        collected(raw)
+        return raw.read(ledger, 0)[0] == NO_LEDGER
+
+    numbers = itertools.count(1)
+    with bookie.connect() as raw:
+        until(is_any_gone)  # a reading may be slower than the deletion, though not each time
 
 
 def gc(hosts: str, *arguments: str) -> tuple[int, list[dict[str, Any]], str]:

@@ -21,6 +21,7 @@ from dlog.bookie.messages import (
     CollectDue,
     Fetch,
     Fetched,
+    LedgersNew,
     PersistRefused,
     SeenInMetadata,
     SpaceSeen,
@@ -674,6 +675,18 @@ class TestBuried:
                 for recovery, code in ((False, Code.FENCED), (True, Code.NO_LEDGER)):
                     (sent,) = machine.handle(Received("c", add(1, 4, key=key, recovery=recovery)))
                     assert sent.message.code is code
+
+    def test_new_ledgers_are_told_once_until_they_are_taken(self) -> None:
+        machine = Bookie(OPTIONS)
+
+        def is_told(request: Any) -> bool:
+            return LedgersNew() in machine.handle(Received("c", request))
+
+        assert is_told(add(1, 0))
+        assert not any(is_told(request) for request in (add(1, 1), add(2, 0), fence(3, 0), read(9, 0)))
+        assert machine.take_new() == {1, 2, 3}
+        assert not is_told(add(1, 2)) and is_told(fence(4, 0))
+        assert machine.take_new() == {4}
 
     def test_is_read_as_no_ledger_and_its_id_as_one_in_use(self) -> None:
         machine = self.buried(Buried((1,)))

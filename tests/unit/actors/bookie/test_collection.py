@@ -4,7 +4,7 @@ turns: both intervals are an hour."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import count
 from typing import Any
 
@@ -14,14 +14,16 @@ from actors.bookie.collection import Collection
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.collecting import Collector, MarkRecord
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.messages import Freed
+from dlog.bookie.messages import Buried, Bury, Freed, LedgersNew
 from dlog.bookie.options import BookieOptions
 from dlog.io.memory_metadata import MemoryMetadata
-from dlog.machine import OutcomeUnknown
+from dlog.io.metadata import SessionState, Unsubscribe
+from dlog.machine import Key, Outcome, OutcomeUnknown, Persisted, Received
 from dlog.model.ids import BookieId, LedgerId
+from dlog.model.ledger import LedgerKey
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
+from tests.crashpoints.station import KEY, add
 
-KEY = b"k" * 20
 HOURLY = BookieOptions(gc_s=3600.0, gc_look_s=3600.0)
 INSTANCE = "ours"
 
@@ -36,6 +38,17 @@ class Listed(MemoryMetadata):
         self.gate = asyncio.Event()
         self.gate.set()
         self.is_away = False
+        self.is_mute = False  # of ledgers nothing can be told
+        self.reads = 0
+        self.callbacks: list[Callable[[SessionState], None]] = []
+
+    def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+    async def read(self, key: Key) -> Outcome:
+        self.reads += 1
+        return OutcomeUnknown("no contact") if self.is_mute else await super().read(key)
 
     async def read_mark(self, bookie: BookieId) -> Any:
         return OutcomeUnknown("no contact") if self.is_away else await super().read_mark(bookie)
@@ -55,6 +68,7 @@ class Scene:
         self.metadata = Listed()
         self.machine = Bookie(HOURLY, [LedgerRow(1, KEY, False, -1, 3)])
         self.due = asyncio.Event()
+        self.new = asyncio.Event()
         self.freed = Freed(0, 0)
         numbers = count(1)
         self.collection = Collection(
@@ -64,6 +78,7 @@ class Scene:
             self.machine,
             Collector(INSTANCE, MarkRecord(), lambda: f"mark{next(numbers)}"),
             self.due,
+            self.new,
             perform=self.perform,
             keep=self.keep,
             free=self.free,
@@ -71,7 +86,10 @@ class Scene:
         )
 
     def perform(self, fact: Any) -> None:
-        self.machine.handle(fact)
+        """What is to be buried is at once."""
+        for effect in self.machine.handle(fact):
+            if isinstance(effect, Bury):
+                self.machine.handle(Buried(effect.ledgers))
 
     async def keep(self, record: MarkRecord) -> str:
         return ""
@@ -181,3 +199,64 @@ async def test_only_the_newest_collections_are_remembered(scene: Scene) -> None:
     told = {number: scene.collection.asked(number) for number in range(1, 24)}
     assert [number for number, report in told.items() if report != unknown[number]] == list(range(5, 21))
     assert scene.collection.asked(-1).code is Code.BAD_REQUEST
+
+
+async def heard(scene: Scene, ledger: int) -> None:
+    """The bookie hears of a ledger, whose metadata is there; until that was read."""
+    key = LedgerKey(LedgerId(ledger))
+    await scene.metadata.compare_and_set(key, object(), None)
+    if LedgersNew() in scene.machine.handle(Received("client", add(ledger, 0))):
+        scene.new.set()
+    await settled()
+
+
+async def test_a_ledger_that_is_deleted_before_any_round_is_collected(scene: Scene) -> None:
+    await settled()
+    await heard(scene, 5)
+    scene.machine.handle(Persisted(1))
+    await scene.metadata.delete(LedgerKey(LedgerId(5)))
+    scene.collection.asked(0)
+    await settled()
+    assert scene.machine.known() == {1: 0, 5: 1}, "1 was never in metadata"
+    scene.collection.asked(0)
+    await settled()
+    assert scene.machine.known() == {1: 0}
+
+
+async def test_each_new_ledger_is_read_once(scene: Scene) -> None:
+    await settled()
+    scene.metadata.reads = 0
+    for ledger in range(100, 150):
+        await heard(scene, ledger)
+    assert scene.metadata.reads == 50
+    await scene.collection.look()
+    assert scene.metadata.reads == 50 + 1, "the ledger 1 is not in metadata: it is looked for once more"
+    await scene.collection.look()
+    assert scene.metadata.reads == 50 + 1
+    assert {ledger for ledger, chain in scene.machine.known().items() if chain} == set(range(100, 150))
+
+
+async def test_a_ledger_that_is_heard_of_during_a_round_is_left_to_the_next_look(scene: Scene) -> None:
+    scene.metadata.gate.clear()
+    scene.collection.asked(0)
+    await scene.listed()
+    scene.metadata.is_mute = True
+    await heard(scene, 5)
+    scene.metadata.is_mute = False
+    scene.metadata.gate.set()
+    await settled()
+    assert scene.machine.known()[5] == 0
+    await scene.collection.look()
+    assert scene.machine.known()[5] == 1
+
+
+@pytest.mark.parametrize("state", [SessionState.SUSPENDED, SessionState.LOST])
+async def test_what_was_read_before_contact_was_lost_is_read_again(scene: Scene, state: SessionState) -> None:
+    await settled()
+    await heard(scene, 5)
+    for callback in scene.metadata.callbacks:
+        callback(state)
+    await scene.metadata.delete(LedgerKey(LedgerId(5)))
+    await scene.collection.look()
+    await scene.collection.collect()
+    assert scene.machine.known() == {1: 0, 5: 0}, "nothing says that it was not forgotten by a restored backup"
