@@ -172,9 +172,13 @@ class Collection:
         return CollectionReport(number, CollectionState.UNKNOWN, code=Code.BAD_REQUEST)
 
     async def collect(self) -> None:
-        """One round over all ledgers; also frees what was buried before and is still held."""
+        """A look, so that ledgers that are new here and gone already can go, too; then one round over all ledgers.
+
+        Also frees what was buried before and is still held.
+        """
         self._number += 1
         self._is_collecting = True
+        await self.look()
         ended = await self._round(RoundDue(self._machine.known(), collects=True))
         freed = await self._free()
         self._collected.set()

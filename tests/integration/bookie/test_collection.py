@@ -197,7 +197,6 @@ def test_a_ledger_that_is_deleted_a_moment_after_its_first_entry_goes(make_booki
         assert raw.add(ledger, 0, BODY) == OK
         delete(cluster, ledger)
         collected(raw)
-        collected(raw)
         return raw.read(ledger, 0)[0] == NO_LEDGER
 
     numbers = itertools.count(1)
