@@ -18,7 +18,18 @@ from actors.bookie.collection import Collection
 from actors.bookie.connection import Connection
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.collecting import Collector, MarkRecord
-from dlog.bookie.messages import Bury, CheckpointDue, Fetch, Flush, Flushed, SpaceSeen
+from dlog.bookie.messages import (
+    Bury,
+    CheckpointDue,
+    CollectAsked,
+    CollectDue,
+    Fetch,
+    Flush,
+    Flushed,
+    Freed,
+    LedgersNew,
+    SpaceSeen,
+)
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DLogError, MetadataUnavailableError
 from dlog.events import Event
@@ -28,7 +39,7 @@ from dlog.io.disk import Disk
 from dlog.io.metadata import BookieInfo, Metadata
 from dlog.io.threads import Threads
 from dlog.machine import Persist, Received, Send, Tell
-from dlog.wire.bookie import Request
+from dlog.wire.bookie import CollectionReport, CollectionState, Request
 
 ABANDON_S = 2.0  # to wait for threads that may hang in a disk that failed
 
@@ -89,12 +100,18 @@ class BookieServer:
         self._failed = asyncio.Event()
         self._standing_changed = asyncio.Event()  # read-only or not: to be registered
         self._flushed = asyncio.Event()
+        self._collect_now = asyncio.Event()  # a collection is due
+        self._ledgers_new = asyncio.Event()  # the machine heard of ledgers for the first time
+        self._collection: Collection | None = None
         self._perform_by_class: dict[type[Any], Callable[[Any], None]] = {
             Send: self._perform_send,
             Persist: self._perform_persist,
             Fetch: self._disk.fetch,
             Flush: self._disk.flush,
             Bury: self._disk.bury,
+            CollectDue: lambda _: self._collect_now.set(),
+            CollectAsked: self._perform_collect_asked,
+            LedgersNew: lambda _: self._ledgers_new.set(),
             Tell: self._perform_tell,
         }
 
@@ -216,6 +233,16 @@ class BookieServer:
             self._disk.compact(below, bytes_max, told)
             return await done
 
+        async def free() -> Freed:
+            done: asyncio.Future[Freed] = self._loop.create_future()
+
+            def told(freed: Freed) -> None:
+                if not done.done():
+                    done.set_result(freed)
+
+            self._disk.free(told)
+            return await done
+
         def perform(fact: Any) -> None:
             if isinstance(fact, Tell):
                 self._tell(fact.event)
@@ -223,8 +250,18 @@ class BookieServer:
             self._perform(fact)
             self._settle()
 
-        collection = Collection(
-            self._options, metadata, info.bookie, self.machine, collector, perform=perform, keep=keep, compact=compact
+        collection = self._collection = Collection(
+            self._options,
+            metadata,
+            info.bookie,
+            self.machine,
+            collector,
+            self._collect_now,
+            self._ledgers_new,
+            perform=perform,
+            keep=keep,
+            free=free,
+            compact=compact,
         )
         try:
             await collection.run()
@@ -319,6 +356,18 @@ class BookieServer:
 
     def _perform_persist(self, effect: Persist) -> None:
         self._disk.persist(effect.token, effect.data)
+
+    def _perform_collect_asked(self, effect: CollectAsked) -> None:
+        if self._collection is not None:
+            report = self._collection.asked(effect.number)
+        else:
+            reason = "it is starting: ask again"
+            if self.machine.is_limbo:
+                reason = "entries may have been lost with a damaged journal: this bookie deletes nothing"
+            elif not self._options.gc_s:
+                reason = "gc_s is 0: this bookie deletes nothing"
+            report = CollectionReport(0, CollectionState.REFUSED, reason=reason)
+        effect.peer.send(report)  # type: ignore[attr-defined]  # the peers of a bookie are Connections
 
     def _perform_tell(self, effect: Tell) -> None:
         self._standing_changed.set()

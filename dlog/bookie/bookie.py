@@ -47,10 +47,13 @@ from dlog.bookie.messages import (
     Bury,
     BuryDue,
     CheckpointDue,
+    CollectAsked,
+    CollectDue,
     Fetch,
     Fetched,
     Flush,
     Flushed,
+    LedgersNew,
     PersistRefused,
     SeenInMetadata,
     SpaceSeen,
@@ -66,6 +69,7 @@ from dlog.wire.bookie import (
     BatchDone,
     BatchRead,
     Code,
+    Collect,
     EntryAdded,
     EntryRead,
     ReadEntry,
@@ -155,6 +159,7 @@ class Bookie:
         self._free_bytes = 1 << 62
         self._no_room = False  # the journal or a flush ran out of space
         self.read_only = limbo
+        self._shortage = 0  # the worst since there was room: 1 nearly full, 2 read-only
         self._doors: dict[type[Any], Callable[[Any, list[Any]], None]] = {
             Persisted: self._persisted,
             Fetched: self._fetched,
@@ -171,6 +176,7 @@ class Bookie:
             ReadEntry: self._read,
             BatchRead: self._batch_read,
             Auth: self._auth,
+            Collect: self._collect,
             Unsupported: self._unsupported,
         }
 
@@ -207,7 +213,7 @@ class Bookie:
     @property
     def is_short_of_room(self) -> bool:
         """Whether the disk is full, or nearly so."""
-        return self.read_only or self._free_bytes < self._options.disk_free_min_bytes * 5 // 4
+        return self._shortage > 0
 
     @property
     def is_dirty(self) -> bool:
@@ -272,7 +278,7 @@ class Bookie:
         if self._is_over_capacity(size) or (ledger is None and len(self._ledgers) >= self._options.ledgers_max):
             return Code.TOO_MANY_REQUESTS
         if ledger is None:
-            ledger = self._make(m)
+            ledger = self._make(m, out)
         carries_key = not ledger.recorded
         stored = Stored(packet, crc32c(packet))
         record = Record(Kind.ADD, packet, stored.crc)
@@ -287,8 +293,10 @@ class Bookie:
         out.append(Persist(token, records))
         return None
 
-    def _make(self, m: AddEntry | ReadEntry | BatchRead) -> Ledger:
+    def _make(self, m: AddEntry | ReadEntry | BatchRead, out: list[Any]) -> Ledger:
         """A ledger that was never heard of, with the first key shown."""
+        if not self._new:
+            out.append(LedgersNew())
         ledger = self._ledgers[m.ledger] = Ledger(m.ledger, m.master_key)
         self._new.add(m.ledger)
         return ledger
@@ -410,7 +418,7 @@ class Bookie:
             if ledger is None:
                 if len(self._ledgers) >= self._options.ledgers_max:
                     return Code.TOO_MANY_REQUESTS
-                ledger = self._make(m)
+                ledger = self._make(m, out)
             ledger.fenced = True  # refuse adds from this instant
             carries_key = not ledger.recorded
             ledger.recorded = True
@@ -713,11 +721,20 @@ class Bookie:
         if read_only != self.read_only:
             self.read_only = read_only
             out.append(Tell(BookieReadOnly(reason) if read_only else BookieWritable()))
+        limit = self._options.disk_free_min_bytes
+        nearly = limit * 11 // 8 if self._shortage else limit * 5 // 4  # apart, so that the state does not flap
+        shortage = 2 if read_only else int(self._free_bytes < nearly)
+        if shortage > self._shortage:
+            out.append(CollectDue())
+        self._shortage = max(shortage, self._shortage) if shortage else 0
 
     # ---- the rest ----------------------------------------------------------------------------------------------------
 
     def _auth(self, peer: Peer, _: Auth, out: list[Any]) -> None:
         out.append(Send(peer, AuthDone(AUTH_DISABLED)))
+
+    def _collect(self, peer: Peer, m: Collect, out: list[Any]) -> None:
+        out.append(CollectAsked(peer, m.number))
 
     def _unsupported(self, peer: Peer, m: Unsupported, out: list[Any]) -> None:
         out.append(Send(peer, m))

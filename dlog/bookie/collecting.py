@@ -14,10 +14,14 @@ Invariants:
   ledger's own znode then confirms. A listing or read that failed proves nothing.
 - Nothing is seen or buried in a metadata store with another instance id than that of the bookie's cookie.
 - A ledger counts as seen only once the mark written after it was seen is in the store and on the bookie's disk.
+- What was found in metadata before a round counts in it only if since its reading began contact was not lost, and
+  neither mark nor instance id were found to be others.
 - A round ends without effect when contact with metadata is lost before its mark is written: no server is restored
   without that, so all that a round reads, and its mark, are of one history.
 
-What was never seen (a ledger deleted within seconds of its first entry, or forgotten by a restored backup) stays.
+Metadata of a ledger that is new to the bookie is read at once, so that a deletion soon after costs nothing: the next
+round's mark makes it seen, whether it is still there or not. What was never seen (deleted before that reading, or while
+the bookie was down or out of contact; forgotten by a restored backup) stays.
 """
 
 from __future__ import annotations
@@ -43,6 +47,21 @@ class MarkRecord:
 
 
 # ---- facts -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersHeard:
+    """The bookie heard of these ledgers for the first time, just now."""
+
+    ledgers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class HeardRead:
+    """Answer to ReadHeard. present: those of the ledgers that metadata holds."""
+
+    present: frozenset[int]
+    contact: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +114,7 @@ class MarkWritten:
 
 @dataclass(frozen=True, slots=True)
 class ContactLost:
-    """The connection to metadata is gone, or was a moment ago."""
+    """The connection to metadata is gone, or was a moment ago. Handed in whether a round is under way or not."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------------------------
@@ -118,6 +137,14 @@ class ReadLedgers:
     """Read each ledger's own znode."""
 
     ledgers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHeard:
+    """Read each ledger's own znode, at once and beside a round. contact: to be handed back with the answer."""
+
+    ledgers: frozenset[int]
+    contact: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,9 +179,11 @@ class LedgersSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """The round is over. is_complete: it went through to its end."""
+    """The round is over. is_complete: it went through to its end. reason: why it did not, or why ledgers that metadata
+    lacks are kept; for a person."""
 
     is_complete: bool
+    reason: str = ""
 
 
 Effects = list[Any]
@@ -175,6 +204,9 @@ class Collector:
         self._gone: frozenset[int] = frozenset()
         self._pending = ""  # the mark on its way
         self._is_marked = False  # it is in the store
+        self._remark = ""  # of a round that is complete
+        self._contact = 0  # how often contact was lost
+        self._found: set[int] = set()  # in metadata, since contact was lost last; not seen yet
 
     @property
     def is_idle(self) -> bool:
@@ -187,39 +219,55 @@ class Collector:
                 return []
             self._round, self._first, self._has_first, self._is_marked = fact, None, False, False
             self._present = self._gone = frozenset()
+            self._remark = ""
             return [ReadMark()]
+        match fact:
+            case LedgersHeard(ledgers):
+                return [ReadHeard(ledgers, self._contact)] if ledgers else []
+            case HeardRead():
+                if fact.contact == self._contact:
+                    self._found |= fact.present
+                return []
+            case ContactLost():
+                self._contact += 1
+                self._found.clear()
         if self._round is None:
             return []
         match fact:
             case MarkRead():
                 return self._mark_read(fact)
             case LedgersListed(present):
-                return self._end() if present is None else self._listed(self._round, present)
+                if present is None:
+                    return self._end("metadata is away: the listing of its ledgers did not end")
+                return self._listed(self._round, present)
             case LedgersRead(present, missing):
                 return self._read(self._round, present, missing)
             case MarkKept(failure):
-                return self._end() if failure else self._kept()
+                return self._end(f"the mark cannot be put on disk: {failure}") if failure else self._kept()
             case MarkWritten(outcome):
                 return self._written(outcome)
             case ContactLost() if not self._is_marked:
-                return self._end()
+                return self._end("contact with metadata was lost")
         return []
 
     def _mark_read(self, fact: MarkRead) -> Effects:
         assert self._round is not None
         if isinstance(fact.outcome, OutcomeUnknown):
-            return self._end()
+            return self._end(f"metadata is away: {fact.outcome.reason}")
         if fact.instance != self._instance:
+            self._found.clear()
             reason = f"metadata is another cluster's: theirs={fact.instance} ours={self._instance}"
-            return [Tell(CollectionRefused(reason)), *self._end()]
+            return [Tell(CollectionRefused(reason)), *self._end(reason)]
         if isinstance(fact.outcome, Missing):
             mark = None
         elif isinstance(fact.outcome, Versioned):
             mark = fact.outcome
         else:
-            return self._end()
+            return self._end("metadata cannot tell this bookie's mark")
         if self._has_first:
-            return self._settle(self._round) if mark == self._first else self._end()
+            if mark != self._first:
+                return self._end("this bookie's mark in metadata was changed meanwhile")
+            return self._settle(self._round)
         self._first, self._has_first = mark, True
         return self._begin(self._round)
 
@@ -232,11 +280,17 @@ class Collector:
         else:
             self._chain = max([record.chain, *due.known.values()]) + 1
             if record.mark:
+                self._found.clear()  # it may have been found in what metadata was before
                 effects.append(Tell(MetadataChainBroken(record.chain)))
+                self._remark = "metadata lacks this bookie's last mark: ledgers that it does not name are kept"
         if self._chain > CHAIN_MAX:
-            return [*effects, Tell(CollectionRefused("metadata was replaced too often")), *self._end()]
+            reason = "metadata was replaced too often"
+            return [*effects, Tell(CollectionRefused(reason)), *self._end(reason)]
         known = frozenset(due.known)
-        return [*effects, ListLedgers(known) if due.collects else ReadLedgers(known)]
+        if due.collects:
+            return [*effects, ListLedgers(known)]
+        left = known - self._found
+        return [*effects, ReadLedgers(left) if left else ReadMark()]
 
     def _listed(self, due: RoundDue, present: frozenset[int]) -> Effects:
         self._present = present & due.known.keys()
@@ -253,9 +307,10 @@ class Collector:
     def _settle(self, due: RoundDue) -> Effects:
         """The mark is what it was when the round began: what was found in between holds."""
         effects: Effects = [BuryLedgers(self._gone)] if self._gone else []
-        self._present = frozenset(ledger for ledger in self._present if due.known[ledger] != self._chain)
+        found = self._present | (self._found & due.known.keys())
+        self._present = frozenset(ledger for ledger in found if due.known[ledger] != self._chain)
         if not self._present:
-            return [*effects, *self._end(is_complete=True)]
+            return [*effects, *self._end(self._remark, is_complete=True)]
         self._pending = self._new_mark()
         mark = "" if self._first is None or self._chain != self._record.chain else str(self._first.value)
         self._record = MarkRecord(self._chain, mark, self._pending)
@@ -264,15 +319,16 @@ class Collector:
     def _kept(self) -> Effects:
         if not self._is_marked:
             return [WriteMark(self._pending, None if self._first is None else self._first.version)]
-        return [LedgersSeen(self._present, self._chain), *self._end(is_complete=True)]
+        self._found -= self._present
+        return [LedgersSeen(self._present, self._chain), *self._end(self._remark, is_complete=True)]
 
     def _written(self, outcome: Outcome) -> Effects:
         if not isinstance(outcome, Versioned):
-            return self._end()
+            return self._end("the mark could not be written to metadata")
         self._is_marked = True
         self._record = MarkRecord(self._chain, self._pending)
         return [KeepMark(self._record)]
 
-    def _end(self, *, is_complete: bool = False) -> Effects:
+    def _end(self, reason: str, *, is_complete: bool = False) -> Effects:
         self._round = None
-        return [RoundEnded(is_complete)]
+        return [RoundEnded(is_complete, reason)]

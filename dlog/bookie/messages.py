@@ -1,6 +1,7 @@
 """What the bookie machine asks of its storage, and what it hears from it, beside Persist and Persisted.
 
-Effects: Fetch, Flush, Bury. Facts: the others. A Fetch is known by its token, a Flush by its number.
+Effects: Fetch, Flush, Bury, CollectDue, CollectAsked, LedgersNew. Facts: the others, but for Freed. A Fetch is known by
+its token, a Flush by its number.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 
 from dlog.bookie.cache import Half
 from dlog.bookie.index import LedgerRow
+from dlog.machine import Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,25 @@ class SpaceSeen:
 
 
 @dataclass(frozen=True, slots=True)
+class CollectDue:
+    """Effect: collect ledgers that are gone now. Given when the disk becomes nearly full, and when the bookie becomes
+    read-only; not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgersNew:
+    """Effect: there are ledgers that were never heard of before. Given once until `Bookie.take_new` is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class CollectAsked:
+    """Effect: answer this peer's Collect; what runs the collections knows of them."""
+
+    peer: Peer
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class SeenInMetadata:
     """Fact: metadata of these ledgers was seen under this chain of marks; see dlog/bookie/collecting.py."""
 
@@ -90,9 +111,19 @@ class BuryDue:
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Effect: put on stable storage that these ledgers are gone, then free what they hold. Answered by `Buried`."""
+    """Effect: put on stable storage that these ledgers are gone; what they hold may be freed then. Answered by
+    `Buried`."""
 
     ledgers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What a collection did on the disk. ledgers: deleted since the last. failure: why some of what is gone is left."""
+
+    ledgers: int
+    reclaimed_bytes: int
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ class BookieOptions:
     disk_free_reserve_bytes: int = 256 * MiB  # recovery and high-priority adds are taken down to here
 
     # ledgers that metadata no longer names
-    gc_s: float = 600.0  # between two collections; every 30 s while the disk is nearly full; 0: never
-    gc_look_s: float = 10.0  # between two looks at metadata of ledgers that are new here
+    gc_s: float = 600.0  # between collections; at once and each 30 s while the disk is nearly full; 0: never
+    gc_look_s: float = 10.0  # between two marks in metadata, after which ledgers that are new here may be collected
     gc_minor_share: float = 0.2  # after each collection full entry logs are emptied of which less than this share lives
     gc_major_share: float = 0.5  # the same, every gc_major_s and while the disk is nearly full
     gc_major_s: float = 3600.0

@@ -1,25 +1,47 @@
-"""`dlog bookie`: who stores, and whether they answer."""
+"""`dlog bookie`: who stores, whether they answer, and collecting their garbage."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import click
 
 from dlog.cli.cluster import metadata_of
 from dlog.cli.discovery import zookeeper_options
-from dlog.cli.telling import EXIT_FAILED, EXIT_OK, CommandError, say_json, say_table
+from dlog.cli.telling import EXIT_FAILED, EXIT_OK, Changing, CommandError, say_json, say_table, size_text
 from dlog.errors import ProtocolError
 from dlog.hostport import join_host_port
 from dlog.io.clock import monotonic_s
 from dlog.io.metadata import BookieInfo
 from dlog.machine import Missing
-from dlog.model.ids import EntryId, LedgerId, bookie_id
-from dlog.wire.bookie import ReadEntry, ResponseDecoder, encode_request
+from dlog.model.ids import BookieId, EntryId, LedgerId, bookie_id
+from dlog.wire.bookie import (
+    Code,
+    Collect,
+    CollectionReport,
+    CollectionState,
+    ReadEntry,
+    Request,
+    Response,
+    ResponseDecoder,
+    encode_request,
+)
 
 PATIENCE_S = 3.0
+COLLECT_PATIENCE_S = 10.0  # a bookie that collects may be busy
 _NO_LEDGER = LedgerId(2**62)  # nobody has it: an answer of any kind is a sign of life
+_UNDER_WAY = (CollectionState.STARTED, CollectionState.RUNNING)
+_STATES = {
+    CollectionState.UNKNOWN: "unknown",
+    CollectionState.STARTED: "started",
+    CollectionState.RUNNING: "joined",
+    CollectionState.DONE: "done",
+    CollectionState.FAILED: "failed",
+    CollectionState.REFUSED: "refused",
+}
 
 
 @click.group()
@@ -104,25 +126,141 @@ async def _ask(info: BookieInfo) -> tuple[bool, str]:
     """Whether it answers a question of its protocol, and how fast or why not."""
     begun_s = monotonic_s()
     try:
+        async with _connected(info) as ask:
+            await ask(ReadEntry(_NO_LEDGER, EntryId(0)), PATIENCE_S)
+    except _SilentError as error:
+        return False, f"no: {error}"
+    return True, f"in {(monotonic_s() - begun_s) * 1000:.1f} ms"
+
+
+class _SilentError(Exception):
+    """A bookie does not answer, or nothing that can be understood. closed: it ended the connection instead."""
+
+    def __init__(self, reason: str, *, closed: bool = False) -> None:
+        super().__init__(reason)
+        self.closed = closed
+
+
+@asynccontextmanager
+async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float], Awaitable[Response]]]:
+    """Asks a bookie one question after the other, each with so many seconds for its answer. Raises _SilentError."""
+    writer: asyncio.StreamWriter | None = None
+    decoder = ResponseDecoder()
+    patience_s = PATIENCE_S
+
+    async def ask(request: Request, wait_s: float) -> Response:
+        nonlocal patience_s
+        patience_s = wait_s
+        assert writer is not None
+        async with asyncio.timeout(wait_s):
+            writer.writelines(encode_request(request))
+            while True:
+                data = await reader.read(65536)
+                if not data:
+                    raise _SilentError("it closed the connection", closed=True)
+                if answers := list(decoder.feed(data)):
+                    return answers[0]
+
+    try:
         async with asyncio.timeout(PATIENCE_S):
             reader, writer = await asyncio.open_connection(info.host, info.port)
-            try:
-                writer.writelines(encode_request(ReadEntry(_NO_LEDGER, EntryId(0))))
-                decoder = ResponseDecoder()
-                while True:
-                    data = await reader.read(65536)
-                    if not data:
-                        return False, "no: it closed the connection"
-                    if list(decoder.feed(data)):
-                        return True, f"in {(monotonic_s() - begun_s) * 1000:.1f} ms"
-            finally:
-                writer.close()
+        yield ask
     except TimeoutError:
-        return False, f"no: silent for {PATIENCE_S:g} s"
+        raise _SilentError(f"silent for {patience_s:g} s") from None
     except (
         OSError,
         ProtocolError,
         ValueError,
         OverflowError,
     ) as error:  # the last two: what is registered is no address
-        return False, f"no: {error}"
+        raise _SilentError(str(error)) from None
+    finally:
+        if writer is not None:
+            writer.close()
+
+
+# ---- garbage collection ----------------------------------------------------------------------------------------------
+
+
+@bookie.command(cls=Changing, when_unknown="run it again: it joins a collection that still runs")
+@click.argument("which", metavar="[BOOKIE]...", nargs=-1)
+@click.option(
+    "--wait", "waits", is_flag=True, help="Wait until the collections have ended, and tell what came of them."
+)
+@zookeeper_options
+def gc(
+    which: tuple[str, ...], waits: bool, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
+) -> int:
+    """Have each BOOKIE, or every registered one, collect garbage now: delete the ledgers that metadata no longer names,
+    and the entry logs that only they are in.
+
+    It deletes nothing that the collection that bookies run by themselves would not. A bookie that collects already is
+    joined. Exit 1 if a bookie does not answer, or its collection fails or is refused.
+    """
+    named = [bookie_id(one) for one in which]
+    rows = asyncio.run(_gc(named, waits, hosts, namespace, directory))
+    if as_json:
+        say_json(rows)
+    else:
+        say_table(
+            ("bookie", "state", "ledgers removed", "reclaimed", "left", "never seen", "why"),
+            (
+                (
+                    row["bookie"],
+                    row["state"],
+                    row["removed"],
+                    size_text(row["reclaimed_bytes"]) if row["reclaimed_bytes"] is not None else None,
+                    row["ledgers"],
+                    row["unseen"],
+                    row["reason"],
+                )
+                for row in rows
+            ),
+        )
+    return EXIT_OK if all(row["state"] in ("started", "joined", "done") for row in rows) else EXIT_FAILED
+
+
+async def _gc(
+    named: list[BookieId], waits: bool, hosts: str | None, namespace: str | None, directory: str | None
+) -> list[dict[str, Any]]:
+    async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
+        members = await metadata.members()
+    known = {**members.writable, **members.readonly}
+    unknown = [one for one in named if one not in known]
+    if unknown:
+        raise CommandError(
+            f"no such bookie is registered: bookie={','.join(unknown)}",
+            "`dlog bookie ls` lists those that are; no bookie was asked to collect",
+            misused=False,
+        )
+    if not known:
+        raise CommandError("no bookie is registered", "start bookies; `dlog bookie ls` lists them", misused=False)
+    async with asyncio.TaskGroup() as tasks:
+        asked = [
+            tasks.create_task(_collect(known[one], waits), name=f"collect {one}") for one in sorted(set(named or known))
+        ]
+    return [task.result() for task in asked]
+
+
+async def _collect(info: BookieInfo, waits: bool) -> dict[str, Any]:
+    """A row of the answer. What the bookie does is not changed by who goes away meanwhile."""
+    row: dict[str, Any] = {"bookie": info.bookie, "state": "no answer", "removed": None, "reclaimed_bytes": None}
+    row |= {"ledgers": None, "unseen": None, "reason": ""}
+    try:
+        async with _connected(info) as ask:
+            report = await ask(Collect(), COLLECT_PATIENCE_S)
+            pause_s = 0.05
+            while waits and isinstance(report, CollectionReport) and report.state in _UNDER_WAY:
+                await asyncio.sleep(pause_s)
+                pause_s = min(1.0, pause_s * 2)
+                report = await ask(Collect(report.number), COLLECT_PATIENCE_S)
+    except _SilentError as error:
+        hint = ": Java's bookies, and older ones, do so when asked to collect" if error.closed else ""
+        return row | {"reason": f"{error}{hint}"}
+    if not isinstance(report, CollectionReport) or report.code is not Code.OK:
+        return row | {"reason": "it answers something else: is it a bookie of this version?"}
+    row |= {"state": _STATES[report.state], "reason": report.reason}
+    if report.state in (CollectionState.DONE, CollectionState.FAILED):
+        row |= {"removed": report.removed, "reclaimed_bytes": report.reclaimed_bytes}
+        row |= {"ledgers": report.ledgers, "unseen": report.unseen}
+    return row

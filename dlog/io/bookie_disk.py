@@ -14,7 +14,7 @@ from typing import Any
 from dlog.bookie.collecting import MarkRecord
 from dlog.bookie.events import CollectionFailed, LedgersCollected
 from dlog.bookie.journal import RECORD_OVERHEAD, Mark, Record
-from dlog.bookie.messages import Buried, Bury, Fetch, Fetched, Flush, Flushed, PersistRefused, SpaceSeen
+from dlog.bookie.messages import Buried, Bury, Fetch, Fetched, Flush, Flushed, Freed, PersistRefused, SpaceSeen
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.events import Event
@@ -126,6 +126,8 @@ class BookieDisk:
         self._flush_number = 0
         self._flush_mark = self._durable
         self._checkpointed = opened.dirs.mark
+        self._buried = 0  # ledgers since the last `free`; the flusher's
+        self._bury_failure = ""  # likewise
         self._threads = threads
         self._on_failed = on_failed
         self._writer = JournalWriter(
@@ -183,8 +185,13 @@ class BookieDisk:
         self._flusher.submit(self._flush, flush, self._flush_mark)
 
     def bury(self, bury: Bury) -> None:
-        """Behind the flushes asked for before; also frees what is free already."""
+        """Behind the flushes asked for before."""
         self._flusher.submit(self._bury, bury)
+
+    def free(self, on_done: Callable[[Freed], object]) -> None:
+        """Free what ledgers hold that are buried by now. on_done is called on the loop, after the machine heard
+        `Buried` of them."""
+        self._flusher.submit(self._free, on_done)
 
     def compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
         """Do a part of a compaction behind the flushes asked for before; see LedgerDir.compact. on_done is called on
@@ -261,24 +268,35 @@ class BookieDisk:
     def _bury(self, bury: Bury) -> None:
         failed = self._dirs.bury(bury.ledgers)
         for reason in sorted(set(failed.values())):
-            self._tell(CollectionFailed(f"no room to write down which ledgers are gone: {reason}"))
+            self._bury_failure = f"no room to write down which ledgers are gone: {reason}"
+            self._tell(CollectionFailed(self._bury_failure))
+        self._buried += len(bury.ledgers) - len(failed)
         self._post(Buried(bury.ledgers, frozenset(failed)))
+
+    def _free(self, on_done: Callable[[Freed], object]) -> None:
+        buried, self._buried = self._buried, 0
+        failure, self._bury_failure = self._bury_failure, ""
+        freed = self._free_buried(buried, failure)
+        self._threads.to_loop(on_done, freed)
+
+    def _free_buried(self, buried: int, failure: str) -> Freed:
         try:
             usage = self._dirs.collect()
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            self._tell(CollectionFailed(f"no room to write the index without what is gone: {error.strerror}"))
-            return
+            failure = f"no room to write the index without what is gone: {error.strerror}"
+            self._tell(CollectionFailed(failure))
+            return Freed(buried, 0, failure)
         metrics.GC_LIVE_BYTES.set(usage.live_bytes)
         metrics.GC_DEAD_BYTES.set(usage.dead_bytes)
         metrics.GC_RECLAIMED_BYTES.inc(usage.reclaimed_bytes)
         for damage in usage.damage:
             self._tell(CollectionFailed(damage))
-        buried = len(bury.ledgers) - len(failed)
         if buried or usage.reclaimed_bytes:
             self._tell(LedgersCollected(buried, usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
         self._look_at_space()
+        return Freed(buried, usage.reclaimed_bytes, "; ".join(filter(None, (failure, *usage.damage))))
 
     def _compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
         copied: int | None = 0

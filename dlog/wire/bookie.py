@@ -80,6 +80,14 @@ class Auth:
 
 
 @dataclass(frozen=True, slots=True)
+class Collect:
+    """Collect garbage now: `number` 0 starts a collection, or joins the one that runs. Any other number asks what came
+    of that collection. Ours, not BookKeeper's."""
+
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Unsupported:
     """A request we recognise but do not serve. `answer` is the whole frame to send back, its length word included:
     v3 form for a v3 request; v2 form with BAD_VERSION or BAD_REQUEST for a v2 one."""
@@ -87,7 +95,7 @@ class Unsupported:
     answer: bytes
 
 
-Request = AddEntry | ReadEntry | BatchRead | Auth | Unsupported
+Request = AddEntry | ReadEntry | BatchRead | Auth | Collect | Unsupported
 
 
 @value
@@ -131,7 +139,37 @@ class AuthDone:
     message: bytes
 
 
-Response = EntryAdded | EntryRead | BatchDone | AuthDone
+class CollectionState(enum.IntEnum):
+    """How far a collection is. STARTED: it begins now; RUNNING: it began before it was asked for. FAILED: it ended
+    without its result, nothing or not all was deleted. REFUSED: this bookie does not collect now."""
+
+    UNKNOWN = 0
+    STARTED = 1
+    RUNNING = 2
+    DONE = 3
+    FAILED = 4
+    REFUSED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CollectionReport:
+    """Answer to Collect: what came of the collection of this number, counted from the bookie's start.
+
+    removed: ledgers deleted; reclaimed_bytes: of entry logs deleted. ledgers: that are left, of which `unseen` were
+    never seen in metadata and so are kept. reason: why it failed, was refused, or kept what metadata does not name.
+    """
+
+    number: int
+    state: CollectionState
+    removed: int = 0
+    reclaimed_bytes: int = 0
+    ledgers: int = 0
+    unseen: int = 0
+    reason: str = ""
+    code: Code = Code.OK
+
+
+Response = EntryAdded | EntryRead | BatchDone | AuthDone | CollectionReport
 
 
 # ---- bytes ----------------------------------------------------------------------------------------------------------
@@ -140,6 +178,7 @@ REQUEST_LENGTH_MAX = 5 * 1024 * 1024 - 4  # largest length word a bookie accepts
 RESPONSE_LENGTH_MAX = 5 * 1024 * 1024 + 64 * 1024  # a batch read may answer with 5 MiB of packets and their lengths
 
 _ADD, _READ, _AUTH, _BATCH_READ = 1, 2, 3, 7
+_COLLECT = 192  # BookKeeper counts its own from 1
 _FENCE, _RECOVERY, _HIGH_PRIORITY = 0x1, 0x2, 0x4
 _VERSION = 2
 _KEY_SIZE = 20
@@ -155,6 +194,8 @@ _BATCH_FIELDS = struct.Struct(">qqqiq")
 _RESPONSE_HEAD = struct.Struct(">IBBHiqq")
 _RESPONSE_FIELDS = struct.Struct(">iqq")
 _REQUEST_ID = struct.Struct(">q")
+_REPORT_FIELDS = struct.Struct(">qqqq")
+_REASON_BYTES_MAX = 1000
 
 
 def encode_request(request: Request) -> list[Buffer]:
@@ -175,6 +216,8 @@ def encode_request(request: Request) -> list[Buffer]:
             return [_BATCH_HEAD.pack(*head, ledger, start, number, max_count, max_bytes) + tail]
         case Auth(message):
             return [_head(4 + len(message), _AUTH), message]
+        case Collect(number):
+            return [_head(12, _COLLECT) + _REQUEST_ID.pack(number)]
         case Unsupported():
             raise AssertionError("Unsupported is heard, never sent")
 
@@ -202,6 +245,13 @@ def encode_response(response: Response) -> list[Buffer]:
             return out
         case AuthDone(message):
             return [_head(4 + len(message), _AUTH), message]
+        case CollectionReport():
+            body = b""
+            if response.code is Code.OK:
+                counts = (response.removed, response.reclaimed_bytes, response.ledgers, response.unseen)
+                body = _REPORT_FIELDS.pack(*counts) + response.reason.encode()[:_REASON_BYTES_MAX]
+            told = (_sayable(response.code), response.number, response.state)
+            return [_RESPONSE_HEAD.pack(24 + len(body), _VERSION, _COLLECT, 0, *told) + body]
 
 
 def encode_added(added: EntryAdded) -> bytes:
@@ -277,6 +327,13 @@ def _decode_request(frame: memoryview) -> Request:
         if not is_auth_message(frame[4:]):
             raise ProtocolError("AUTH without an AuthMessage")
         return Auth(bytes(frame[4:]))
+    elif op == _COLLECT:
+        if size != 12:
+            raise ProtocolError(f"COLLECT is not of its length: bytes={size}")
+        (number,) = _REQUEST_ID.unpack_from(frame, 4)
+        if version > _VERSION:
+            return _refused(CollectionReport(number, CollectionState.UNKNOWN, code=Code.BAD_VERSION))
+        return Collect(number)
     else:
         raise ProtocolError(f"operation not known: version={version} op={op}")
     fence = bool(flags & _FENCE)
@@ -330,7 +387,21 @@ def _decode_response(frame: memoryview) -> Response:
             raise ProtocolError(f"answer too short: op={op} bytes={size}")
         packets = _split_packets(frame[32:]) if code is Code.OK else ()
         return BatchDone(ledger, entry, _REQUEST_ID.unpack_from(frame, 24)[0], code, packets)
+    if op == _COLLECT:
+        return _decode_report(frame, code, ledger, entry)
     raise ProtocolError(f"operation not known: op={op}")
+
+
+def _decode_report(frame: memoryview, code: Code, number: int, state: int) -> CollectionReport:
+    if state not in _STATES:
+        raise ProtocolError(f"state of a collection not known: state={state}")
+    if code is not Code.OK:
+        return CollectionReport(number, _STATES[state], code=code)
+    if len(frame) < 24 + _REPORT_FIELDS.size:
+        raise ProtocolError(f"report of a collection too short: bytes={len(frame)}")
+    removed, reclaimed_bytes, ledgers, unseen = _REPORT_FIELDS.unpack_from(frame, 24)
+    reason = bytes(frame[24 + _REPORT_FIELDS.size :][:_REASON_BYTES_MAX]).decode(errors="replace")
+    return CollectionReport(number, _STATES[state], removed, reclaimed_bytes, ledgers, unseen, reason)
 
 
 def _split_packets(body: memoryview) -> tuple[memoryview, ...]:
@@ -367,3 +438,4 @@ def _head(length: int, op: int) -> bytes:
 
 
 _CODES = {code.value: code for code in Code}
+_STATES = {state.value: state for state in CollectionState}

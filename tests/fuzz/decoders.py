@@ -101,6 +101,7 @@ def _bookie_seeds() -> tuple[bytes, ...]:
         bookie.AddEntry(LedgerId(7), EntryId(0), b"k" * 20, (packet,)),
         bookie.ReadEntry(LedgerId(7), EntryId(0), True, b"k" * 20),
         bookie.BatchRead(LedgerId(7), EntryId(0), 5, 10, 1000),
+        bookie.Collect(3),
     ]
     v3 = bytes.fromhex("000000180a06080310011802a2060d080710ffffffffffffffffff01")
     return (*(_joined(bookie.encode_request(request)) for request in requests), v3)
@@ -112,6 +113,7 @@ def _answer_seeds() -> tuple[bytes, ...]:
         bookie.EntryAdded(LedgerId(7), EntryId(0), bookie.Code.OK),
         bookie.EntryRead(LedgerId(7), EntryId(0), bookie.Code.OK, packet),
         bookie.BatchDone(LedgerId(7), EntryId(0), 5, bookie.Code.OK, (packet, packet)),
+        bookie.CollectionReport(3, bookie.CollectionState.FAILED, 1, 2, 3, 4, "metadata is away"),
     ]
     return tuple(_joined(bookie.encode_response(answer)) for answer in answers)
 

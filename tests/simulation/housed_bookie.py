@@ -13,7 +13,7 @@ from typing import Any
 
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.journal import Kind, Record, parse_ledger_record
-from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed
+from dlog.bookie.messages import Fetch, Fetched, Flush, Flushed, LedgersNew
 from dlog.bookie.options import BookieOptions
 from dlog.bookie.restoring import Restored
 from dlog.machine import Effect, Fact, Received, Send, SetTimer, TimerFired
@@ -92,7 +92,7 @@ class HousedBookie:
             elif isinstance(effect, Send) and isinstance(effect.message, BatchDone):
                 packets = tuple(self.ailments.perhaps_damaged(bytes(p)) for p in effect.message.packets)
                 done.append(Send(effect.peer, dataclasses.replace(effect.message, packets=packets)))
-            else:
+            elif not isinstance(effect, LedgersNew):  # it has no metadata to ask
                 done.append(effect)
         return done
 

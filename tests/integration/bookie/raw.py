@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 
 KEY = b"k" * 20
 ADD, READ, AUTH, BATCH = 1, 2, 3, 7
+COLLECT = 192
 FENCE, RECOVERY, HIGH_PRIORITY = 1, 2, 4
 
 
@@ -46,6 +47,10 @@ def batch_frame(
     ledger: int, start: int, count: int, size: int, *, request: int = 5, flags: int = 0, key: bytes = b""
 ) -> bytes:
     return frame(struct.pack(">Iqqqiq", 2 << 24 | BATCH << 16 | flags, ledger, start, request, count, size) + key)
+
+
+def collect_frame(number: int) -> bytes:
+    return frame(struct.pack(">Iq", 2 << 24 | COLLECT << 16, number))
 
 
 class Raw:

@@ -108,6 +108,7 @@ def test_the_layers_below(cluster: Up) -> None:
     assert told(cluster, "ledger", "verify", place)["wrong"] == []
     assert all(row["alive"] for row in told(cluster, "bookie", "status"))
     assert len(told(cluster, "bookie", "ls")) == 3
+    assert [row["state"] for row in told(cluster, "bookie", "gc", "--wait")] == ["done"] * 3
     status = told(cluster, "cluster", "status")
     assert len(status["members"]) == 7
     assert not told(cluster, "cluster", "init")["made"], "harmless when it is done again"
@@ -131,6 +132,7 @@ def test_the_layers_below(cluster: Up) -> None:
         (("create", "odd", "--ensemble", "1", "--write-quorum", "2"), 2, "quorum"),
         (("ledger", "show", "987654"), 1, "ledger ls"),
         (("bookie", "status", "nobody:1"), 1, "bookie ls"),
+        (("bookie", "gc", "nobody:1", "nobody:2"), 1, "bookie=nobody:1,nobody:2"),
         (("up",), 2, "runs on this directory already"),
     ],
 )

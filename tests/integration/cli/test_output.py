@@ -46,6 +46,7 @@ class Case(NamedTuple):
 CASES: dict[str, Case] = {
     "append": Case("append {stream} -"),
     "append --json": Case("append {stream} - --json"),
+    "bookie gc": Case("bookie gc --wait"),
     "bookie ls": Case("bookie ls"),
     "bookie status": Case("bookie status"),
     "cluster init": Case("cluster init"),

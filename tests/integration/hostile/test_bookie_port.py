@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.integration.bookie.raw import (
+    COLLECT,
     FENCE,
     KEY,
     RECOVERY,
@@ -75,6 +76,11 @@ CASES: dict[str, Callable[[int], bytes]] = {
     "entry-unknown": lambda ledger: read_frame(ledger, 2**40),
     "batch-count-negative": lambda ledger: batch_frame(ledger, 0, -(2**31), 2**62),
     "batch-size-negative": lambda ledger: batch_frame(ledger, 0, 5, -(2**63)),
+    "collect-truncated": lambda _: frame(word(2, COLLECT) + bytes(7)),
+    "collect-trailing": lambda _: frame(word(2, COLLECT) + bytes(9)),
+    "collect-number-unknown": lambda _: frame(word(2, COLLECT) + struct.pack(">q", 2**62)),
+    "collect-number-negative": lambda _: frame(word(2, COLLECT) + struct.pack(">q", -1)),
+    "collect-version-3": lambda _: frame(word(3, COLLECT) + bytes(8)),
     "batch-of-nothing": lambda ledger: batch_frame(ledger, 7, 5, 100),
 }
 

@@ -100,6 +100,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "ledger-read-range": ("ledger", "read", "1", "--first", "-1"),
     "ledger-cluster-unknown": ("ledger", "ls"),
     "bookie-id-illegal": ("bookie", "status", "a b", *NO_ZOOKEEPER),
+    "bookie-gc-id-illegal": ("bookie", "gc", "b:1", "a/b", *NO_ZOOKEEPER),
     "cluster-zookeeper-nonsense": ("cluster", "status", "--zookeeper", ":::"),
     "cluster-zookeeper-port-beyond": ("cluster", "status", "--zookeeper", "h:99999"),
     "cluster-namespace-relative": ("cluster", "init", *NO_ZOOKEEPER, "--namespace", "dlog"),

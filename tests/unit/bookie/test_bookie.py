@@ -12,12 +12,36 @@ import pytest
 from dlog.bookie.bookie import Bookie
 from dlog.bookie.events import BookieReadOnly, BookieWritable, CheckpointFailed, EntryConflict, EntryDamaged
 from dlog.bookie.index import LedgerRow
-from dlog.bookie.messages import Buried, Bury, BuryDue, CheckpointDue, Fetch, Fetched, SeenInMetadata, SpaceSeen
+from dlog.bookie.messages import (
+    Buried,
+    Bury,
+    BuryDue,
+    CheckpointDue,
+    CollectAsked,
+    CollectDue,
+    Fetch,
+    Fetched,
+    LedgersNew,
+    PersistRefused,
+    SeenInMetadata,
+    SpaceSeen,
+)
 from dlog.bookie.options import BookieOptions
 from dlog.machine import Persist, Persisted, Received, Send
 from dlog.model.ids import EntryId, LedgerId
 from dlog.model.ledger import DigestType
-from dlog.wire.bookie import AddEntry, Auth, AuthDone, BatchDone, BatchRead, Code, EntryAdded, EntryRead, ReadEntry
+from dlog.wire.bookie import (
+    AddEntry,
+    Auth,
+    AuthDone,
+    BatchDone,
+    BatchRead,
+    Code,
+    Collect,
+    EntryAdded,
+    EntryRead,
+    ReadEntry,
+)
 from dlog.wire.digest import Digest
 from dlog.wire.framing import Buffer
 from tests.crashpoints.station import KEY, Station, add, batch, fence, fresh, packet, read
@@ -442,6 +466,33 @@ class TestSpace:
         assert isinstance(station.events[-1], BookieWritable)
         stored(station, 1, 3)
 
+    def test_a_collection_is_due_once_the_disk_is_nearly_full_and_once_it_is_full(self) -> None:
+        """Nearly full: below 5/4 of the limit (1,000 here), until it is at 11/8 again."""
+        machine = Bookie(OPTIONS)
+
+        def is_due(free_bytes: int) -> bool:
+            return CollectDue() in machine.handle(SpaceSeen(free_bytes))
+
+        assert not is_due(1250)
+        assert is_due(1249)
+        assert not any(is_due(free_bytes) for free_bytes in (1100, 1249, 1300, 1374, 1249)), "it was said"
+        assert is_due(999)
+        assert not any(is_due(free_bytes) for free_bytes in (500, 1100, 999, 1300)), "it was said"
+        assert machine.is_short_of_room
+        assert not is_due(1375)
+        assert is_due(1249)
+
+    def test_a_collection_is_due_when_the_journal_finds_no_room(self) -> None:
+        machine = Bookie(NO_LIMIT)
+        assert CollectDue() in machine.handle(PersistRefused("no space"))
+        assert machine.is_short_of_room
+
+    def test_who_asks_for_a_collection_is_answered_by_what_runs_them(self) -> None:
+        assert Bookie(OPTIONS).handle(Received("c", Collect(7))) == [CollectAsked("c", 7)]
+
+    def test_no_collection_is_due_where_data_may_have_been_lost(self) -> None:
+        assert Bookie(OPTIONS, limbo=True).handle(SpaceSeen(0)) == []
+
     def test_a_journal_that_cannot_grow_refuses_and_keeps_serving(self) -> None:
         disk = SimulatedDisk()
         station = Station(disk, NO_LIMIT)
@@ -624,6 +675,18 @@ class TestBuried:
                 for recovery, code in ((False, Code.FENCED), (True, Code.NO_LEDGER)):
                     (sent,) = machine.handle(Received("c", add(1, 4, key=key, recovery=recovery)))
                     assert sent.message.code is code
+
+    def test_new_ledgers_are_told_once_until_they_are_taken(self) -> None:
+        machine = Bookie(OPTIONS)
+
+        def is_told(request: Any) -> bool:
+            return LedgersNew() in machine.handle(Received("c", request))
+
+        assert is_told(add(1, 0))
+        assert not any(is_told(request) for request in (add(1, 1), add(2, 0), fence(3, 0), read(9, 0)))
+        assert machine.take_new() == {1, 2, 3}
+        assert not is_told(add(1, 2)) and is_told(fence(4, 0))
+        assert machine.take_new() == {4}
 
     def test_is_read_as_no_ledger_and_its_id_as_one_in_use(self) -> None:
         machine = self.buried(Buried((1,)))

@@ -16,7 +16,9 @@ from dlog.bookie.collecting import (
     Collector,
     ContactLost,
     Effects,
+    HeardRead,
     KeepMark,
+    LedgersHeard,
     LedgersListed,
     LedgersRead,
     LedgersSeen,
@@ -25,6 +27,7 @@ from dlog.bookie.collecting import (
     MarkRead,
     MarkRecord,
     MarkWritten,
+    ReadHeard,
     ReadLedgers,
     ReadMark,
     RoundDue,
@@ -86,7 +89,8 @@ def test_metadata_without_the_last_mark_begins_a_chain_that_knows_nothing(found:
     made.handle(RoundDue({1: 3, 2: 3}, collects=True))
     assert made.handle(MarkRead(OURS, found)) == [Tell(MetadataChainBroken(3)), ListLedgers(ids(1, 2))]
     assert made.handle(LedgersListed(ids())) == [ReadMark()], "absent, and not suspected"
-    assert made.handle(MarkRead(OURS, found)) == [RoundEnded(True)]
+    (ended,) = made.handle(MarkRead(OURS, found))
+    assert ended.is_complete and "lacks this bookie's last mark" in ended.reason
 
 
 def test_a_lost_record_never_uses_a_chain_again_that_a_ledger_was_seen_under() -> None:
@@ -98,17 +102,23 @@ def test_a_lost_record_never_uses_a_chain_again_that_a_ledger_was_seen_under() -
 
 
 @pytest.mark.parametrize(
-    "fact",
-    [MarkRead(OURS, OutcomeUnknown()), mark("other"), mark("m", version=6), MarkRead(OURS, Missing())],
+    ("fact", "reason"),
+    [
+        (MarkRead(OURS, OutcomeUnknown("no contact")), "metadata is away: no contact"),
+        (mark("other"), "changed meanwhile"),
+        (mark("m", version=6), "changed meanwhile"),
+        (MarkRead(OURS, Missing()), "changed meanwhile"),
+    ],
     ids=["away", "another text", "another version", "gone"],
 )
-def test_a_mark_that_is_another_at_the_end_of_the_round_costs_nothing(fact: MarkRead) -> None:
+def test_a_mark_that_is_another_at_the_end_of_the_round_costs_nothing(fact: MarkRead, reason: str) -> None:
     made = collector(MarkRecord(1, "m"))
     made.handle(RoundDue({1: 1}, collects=True))
     made.handle(mark("m"))
     made.handle(LedgersListed(ids()))
     made.handle(LedgersRead(ids(), ids(1)))
-    assert made.handle(fact) == [RoundEnded(False)]
+    (ended,) = made.handle(fact)
+    assert not ended.is_complete and reason in ended.reason
 
 
 def test_another_clusters_metadata_is_refused_before_and_after() -> None:
@@ -120,7 +130,33 @@ def test_another_clusters_metadata_is_refused_before_and_after() -> None:
             made.handle(LedgersListed(ids()))
             made.handle(LedgersRead(ids(), ids(1)))
         refused, ended = made.handle(MarkRead(THEIRS, Versioned("m", 5)))
-        assert isinstance(refused.event, CollectionRefused) and ended == RoundEnded(False)
+        assert isinstance(refused.event, CollectionRefused) and not ended.is_complete
+        assert THEIRS in ended.reason
+
+
+@pytest.mark.parametrize(
+    ("fact", "reason"),
+    [
+        (LedgersListed(None), "listing of its ledgers did not end"),
+        (ContactLost(), "contact with metadata was lost"),
+    ],
+)
+def test_a_round_that_ends_early_says_why(fact: Any, reason: str) -> None:
+    made = collector(MarkRecord(1, "m"))
+    made.handle(RoundDue({1: 1}, collects=True))
+    made.handle(mark("m"))
+    (ended,) = made.handle(fact)
+    assert not ended.is_complete and reason in ended.reason
+    assert made.is_idle
+
+
+def test_a_mark_without_room_on_disk_says_so() -> None:
+    made = collector(MarkRecord(1, "m"))
+    made.handle(RoundDue({3: 0}, collects=False))
+    made.handle(mark("m"))
+    made.handle(LedgersRead(ids(3), ids()))
+    made.handle(mark("m"))
+    assert made.handle(MarkKept("no space")) == [RoundEnded(False, "the mark cannot be put on disk: no space")]
 
 
 @pytest.mark.parametrize("outcome", [OutcomeUnknown(), Conflict(), Missing()])
@@ -131,9 +167,78 @@ def test_a_mark_that_may_not_be_written_makes_nothing_seen(outcome: Any) -> None
     made.handle(LedgersRead(ids(3), ids()))
     made.handle(mark("m"))
     made.handle(MarkKept())
-    assert made.handle(MarkWritten(outcome)) == [RoundEnded(False)]
+    assert made.handle(MarkWritten(outcome)) == [RoundEnded(False, "the mark could not be written to metadata")]
     made.handle(RoundDue({3: 0}, collects=False))
     assert made.handle(mark("new1", 6)) == [ReadLedgers(ids(3))], "it was written after all: the chain goes on"
+
+
+def test_a_ledger_that_was_found_at_once_is_seen_though_it_was_deleted_since() -> None:
+    made = collector(MarkRecord(1, "m"))
+    assert made.handle(LedgersHeard(ids())) == []
+    assert made.handle(LedgersHeard(ids(3, 4))) == [ReadHeard(ids(3, 4), 0)]
+    assert made.handle(HeardRead(ids(3), 0)) == []
+    made.handle(RoundDue({3: 0, 4: 0}, collects=False))
+    assert made.handle(mark("m")) == [ReadLedgers(ids(4))], "3 need not be read again"
+    made.handle(LedgersRead(ids(), ids(4)))
+    made.handle(mark("m"))
+    made.handle(MarkKept())
+    made.handle(MarkWritten(Versioned("new1", 6)))
+    assert made.handle(MarkKept()) == [LedgersSeen(ids(3), 1), RoundEnded(True)]
+    made.handle(RoundDue({3: 1, 4: 0}, collects=True))
+    made.handle(mark("new1", 6))
+    assert made.handle(LedgersListed(ids())) == [ReadLedgers(ids(3))]
+    made.handle(LedgersRead(ids(), ids(3)))
+    assert made.handle(mark("new1", 6)) == [BuryLedgers(ids(3)), RoundEnded(True)]
+
+
+def test_a_round_with_nothing_left_to_read_asks_for_the_mark_alone() -> None:
+    made = collector(MarkRecord(1, "m"))
+    made.handle(HeardRead(ids(3), 0))
+    made.handle(RoundDue({3: 0}, collects=False))
+    assert made.handle(mark("m")) == [ReadMark()]
+    assert made.handle(mark("m")) == [KeepMark(MarkRecord(1, "m", "new1"))]
+
+
+def test_a_collection_makes_seen_what_was_found_at_once() -> None:
+    made = collector(MarkRecord(1, "m"))
+    made.handle(HeardRead(ids(3), 0))
+    made.handle(RoundDue({3: 0}, collects=True))
+    made.handle(mark("m"))
+    assert made.handle(LedgersListed(ids())) == [ReadMark()], "it is not gone before it was seen"
+    assert made.handle(mark("m")) == [KeepMark(MarkRecord(1, "m", "new1"))]
+
+
+@pytest.mark.parametrize("when", ["before the answer", "after the answer", "during the round"])
+def test_what_was_found_counts_for_nothing_once_contact_was_lost(when: str) -> None:
+    made = collector(MarkRecord(1, "m"))
+    made.handle(LedgersHeard(ids(3)))
+    if when == "before the answer":
+        assert made.handle(ContactLost()) == []
+    made.handle(HeardRead(ids(3), 0))
+    if when == "after the answer":
+        assert made.handle(ContactLost()) == []
+    if when == "during the round":
+        made.handle(RoundDue({3: 0}, collects=False))
+        (ended,) = made.handle(ContactLost())
+        assert not ended.is_complete
+    made.handle(RoundDue({3: 0}, collects=False))
+    assert made.handle(mark("m")) == [ReadLedgers(ids(3))]
+    assert made.handle(LedgersHeard(ids(5))) == [ReadHeard(ids(5), 1)]
+
+
+@pytest.mark.parametrize(
+    "found", [MarkRead(THEIRS, Versioned("m", 5)), mark("older", 2), MarkRead(OURS, Missing())], ids=str
+)
+def test_what_was_found_counts_for_nothing_once_metadata_was_another(found: MarkRead) -> None:
+    made = collector(MarkRecord(1, "m"))
+    made.handle(HeardRead(ids(3), 0))
+    made.handle(RoundDue({3: 0}, collects=False))
+    made.handle(found)
+    made.handle(LedgersRead(ids(), ids(3)))
+    made.handle(found)
+    assert made.is_idle
+    made.handle(RoundDue({3: 0}, collects=False))
+    assert made.handle(mark("m")) == [ReadLedgers(ids(3))]
 
 
 # ---- a world ---------------------------------------------------------------------------------------------------------
@@ -152,6 +257,8 @@ class World:
         self.marks = 0
         self.ids = 0
         self.known: dict[int, int] = {}  # of the bookie
+        self.unheard: list[int] = []  # made, and nothing of them was sent to the bookie yet
+        self.reading: list[HeardRead] = []  # read at once, and not handed in yet
         self.disk = MarkRecord()
         self.buried: set[int] = set()
         self.instance = OURS
@@ -181,11 +288,17 @@ class World:
         """Something between two steps of a round."""
         rng, store = self.rng, self.store
         living = [key for key in store if isinstance(key, int)]
-        match rng.choice("ccccdddddbrxwai"):
+        match rng.choice("cccchhhhffffdddddbrxwai"):
             case "c":
                 self.ids += 1
                 self.put(self.stores[OURS], self.ids, "ledger")
-                self.known[self.ids] = 0
+                self.unheard.append(self.ids)
+            case "h" if self.unheard:  # its writer may not know that metadata was restored meanwhile
+                ledger = self.unheard.pop(rng.randrange(len(self.unheard)))
+                self.known[ledger] = 0
+                self.hear(ledger)
+            case "f" if self.reading and not self.is_contact_lost:
+                self.machine.handle(self.reading.pop(rng.randrange(len(self.reading))))
             case "d" if living:
                 ledger = rng.choice(living)
                 del store[ledger]
@@ -198,6 +311,8 @@ class World:
                 self.is_contact_lost = True
             case "x" if rng.random() < 0.2:
                 self.machine = self.make(self.disk, self.new_mark)  # the bookie crashed
+                self.reading.clear()
+                self.hear(*(ledger for ledger, chain in self.known.items() if not chain))
             case "w" if rng.random() < 0.1:
                 self.stores[OURS] = {}
                 self.is_contact_lost = True
@@ -210,11 +325,18 @@ class World:
                     self.stores[THEIRS] = {**self.stores[THEIRS], **theirs}
                 self.is_contact_lost = self.is_contact_lost or self.instance != was
 
+    def hear(self, *ledgers: int) -> None:
+        for effect in self.machine.handle(LedgersHeard(frozenset(ledgers))):
+            held = frozenset() if self.is_away else effect.ledgers & self.store.keys()
+            self.reading.append(HeardRead(held, effect.contact))
+
     def round(self) -> None:
         machine = self.machine
         collects = self.rng.random() < 0.6
         facts: list[Any] = [RoundDue(dict(self.known), collects)]
-        self.is_contact_lost = False
+        if self.is_contact_lost:
+            self.is_contact_lost = False
+            assert machine.handle(ContactLost()) == []
         while facts and machine is self.machine:
             if self.is_contact_lost:
                 self.is_contact_lost = False
@@ -271,6 +393,34 @@ def live(seed: int, make: Callable[[MarkRecord, Callable[[], str]], Collector] =
 def test_only_what_was_deleted_is_buried_whatever_metadata_does() -> None:
     buried = sum(len(live(seed).buried) for seed in range(300))
     assert buried > 1000, "a world in which nothing is buried proves nothing"
+
+
+class _Calm(random.Random):
+    """Each round collects, nothing happens during it, and what it asks for takes place."""
+
+    def random(self) -> float:
+        return 0.5
+
+
+def test_ledgers_that_are_deleted_between_two_rounds_are_buried_unless_contact_was_lost() -> None:
+    """Each is made, heard of, read and deleted, then a round follows; the round after that buries it."""
+    rng = random.Random(1)
+    world = World(1, honest)
+    world.rng = _Calm()
+    kept = set()
+    for ledger in range(1, 200):
+        world.put(world.store, ledger, "ledger")
+        world.known[ledger] = 0
+        world.hear(ledger)
+        world.machine.handle(world.reading.pop())
+        del world.store[ledger]
+        world.put(world.store, "deleted", world.deleted() | {ledger})
+        if rng.random() < 0.1:
+            world.is_contact_lost = True
+            kept.add(ledger)
+        world.round()
+    world.round()
+    assert world.buried == set(range(1, 200)) - kept and 5 < len(kept) < 50
 
 
 class IgnoresTheMark(Collector):
@@ -335,9 +485,36 @@ class TrustsTheBegin(Collector):
         return [] if isinstance(fact, ContactLost) else super().handle(fact)
 
 
+class KeepsWhatWasFound(Collector):
+    """Defect: what was found in metadata counts although contact was lost since."""
+
+    def handle(self, fact: Any) -> Effects:
+        found = set(self._found)
+        effects = super().handle(fact)
+        if isinstance(fact, ContactLost):
+            self._found |= found
+        return effects
+
+
+class TakesAnyAnswer(Collector):
+    """Defect: an answer counts that was given before contact was lost."""
+
+    def handle(self, fact: Any) -> Effects:
+        return super().handle(replace(fact, contact=self._contact) if isinstance(fact, HeardRead) else fact)
+
+
+class FindsWithoutReading(Collector):
+    """Defect: what is heard of in contact was created in the history of metadata that is there now."""
+
+    def handle(self, fact: Any) -> Effects:
+        if isinstance(fact, LedgersHeard):
+            self._found |= fact.ledgers
+        return super().handle(fact)
+
+
 DEFECTS = [
     *(IgnoresTheMark, SeesBeforeTheMark, SuspectsTheUnseen, ReusesChains, AnyCluster),
-    *(GoesOnWithoutContact, TrustsTheBegin),
+    *(GoesOnWithoutContact, TrustsTheBegin, KeepsWhatWasFound, TakesAnyAnswer, FindsWithoutReading),
 ]
 
 

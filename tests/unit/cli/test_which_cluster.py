@@ -21,6 +21,7 @@ ELSEWHERE = "127.0.0.1:1"
 #: command -> its arguments, and what it talks to
 COMMANDS: dict[str, tuple[str, str]] = {
     "append": ("s /dev/null", PROXIES),
+    "bookie gc": ("", ZOOKEEPER),
     "bookie ls": ("", ZOOKEEPER),
     "bookie status": ("", ZOOKEEPER),
     "cluster init": ("", ZOOKEEPER),

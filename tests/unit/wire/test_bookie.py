@@ -19,6 +19,9 @@ from dlog.wire.bookie import (
     BatchDone,
     BatchRead,
     Code,
+    Collect,
+    CollectionReport,
+    CollectionState,
     EntryAdded,
     EntryRead,
     ReadEntry,
@@ -61,7 +64,7 @@ def batches(draw: st.DrawFn) -> BatchRead:
     return BatchRead(draw(I64), draw(I64), draw(I64), count, draw(I64), fence, draw(KEY) if fence else b"")  # type: ignore[arg-type]
 
 
-requests = st.one_of(adds(), reads(), batches(), st.just(Auth(AUTH_DISABLED)))
+requests = st.one_of(adds(), reads(), batches(), st.just(Auth(AUTH_DISABLED)), st.builds(Collect, I64))
 
 codes = st.sampled_from([code for code in Code if code is not Code.UNKNOWN_LEDGER_STATE])
 failures = st.sampled_from([c for c in Code if c not in (Code.OK, Code.UNKNOWN_LEDGER_STATE)])
@@ -73,6 +76,8 @@ responses: st.SearchStrategy[Response] = st.one_of(
     st.builds(BatchDone, I64, I64, I64, st.just(Code.OK), packets),
     st.builds(BatchDone, I64, I64, I64, failures),
     st.builds(AuthDone, st.binary(max_size=40)),
+    st.builds(CollectionReport, I64, st.sampled_from(CollectionState), I64, I64, I64, I64, st.text(max_size=50)),
+    st.builds(CollectionReport, I64, st.sampled_from(CollectionState), code=failures),
 )
 
 
@@ -129,6 +134,12 @@ def _answers(chunks: list[bytes]) -> tuple[list[Response], str | None]:
     except ProtocolError as error:
         return heard, error.message
     return heard, None
+
+
+def test_a_reason_is_cut_where_it_is_long() -> None:
+    report = CollectionReport(1, CollectionState.FAILED, reason="x" * 5000)
+    (heard,) = ResponseDecoder().feed(b"".join(encode_response(report)))
+    assert isinstance(heard, CollectionReport) and heard.reason == "x" * 1000
 
 
 @pytest.mark.parametrize("length", [0, REQUEST_LENGTH_MAX + 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF])
