@@ -285,6 +285,7 @@ class Producer:
     def _forget_stream(self) -> None:
         self._life = self._since = self._reached = None
         self._new_producer_due = self._new_producer_due or self._sequence > 0
+        self._router.forget_stream(self.stream)
 
     # ---- finding the owner ----------------------------------------------------------------------------------------
 
