@@ -41,6 +41,7 @@ from dlog.errors import (
     StaleRequestError,
     StreamExistsError,
     StreamNotFoundError,
+    to_raise,
 )
 from dlog.model.dlsn import DLSN, parse
 from dlog.model.ids import stream_name
@@ -144,7 +145,10 @@ class Client:
         if place is None:
             await producer.wait_room()
             place = producer.singles.begin(payload, txid)
-        return await place
+        try:
+            return await place
+        finally:
+            del place  # if it raises, the error holds this frame, and this would hold the error
 
     async def append_batch(self, stream: str, payloads: Sequence[bytes], *, txid: int | None = None) -> BatchResult:
         """Append records as one: all or none, in consecutive slots of one entry, under one txid.
@@ -473,7 +477,7 @@ class Client:
 
     def _check(self, stream: str | None) -> Router:
         if self._broken is not None:
-            raise self._broken
+            raise to_raise(self._broken)
         if self._router is None:
             raise ClosedError("open the client first: async with dlog.connect(...) as client")
         if self._forks != _forks:
