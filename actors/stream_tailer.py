@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import weakref
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from actors.entry_cache import EntryCache
@@ -89,8 +91,9 @@ class StreamTailer:
         self._ends: dict[str, EntryId] = {}  # of segments that are known to have ended
         self._seeking: set[str] = set()  # segments whose end the store is asked for
         self._watching: list[tuple[View, WatchLac]] = []
-        self._turns = Turns(self._settle_watches, options.told_s, options.telling_max_s)
-        self._fetches = Fetches(self, cache, self._readers, fetches, options.fetch_bytes)
+        weak = weakref.proxy(self)  # for parts that act while it lives only, so that it is freed at its end
+        self._turns = Turns(lambda: weak._settle_watches(), options.told_s, options.telling_max_s)
+        self._fetches = Fetches(weak, cache, self._readers, fetches, options.fetch_bytes)
         self._is_heard = False  # an owner said something
         self._following: Heard | None = None  # whom we have asked to speak
         self._seekers = 0  # readers that wait for an owner's word
@@ -147,6 +150,7 @@ class StreamTailer:
         """This life is over: what it was asked is not answered any more, and the next one knows nothing."""
         self._tasks = None
         self._value, self._is_known, self._is_alone = None, False, False
+        self._is_heard, self._following = False, None
         self._segments, self._tail = {}, None
         self._fresh.clear()
         self._watching.clear()
@@ -549,15 +553,14 @@ class StreamTailer:
 
     def believe(self, heard: Heard, number: int) -> None:
         """A LAC of segment `number` is heard for the first time on this connection: look where it lies, then use it."""
+        self._refresh(partial(self._place, heard, number))
 
-        def then(error: DLogError | None) -> None:
-            if error is None:
-                if self._is_of_this_life(heard):  # if not, what was heard is nobody's, and listening ends
-                    heard.place(number, self._segments.get(number))
-            elif not heard.is_over:
-                self._refresh(then)
-
-        self._refresh(then)
+    def _place(self, heard: Heard, number: int, error: DLogError | None) -> None:
+        if error is None:
+            if self._is_of_this_life(heard):  # if not, what was heard is nobody's, and listening ends
+                heard.place(number, self._segments.get(number))
+        elif not heard.is_over:
+            self.believe(heard, number)
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
         """The owner says so, and the place is certain; it may have said so before its connection was lost."""

@@ -344,6 +344,14 @@ def with_outcome(error: _E, unknown: bool) -> _E:
     return told
 
 
+def to_raise(error: _E) -> _E:
+    """A copy of an error that is kept and may be raised often. What is raised holds the frames that it passed, and
+    these hold whoever keeps it: a reference cycle."""
+    told = copy.copy(error)
+    told.__cause__ = error.__cause__
+    return told
+
+
 def _all(cls: type[DLogError]) -> list[type[DLogError]]:
     return [cls, *(deep for sub in cls.__subclasses__() for deep in _all(sub))]
 

@@ -38,6 +38,7 @@ class BookieOptions:
     read_ahead_bytes: int = 1 * MiB
     read_ahead_entries: int = 256
     entry_log_bytes: int = 512 * MiB  # roll beyond it
+    entry_logs_open_max: int = 256  # of each ledger directory: descriptors of the logs that were used last
     checkpoint_s: float = 30.0
     salvage: bool = False  # start in spite of a damaged journal: read-only for good, negatives become IO_ERROR
 
@@ -80,5 +81,6 @@ class BookieOptions:
         at_least_one(
             self, "write_cache_bytes", "write_cache_entries", "entry_log_bytes", "receive_bytes_max", "gc_bytes_s"
         )
+        at_least_one(self, "entry_logs_open_max")
         at_least_one(self, "connection_out_bytes_max", "connection_reads_max", "read_ahead_bytes", "read_ahead_entries")
         check_address(self.advertise)

@@ -41,6 +41,7 @@ from dlog.errors import (
     StaleRequestError,
     StreamExistsError,
     StreamNotFoundError,
+    to_raise,
 )
 from dlog.model.dlsn import DLSN, parse
 from dlog.model.ids import stream_name
@@ -144,7 +145,10 @@ class Client:
         if place is None:
             await producer.wait_room()
             place = producer.singles.begin(payload, txid)
-        return await place
+        try:
+            return await place
+        finally:
+            del place  # if it raises, the error holds this frame, and this would hold the error
 
     async def append_batch(self, stream: str, payloads: Sequence[bytes], *, txid: int | None = None) -> BatchResult:
         """Append records as one: all or none, in consecutive slots of one entry, under one txid.
@@ -309,11 +313,19 @@ class Client:
         if is_marked:
             await router.ask(lambda request: proxy.Delete(request, stream, life, force))
         self._stream_changed(stream)
+        router.forget_stream(stream)
+        self._let_go_of(stream)
 
     def _stream_changed(self, stream: str) -> None:
-        producer = self._producers.get(stream)
+        producer = self._producers.get(stream) or self._resting.get(stream)
         if producer is not None:
             producer.stream_changed()
+
+    def _let_go_of(self, stream: str) -> None:
+        """Keep the stream's producer no longer, unless an append is under way; a pipeline may hold it on."""
+        producer = self._producers.get(stream)
+        if producer is not None and producer.rest():
+            self._resting[stream] = self._producers.pop(stream)
 
     async def life(self, stream: str) -> str:
         """Which stream has this name now: another one for each that is made under it. Raises StreamNotFoundError.
@@ -465,7 +477,7 @@ class Client:
 
     def _check(self, stream: str | None) -> Router:
         if self._broken is not None:
-            raise self._broken
+            raise to_raise(self._broken)
         if self._router is None:
             raise ClosedError("open the client first: async with dlog.connect(...) as client")
         if self._forks != _forks:
@@ -486,9 +498,8 @@ class Client:
 
     def _let_go(self) -> None:
         """Keep producers of streams that are written; of the others those that whoever holds a pipeline holds."""
-        for stream, producer in tuple(self._producers.items()):
-            if producer.rest():
-                self._resting[stream] = self._producers.pop(stream)
+        for stream in tuple(self._producers):
+            self._let_go_of(stream)
         self._producers_max = max(PRODUCERS_MAX, 2 * len(self._producers))
 
     def _on_defect(self, error: BaseException) -> None:

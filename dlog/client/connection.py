@@ -169,6 +169,7 @@ class Connection(asyncio.BufferedProtocol):
                 return await answer
             finally:
                 self._asked.pop(request, None)
+                del answer  # an error that it raises holds this frame, which must not hold the error
 
     @property
     def writers(self) -> tuple[WriterPort[Any], ...]:

@@ -26,7 +26,7 @@ from dlog.client.batch import SLOT_BYTES, BatchResult, Teller, result_of
 from dlog.client.check import check_txid, checked_batch, checked_payload
 from dlog.client.fate import Fate, Outcome, failure_of
 from dlog.client.producer import Producer
-from dlog.errors import DLogError
+from dlog.errors import DLogError, to_raise
 from dlog.model.dlsn import DLSN
 
 
@@ -214,8 +214,10 @@ class Pipeline:
         await news
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+        failure = self._failure
+        if failure is not None:
+            # what the application itself raised is told as it is
+            raise to_raise(failure) if isinstance(failure, DLogError) else failure
 
 
 class _Row:

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -46,6 +47,7 @@ from dlog.errors import (
     RequestTimeoutError,
     SequenceGapError,
     StreamNotFoundError,
+    to_raise,
     with_outcome,
 )
 from dlog.model.dlsn import DLSN, DLSN_INVALID
@@ -91,7 +93,8 @@ class Producer:
         self._highest = 0  # all sequences sent under older generations are below
         self._since: tuple[int, int] | None = None  # of this id, see above
         self._reached: tuple[int, int] | None = None  # the last place in the log that we heard of
-        self.singles = Singles(self, self._loop)
+        weak = weakref.proxy(self)  # for parts that live no longer than this, so that it is freed at its end
+        self.singles = Singles(weak, self._loop)
         self._sequence = 0  # of the next record to be sent for the first time
         self._open: Batch | None = None
         self._filler: Filler | None = None  # whom the open batch is lent to
@@ -100,7 +103,7 @@ class Producer:
         self._connection: Connection | None = None
         self._batch_bytes_max = options.batch_bytes_max
         self._life: str | None = None  # of the stream that we write to; "": it has none. None: not asked yet
-        self._room = Admission(options.buffer_bytes_max, self._loop, self.settle)
+        self._room = Admission(options.buffer_bytes_max, self._loop, lambda: weak.settle())
         self._first_alone = True  # nothing goes out behind the first batch until it is answered, see `_pump`
         self._settling = False  # a batch was refused: send nothing until all under way is answered
         self._new_producer_due = False  # the refused batch left a gap: the rest needs a new id
@@ -170,7 +173,7 @@ class Producer:
     def check_open(self) -> None:
         """Raises ClosedError once nothing is taken any more."""
         if self._closed is not None:
-            raise self._closed
+            raise to_raise(self._closed)
 
     def add_batch(self, payloads: Sequence[bytes], txid: int | None) -> asyncio.Future[BatchResult]:
         """Take records of one fate; the future is where they lie. Cancelling it forgets the waiter only.
@@ -285,6 +288,7 @@ class Producer:
     def _forget_stream(self) -> None:
         self._life = self._since = self._reached = None
         self._new_producer_due = self._new_producer_due or self._sequence > 0
+        self._router.forget_stream(self.stream)
 
     # ---- finding the owner ----------------------------------------------------------------------------------------
 
@@ -314,7 +318,7 @@ class Producer:
                         await self._ask_stream(connection)
                     self._attach(connection)
                 except DLogError as error:
-                    self.obstacle = error
+                    self.obstacle = to_raise(error)  # the error itself holds this frame
                     if error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT):
                         self._fail_all(error)
                     else:

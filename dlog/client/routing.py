@@ -14,6 +14,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable
+from itertools import islice
 from typing import Any
 
 from dlog.client.backoff import Backoff, RetryBudget
@@ -30,12 +31,14 @@ from dlog.errors import (
     ProtocolError,
     Remedy,
     RequestTimeoutError,
+    StreamNotFoundError,
     UnavailableError,
     with_outcome,
 )
 from dlog.wire import proxy
 
 OWNERS_MAX = 10_000  # remembered; beyond it those that were told longest ago are forgotten, and asked for again
+ADDRESSES_MAX = 1_000  # of proxies remembered; beyond it those that were named longest ago and are not in use go
 WRITE = "write"
 READ = "read"
 _LOOKS = (proxy.GetOwner, proxy.GetOwners, proxy.Stat, proxy.List, proxy.Life)  # questions that change nothing
@@ -59,7 +62,7 @@ class Router:
         self.rng = rng
         self.spawn = spawn
         self._configured = addresses
-        self._known: list[str] = list(addresses)
+        self._known: dict[str, None] = dict.fromkeys(addresses)  # addresses, in the order of being named
         self._roles: dict[str, str] = {}  # address -> role, once greeted
         self._failed_s: dict[str, float] = {}  # address -> when it last refused us
         self._reach = Reach(options.direct_rest_s)
@@ -151,12 +154,35 @@ class Router:
         """Remember addresses of proxies that a server named."""
         for address in addresses:
             if address and address not in self._known:
-                self._known.append(address)
+                self._known[address] = None
+        if len(self._known) > ADDRESSES_MAX:
+            self._forget_addresses()
+
+    def _forget_addresses(self) -> None:
+        """Forget the addresses that were named first, down to nine tenths of the bound, so that this is rare. Those
+        that were configured, and those with a connection that is open or being opened, stay."""
+        busy = {address for (address, _), connection in self._connections.items() if connection.is_open}
+        busy.update(address for (address, _), lock in self._opening.items() if lock.locked())
+        busy.update(self._configured, self._tries)
+        surplus = len(self._known) - ADDRESSES_MAX * 9 // 10
+        gone = set(islice((address for address in self._known if address not in busy), surplus))
+        for address in gone:
+            del self._known[address]
+        for by_address in (self._roles, self._failed_s):
+            for address in gone & by_address.keys():
+                del by_address[address]
+        for by_way in (self._connections, self._opening):
+            for way in [way for way in by_way if way[0] in gone]:
+                del by_way[way]
 
     def forget(self, stream: str, address: str) -> None:
         """The owner is no longer at `address`."""
         if self._owners.get(stream) == address:
             del self._owners[stream]
+
+    def forget_stream(self, stream: str) -> None:
+        """The stream was deleted. Whoever owns the next one of its name is asked for."""
+        self._owners.pop(stream, None)
 
     def candidates(self, role: str, avoid: Collection[str] = ()) -> list[str]:
         """Addresses to try for this role, the most hopeful first; `avoid` comes last, since it may be back."""
@@ -411,6 +437,8 @@ class Router:
                         is_out = False
                         # a producer's state that is not known is not known however often it is asked for
                         is_final = error.remedy not in (Remedy.RETRY, Remedy.FOLLOW, Remedy.REOPEN)
+                        if stream is not None and isinstance(error, StreamNotFoundError):
+                            self.forget_stream(stream)
                         if is_final or isinstance(error, ProducerUnknownError):
                             raise with_outcome(error, unknown) from error.__cause__
                         obstacle = error

@@ -33,8 +33,10 @@ Tell = Callable[[Event], None]
 class LedgerDirs:
     """All ledger directories; a ledger lives in one of them, chosen by its id for good."""
 
-    def __init__(self, disk: Disk, directories: Sequence[str], entry_log_bytes: int) -> None:
-        self._dirs = [LedgerDir(disk, directory, entry_log_bytes) for directory in directories]
+    def __init__(
+        self, disk: Disk, directories: Sequence[str], entry_log_bytes: int, entry_logs_open_max: int = 256
+    ) -> None:
+        self._dirs = [LedgerDir(disk, directory, entry_log_bytes, entry_logs_open_max) for directory in directories]
 
     def load(self, tell: Tell) -> list[LedgerRow]:
         """Raises DamagedError if what is there cannot be trusted."""
@@ -154,7 +156,7 @@ def open_storage(
     full to start, OSError.
     """
     journal = JournalFiles(disk, paths.journal, crc32c(bookie.encode()), options.journal_file_bytes, random_bits)
-    dirs = LedgerDirs(disk, paths.ledgers, options.entry_log_bytes)
+    dirs = LedgerDirs(disk, paths.ledgers, options.entry_log_bytes, options.entry_logs_open_max)
     restored = Restored(dirs.load(tell))
     limbo = dirs.limbo
 

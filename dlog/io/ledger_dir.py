@@ -53,6 +53,7 @@ from dlog.bookie.journal import Mark
 from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.errors import DamagedError
 from dlog.io.disk import BLOCK_BYTES, Disk, File, read_whole, write_whole
+from dlog.io.open_logs import OpenLogs
 from dlog.wire.framing import Buffer
 
 MANIFEST = "MANIFEST"
@@ -118,13 +119,13 @@ class _Run:
 class LedgerDir:
     """See the module. `load` first."""
 
-    def __init__(self, disk: Disk, directory: str, entry_log_bytes: int) -> None:
+    def __init__(self, disk: Disk, directory: str, entry_log_bytes: int, entry_logs_open_max: int = 256) -> None:
         self._disk = disk
         self._directory = directory
         self._entry_log_bytes = entry_log_bytes
         self._blocks: memoryview | None = None  # where entries are gathered
         self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
-        self._logs: dict[int, File] = {}
+        self._logs = OpenLogs(self._open_log, self._has_log, entry_logs_open_max)
         self._victim: _Victim | None = None
         self._unmovable: set[int] = set()  # logs with damage in them
         self.gone = IdSet()  # ledgers that were buried; replaced as a whole
@@ -165,7 +166,7 @@ class LedgerDir:
         missing = []
         for log in self.manifest.logs:
             try:
-                whole = self._log(log.log).size() >= log.length
+                whole = self._logs.get_once(log.log).size() >= log.length
             except DamagedError:
                 whole = False
             if not whole:
@@ -201,7 +202,7 @@ class LedgerDir:
         return []
 
     def _read(self, ledger: int, places: Sequence[Place]) -> list[bytes]:
-        log = self._log(places[0].log)
+        log = self._logs.get(places[0].log)
         packets: list[bytes] = []
         for place, (head, packet) in zip(places, _stored(log, places), strict=True):
             try:
@@ -213,16 +214,16 @@ class LedgerDir:
             packets.append(packet)
         return packets
 
-    def _log(self, number: int) -> File:
-        file = self._logs.get(number)
-        if file is None:
-            try:
-                file = self._disk.open(f"{self._directory}/{_log_name(number)}")
-            except FileNotFoundError as error:
-                raise DamagedError(f"an entry log is missing: dir={self._directory} log={number}") from error
-            file.read_as_asked()
-            self._logs[number] = file
+    def _open_log(self, number: int) -> File:
+        try:
+            file = self._disk.open(f"{self._directory}/{_log_name(number)}")
+        except FileNotFoundError as error:
+            raise DamagedError(f"an entry log is missing: dir={self._directory} log={number}") from error
+        file.read_as_asked()
         return file
+
+    def _has_log(self, number: int) -> bool:
+        return any(log.log == number for log in self.manifest.logs)
 
     # ---- flushing ----------------------------------------------------------------------------------------------------
 
@@ -260,10 +261,11 @@ class LedgerDir:
     def _write_entries(self, log: LogFile, entries: Half, builder: RunBuilder, chunks: list[bytes]) -> LogFile:
         """Append all entries in order, then the table of contents, as whole blocks; durable when it returns."""
         if log.length:
-            file = self._log(log.log)
+            file = self._logs.get(log.log)
         else:
-            file = self._logs[log.log] = self._create(_log_name(log.log))
+            file = self._create(_log_name(log.log))
             file.read_as_asked()
+            self._logs.add(log.log, file)
         if self._blocks is None:
             self._blocks = memoryview(mmap.mmap(-1, _WRITE_BYTES))
         writer = _BlockAppender(file, log.length, self._blocks)
@@ -277,6 +279,8 @@ class LedgerDir:
         writer.add(section_end(log.section, contents))
         writer.end()
         file.datasync()
+        if writer.offset >= self._entry_log_bytes:
+            self._logs.drop(log.log)  # it is full: who reads it needs no second descriptor to write it with
         return LogFile(log.log, writer.offset, section)
 
     def _write_run(self, number: int, buffers: Iterable[bytes]) -> RunFile:
@@ -385,7 +389,7 @@ class LedgerDir:
         """(ledger, bytes) of each section. Raises DamagedError if one of them does not verify."""
         if not log.section:
             raise DamagedError("an entry log has no table of contents")
-        file = self._log(log.log)
+        file = self._logs.get_once(log.log)
         section, before = log.section, log.length
         while section:
             if section >= before:
@@ -478,7 +482,7 @@ class LedgerDir:
         kept = tuple(log for log in self.manifest.logs if log not in logs)
         self._install(replace(self.manifest, logs=kept), tuple(self._runs))
         for log in logs:
-            self._logs.pop(log.log, None)
+            self._logs.drop(log.log)
             self._disk.unlink(f"{self._directory}/{_log_name(log.log)}")
 
     def _is_index_stale(self) -> bool:
@@ -487,8 +491,9 @@ class LedgerDir:
         return dead * 4 >= chunks > 0 and dead > 0
 
     def close(self) -> None:
-        for file in [*self._logs.values(), *(run.file for run in self._runs)]:
-            file.close()
+        self._logs.close()
+        for run in self._runs:
+            run.file.close()
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ from dlog.hostport import bare_host, is_any_host
 from dlog.io import logs, metrics
 from dlog.io.children import on_signals
 from dlog.io.clock import monotonic_s
+from dlog.io.cycle_collector import THRESHOLDS, CycleCollector
 from dlog.io.file_errors import is_misuse, names_file, what_happened, what_to_do
 from dlog.io.settings import HELD
 
@@ -112,12 +113,14 @@ def _may_begin() -> bool:
 
 
 async def _watched(main: Callable[[], Awaitable[int]]) -> int:
-    watch = StallWatch(_tell_stall)
+    watch, collector = StallWatch(_tell_stall), CycleCollector()
     watch.start()
+    collector.start()
     try:
         return await main()
     finally:
         watch.stop()
+        collector.stop()
 
 
 def stop_event(on_event: Callable[[Event], None] | None = None) -> asyncio.Event:
@@ -153,10 +156,11 @@ def ready(role: str, name: str, address: str) -> None:
 
 
 def freeze() -> None:
-    """Take everything alive now out of the collector's sight, and collect the oldest generation rarely."""
+    """Take everything alive now out of the collector's sight, and have Python collect the youngest objects only, and
+    those rarely. The others are collected by a CycleCollector, where a process of ours runs for long."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 50, 1_000)
+    gc.set_threshold(*THRESHOLDS)
 
 
 def keep_freed_memory() -> None:

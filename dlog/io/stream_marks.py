@@ -5,6 +5,10 @@ was seen shows no lower one. If it does, ZooKeeper has lost what it had confirme
 lost its log): records that were acknowledged lie in segments that the list does not name any more. From then on this
 process reads nothing of that stream, until a person has looked and starts it again. A stream that was deleted and made
 again has another life, and is another stream. What a process has not seen, or has forgotten, it cannot miss.
+
+A stream that was seen as deleted is watched for coming back, too, but apart from the others and under a smaller bound:
+streams that come and go push out no stream that is there. That a stream is missing is no reason to forget it: metadata
+that went back to before its creation lacks it as well, and may be replaced by metadata of another time.
 Source: ZOOKEEPER-2832, ZOOKEEPER-4646.
 """
 
@@ -20,6 +24,7 @@ from dlog.io.stream_metadata import StreamVersion
 from dlog.model.ids import Epoch, StreamName
 
 MARKS_MAX = 16_384  # streams remembered, those seen last
+DELETED_MAX = 1_024  # deleted streams remembered, those seen last
 
 
 class Mark(NamedTuple):
@@ -48,13 +53,14 @@ class StreamMarks:
 
     def __init__(self) -> None:
         self._marks: OrderedDict[StreamName, Mark] = OrderedDict()
+        self._deleted: OrderedDict[StreamName, Mark] = OrderedDict()  # of those whose last mark says so
         self._lost: dict[StreamName, str] = {}  # what is said of them
 
     def before(self, stream: StreamName) -> Mark | None:
         """What a reading that begins now must not fall behind. Raises MetadataWentBackError if one did already."""
         if stream in self._lost:
             raise MetadataWentBackError(self._lost[stream])
-        return self._marks.get(stream)
+        return self._seen(stream)
 
     def check(self, stream: StreamName, before: Mark | None, version: StreamVersion) -> None:
         """Hear what a reading showed. Raises MetadataWentBackError if it fell behind, and tells that once."""
@@ -76,10 +82,17 @@ class StreamMarks:
         """This has been read, or written by us."""
         now = _mark(version)
         if now is not None:
-            self._marks[stream] = now.joined(self._marks.get(stream))
-            self._marks.move_to_end(stream)
-            if len(self._marks) > MARKS_MAX:
-                self._marks.popitem(last=False)
+            joined = now.joined(self._seen(stream))
+            self._marks.pop(stream, None)
+            ended = self._deleted.pop(stream, None)
+            is_deleted = version.value.owner.deleted or (ended is not None and ended.life == now.life)
+            marks, most = (self._deleted, DELETED_MAX) if is_deleted else (self._marks, MARKS_MAX)
+            marks[stream] = joined
+            if len(marks) > most:
+                marks.popitem(last=False)
+
+    def _seen(self, stream: StreamName) -> Mark | None:
+        return self._marks.get(stream) or self._deleted.get(stream)
 
 
 def _mark(version: StreamVersion) -> Mark | None:

@@ -448,8 +448,8 @@ class ZooKeeper:
         except TimeoutError:
             raise self._late(bool(futures), path) from None
         finally:
-            for future in futures:
-                _forget(future)
+            while futures:  # an error that one of them raises holds this frame, which must not hold the error
+                _forget(futures.pop())
 
     def _ask_sync(self, connection: Connection, path: str) -> asyncio.Future[Any]:
         return connection.ask(protocol.SyncRequest(path=self._abs(path)), decode_nothing, path)

@@ -4,7 +4,8 @@ The law of this room: the version of a ledger is its znode's; a create is told f
 (cToken). An id is never given twice, so neither is a version of one; where ZooKeeper was restored from a backup the
 sequence is too low, and whoever creates a ledger finds that out from bookies and draws on. What is read decides
 (recovery, whether a ledger is gone), so reads and lists are fresh. Parents are made when they are missed and removed
-when they are empty, and either may meet the other half-way.
+when they are empty, and either may meet the other half-way. The znodes that give ids are of no use once they are made:
+those that a cancelled call left behind are deleted by the next one, at the latest with the session.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from dlog.wire import ledger_metadata
 _HIGH = "HOB-"  # directories of idgen-long: the upper 32 bits of the ids made inside
 _HIGH_NAME = re.compile(r"HOB-([0-9]{10})\Z", re.ASCII)
 _LOW_MAX = 2**31 - 1
+_LEFTOVERS_AT_ONCE = 1_000  # deleted in one multi
 
 
 class LedgerTree:
@@ -47,6 +49,8 @@ class LedgerTree:
         self._paths = paths
         self._rng = rng
         self._is_long = False  # short ids are used up, or somebody has found so before
+        self._id_nodes: set[str] = set()  # made by a call that is going to delete them
+        self._has_leftovers = False  # a call may have left such znodes behind
 
     async def read(self, ledger: LedgerId) -> Versioned | Missing | OutcomeUnknown:
         """Raises DamagedError or UnsupportedVersionError for metadata we cannot read."""
@@ -123,14 +127,44 @@ class LedgerTree:
 
     async def _number(self, prefix: str, ahead: int) -> int:
         """The number of the last of `ahead` sequential nodes made for it, and deleted (or gone with our session)."""
-        if ahead > 1:
-            await self._zk.ensure_path(prefix.rpartition("/")[0])
-            made = await self._zk.multi([Create(prefix, ephemeral=True, sequential=True)] * ahead)
-        else:
-            made = [await self._zk.create(prefix, ephemeral=True, sequential=True, parents=True)]
-        with contextlib.suppress(MultiFailedError, ConnectionLossError):
-            await self._zk.multi([Delete(created.path) for created in made])
-        return int(made[-1].path.removeprefix(prefix))
+        if self._has_leftovers:
+            await self._delete_leftovers()  # before more are made: else calls that are always cancelled pile them up
+        paths: list[str] = []
+        is_clean = False
+        try:
+            if ahead > 1:
+                await self._zk.ensure_path(prefix.rpartition("/")[0])
+                made = await self._zk.multi([Create(prefix, ephemeral=True, sequential=True)] * ahead)
+            else:
+                made = [await self._zk.create(prefix, ephemeral=True, sequential=True, parents=True)]
+            paths = [created.path for created in made]
+            self._id_nodes.update(paths)
+            with contextlib.suppress(MultiFailedError, ConnectionLossError):
+                await self._zk.multi([Delete(path) for path in paths])
+                is_clean = True
+        finally:
+            self._id_nodes.difference_update(paths)
+            self._has_leftovers = self._has_leftovers or not is_clean
+        return int(paths[-1].removeprefix(prefix))
+
+    async def _delete_leftovers(self) -> None:
+        """Delete the znodes that calls of this session made to get an id, and did not live to delete.
+
+        Replies come in the order of the questions, so whoever made a znode that the answer names has noted it by now,
+        unless it was cancelled.
+        """
+        self._has_leftovers = False
+        is_clean = False
+        try:
+            made = await self._zk.ephemerals(self._paths.short_ids)  # of long ids too: their path begins like this
+            left = [path for path in made if path not in self._id_nodes]
+            for first in range(0, len(left), _LEFTOVERS_AT_ONCE):
+                await self._zk.multi([Delete(path) for path in left[first : first + _LEFTOVERS_AT_ONCE]])
+            is_clean = True
+        except MultiFailedError:
+            pass  # one of them went meanwhile; the next call looks again
+        finally:
+            self._has_leftovers = self._has_leftovers or not is_clean
 
     async def _new_long_id(self, ahead: int) -> LedgerId:
         await self._zk.ensure_path(self._paths.long_ids)

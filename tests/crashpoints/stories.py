@@ -26,6 +26,7 @@ SMALL = BookieOptions(
 LOG_ROLLS = BookieOptions(
     journal_file_bytes=64 * 1024,
     entry_log_bytes=200,
+    entry_logs_open_max=1,
     read_cache_bytes=0,
     disk_free_min_bytes=0,
     disk_free_reserve_bytes=0,

@@ -100,3 +100,25 @@ async def test_readers_leave_no_garbage(house: House) -> None:
     assert isinstance(reader.proxy, ReadProxy)
     async with reader.proxy._tailers.hold("orders"):  # one source for all rounds; its own end is not this test's
         assert await garbage_of(rounds, reader) == {}
+
+
+async def test_sources_of_streams_that_nobody_reads_any_more_leave_no_garbage(house: House) -> None:
+    writer, reader = await house.write_proxy(), await house.read_proxy()
+    async with Raw(writer.address) as raw:
+        await raw.ask(Create, "orders", MEMORY)
+        await RawProducer(raw, "orders").write([b"x"])
+    assert isinstance(reader.proxy, ReadProxy)
+    tailers = reader.proxy._tailers
+
+    async def rounds(count: int) -> None:
+        async with dlog.connect(f"dlog://{reader.address},{writer.address}") as client:
+            for number in range(count):
+                reading = client.read("orders", follow=bool(number % 2))
+                assert (await anext(reading)).payload == b"x"
+                await reading.aclose()
+                tailers.retire("orders")  # as one that was idle for long
+            async with tailers.hold("orders"):
+                pass  # it waits for the end of the last one
+            tailers.retire("orders")
+
+    assert await garbage_of(rounds, reader) == {}

@@ -138,6 +138,27 @@ async def test_ids_come_from_the_sequence_and_from_the_long_one_when_it_is_there
     assert await metadata.new_ledger_id() == 7 << 32
 
 
+async def test_an_id_that_nobody_waited_for_leaves_no_znode(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    async def cancelled(answers: int, ahead: int) -> None:
+        """answers: that the session gets meanwhile; one before the first znode is made, or two where parents miss."""
+        async with asyncio.TaskGroup() as group:
+            call = group.create_task(metadata.new_ledger_id(ahead=ahead), name="new id")
+            for _ in range(answers):
+                await metadata.zookeeper.exists("/")
+            call.cancel()
+
+    for answers in range(6):
+        await cancelled(answers, 1 + answers % 2)
+    last = await metadata.new_ledger_id()
+    assert last > 0, "some of those that were cancelled had made znodes"
+    assert kazoo.get_children("/ledgers/idgen") == []
+    kazoo.create("/ledgers/idgen-long/HOB-0000000001", makepath=True)
+    for answers in range(6):
+        await cancelled(answers, 1 + answers % 2)
+    await metadata.new_ledger_id()
+    assert kazoo.get_children("/ledgers/idgen-long/HOB-0000000001") == []
+
+
 async def test_registrations_are_bookkeepers(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
     info = BookieInfo(BookieId("127.0.0.1:33181"), "127.0.0.1", 33181)
     session = metadata.zookeeper.session_id

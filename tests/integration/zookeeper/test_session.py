@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -194,3 +195,20 @@ async def test_paths_that_are_none_are_refused(zookeeper_hosts: str) -> None:
         for path in ("a", "/a/", "//a", ""):
             with pytest.raises(InvalidRequestError):
                 await zk.get(path)
+
+
+async def test_questions_that_are_answered_with_an_error_leave_no_garbage(zookeeper_hosts: str) -> None:
+    async with await ZooKeeper.connect(zookeeper_hosts) as zk:
+        await zk.exists("/missing")
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(1000):
+                assert await zk.exists("/missing", fresh=True) is None
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            assert not [value for value in gc.garbage if isinstance(value, Exception | asyncio.Future)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()

@@ -445,7 +445,7 @@ def test_no_room_for_a_copy_changes_nothing() -> None:
 def test_a_reader_under_way_finds_an_entry_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     made = mostly_dead(SimulatedDisk())
     read = LedgerDir._read
-    made._logs.clear()  # nobody holds the log that is deleted
+    made._logs.close()  # nobody holds the log that is deleted
 
     def slowly(which: LedgerDir, ledger: int, places: Any) -> list[bytes]:
         monkeypatch.setattr(LedgerDir, "_read", read)

@@ -242,7 +242,7 @@ async def test_a_batch_names_the_stream_it_is_meant_for_and_the_next_one_is_aske
         assert [write.life for write in double.writes] == ["a1", "a1", "b2"]
         assert double.writes[-1].since is None, "a place of the first stream says nothing of the second"
         await client.append("s", b"newer")
-        assert len(double.of(proxy.GetOwner)) == 3, "where its owner is, and once for each stream"
+        assert len(double.of(proxy.GetOwner)) == 4, "for each stream: where its owner is, and which one it is"
 
 
 async def test_others_in_the_same_batch_are_written_though_a_pipeline_withdraws_from_it() -> None:

@@ -11,10 +11,12 @@ import dlog
 from dlog.client import client as client_module
 from dlog.client import routing
 from dlog.errors import ClosedError, StreamNotFoundError, TxidOutOfOrderError
+from dlog.wire import proxy
 from tests.unit.client.proxy_double import Double, Log, Peer
 from tests.unit.client.test_producer import Holding, _caught, failing
 
 MAX = 10
+ROUNDS = 1000
 
 
 @pytest.fixture(autouse=True)
@@ -139,3 +141,71 @@ async def test_a_stream_that_this_client_deleted_is_forgotten() -> None:
         gc.collect()
         assert "s" not in client._producers
         assert "s" not in client._resting
+
+
+async def test_of_a_thousand_deleted_streams_nothing_remains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "PRODUCERS_MAX", 2 * ROUNDS)
+    monkeypatch.setattr(routing, "OWNERS_MAX", 2 * ROUNDS)
+    async with Double() as double, dlog.connect(double.target) as client:
+        client._producers_max = 2 * ROUNDS
+        await client.append("kept", b"x")
+        for n in range(ROUNDS):
+            double.log.life = None
+            await client.create(f"s{n}")
+            double.log.life = "a1"
+            await client.append(f"s{n}", b"x")
+            await client.delete(f"s{n}")
+        assert list(client._producers) == ["kept"]
+        assert client._router is not None
+        assert list(client._router._owners) == ["kept"]
+        [connection] = client._router._connections.values()
+        assert len(connection.writers) == 1
+
+
+async def test_the_owner_of_a_stream_that_somebody_else_deleted_is_forgotten() -> None:
+    def script(peer: Peer, message: object) -> bool:
+        if isinstance(message, proxy.Stat | proxy.Write) and message.stream != "kept":
+            peer.send(proxy.Failed(message.request, StreamNotFoundError.code, "no such stream"))
+            return True
+        return False
+
+    async with Double(script=script) as double, dlog.connect(double.target) as client:
+        await client.append("kept", b"x")
+        with pytest.raises(StreamNotFoundError):
+            await client.stat("asked")
+        with pytest.raises(StreamNotFoundError):
+            await client.append("written", b"x")
+        assert client._router is not None
+        assert list(client._router._owners) == ["kept"]
+
+
+async def test_a_pipeline_outlives_the_deletion_of_its_stream_and_writes_the_next_one() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        pipeline = client.pipeline("s")
+        assert pipeline.append(b"a")
+        await pipeline.drain()
+        await client.delete("s")
+        assert "s" not in client._producers
+        double.log.life = None
+        await client.create("s")
+        double.log.life = "b2"
+        assert pipeline.append(b"b")
+        await pipeline.drain()
+    assert [write.life for write in double.writes] == ["a1", "b2"]
+
+
+async def test_addresses_of_proxies_that_were_named_and_are_not_used_have_a_bound() -> None:
+    async with Double() as double, dlog.connect(double.target) as client:
+        await client.append("s", b"x")
+        router = client._router
+        assert router is not None
+        for n in range(5 * routing.ADDRESSES_MAX):
+            address = f"proxy-{n}:7400"
+            router.learn([address])
+            router._failed_s[address] = 1.0
+            router._opening[address, 0] = asyncio.Lock()
+        assert len(router._known) <= routing.ADDRESSES_MAX
+        assert router._failed_s.keys() <= router._known.keys()
+        assert {address for address, _ in router._opening} <= router._known.keys()
+        assert router._known.keys() >= {double.address}, "it was configured, and is connected"
+        assert address in router._known, "what was named last stays"

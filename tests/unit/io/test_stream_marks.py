@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from dlog.errors import MetadataWentBackError
-from dlog.io.stream_marks import MARKS_MAX, StreamMarks
+from dlog.io.stream_marks import DELETED_MAX, MARKS_MAX, StreamMarks
 from dlog.io.stream_metadata import StreamVersion
 from dlog.model.ids import Epoch, StreamName
 from dlog.model.segment import Owner, StreamMetadata
@@ -20,6 +20,11 @@ def version(
 ) -> StreamVersion:
     value = StreamMetadata(name=STREAM, owner=Owner(epoch=Epoch(epoch)), life=life)
     return StreamVersion(value, ledgers, max_txid, None, owner, None, None, {}, life)
+
+
+def deleted(owner: int, *, life: str = "a") -> StreamVersion:
+    value = StreamMetadata(name=STREAM, owner=Owner(epoch=Epoch(1), deleted=True), life=life)
+    return replace(version(owner, life=life), value=value)
 
 
 def read(marks: StreamMarks, shown: StreamVersion) -> None:
@@ -71,3 +76,37 @@ def test_what_is_remembered_has_a_bound() -> None:
         marks.saw(StreamName(f"s{number}"), replace(version(1), value=version(1).value))
     assert marks.before(StreamName("s9")) is None
     assert marks.before(StreamName("s10")) is not None
+
+
+def test_deleted_streams_have_a_bound_of_their_own_and_push_out_none_that_is_there() -> None:
+    marks = StreamMarks()
+    read(marks, version(7))
+    for number in range(2 * MARKS_MAX):
+        name = StreamName(f"s{number}")
+        marks.saw(name, version(0))
+        marks.check(name, marks.before(name), version(1))
+        marks.saw(name, deleted(2))
+    assert len(marks._marks) == 1
+    assert len(marks._deleted) == DELETED_MAX
+    with pytest.raises(MetadataWentBackError):
+        read(marks, version(6))
+
+
+def test_a_deleted_stream_that_comes_back_is_refused() -> None:
+    marks = StreamMarks()
+    read(marks, version(7))
+    before = marks.before(STREAM)
+    marks.saw(STREAM, deleted(8))
+    marks.check(STREAM, before, version(7))  # it began before, and is not taken for news
+    with pytest.raises(MetadataWentBackError):
+        read(marks, version(7))
+
+
+def test_a_stream_that_was_made_again_is_one_that_is_there() -> None:
+    marks = StreamMarks()
+    for number in range(1000):
+        life = f"life {number}"
+        marks.saw(STREAM, version(0, life=life))
+        assert (len(marks._marks), len(marks._deleted)) == (1, 0)
+        marks.saw(STREAM, deleted(1, life=life))
+        assert (len(marks._marks), len(marks._deleted)) == (0, 1)

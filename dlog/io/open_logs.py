@@ -1,0 +1,77 @@
+"""Entry logs of one ledger directory that are open for reading: the ones used last, up to a bound.
+
+Invariants:
+- At most `open_max` files are kept. What is not kept any more is closed when nobody holds it any more, so a thread that
+  reads it goes on, and its descriptor is never another file's meanwhile.
+- A log that does not exist any more is not kept, also if it was opened in the moment it was deleted: the space of a
+  deleted file is free once it is closed. Whoever deletes a log makes `exists` false, then calls `drop`.
+
+Any thread may call any method.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from dlog.io.disk import File
+
+
+class OpenLogs:
+    """Open files by log number.
+
+    open_log: opens one; what it raises leaves through `get`. exists: whether the log is one of the directory's.
+    """
+
+    def __init__(self, open_log: Callable[[int], File], exists: Callable[[int], bool], open_max: int) -> None:
+        self._open_log = open_log
+        self._exists = exists
+        self._open_max = open_max
+        self._lock = threading.Lock()
+        self._files: OrderedDict[int, File] = OrderedDict()  # the one used last is at the end
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def get(self, number: int) -> File:
+        """The file, opened if need be and kept for the next reader."""
+        with self._lock:
+            file = self._files.get(number)
+            if file is not None:
+                self._files.move_to_end(number)
+                return file
+            file = self._open_log(number)
+            if self._exists(number):
+                self._keep(number, file)
+            return file
+
+    def get_once(self, number: int) -> File:
+        """The file, for one pass over all logs: if it must be opened it is not kept, since that would close others."""
+        with self._lock:
+            file = self._files.get(number)
+            return file if file is not None else self._open_log(number)
+
+    def add(self, number: int, file: File) -> None:
+        """Keep a file that was just created; one that was kept under this number is replaced."""
+        with self._lock:
+            self._keep(number, file)
+
+    def drop(self, number: int) -> None:
+        """Keep the file no more; idempotent."""
+        with self._lock:
+            self._files.pop(number, None)
+
+    def close(self) -> None:
+        """Close what is kept."""
+        with self._lock:
+            files = list(self._files.values())
+            self._files.clear()
+        for file in files:
+            file.close()
+
+    def _keep(self, number: int, file: File) -> None:
+        self._files[number] = file
+        self._files.move_to_end(number)
+        while len(self._files) > self._open_max:
+            self._files.popitem(last=False)
