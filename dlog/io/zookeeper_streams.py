@@ -34,6 +34,7 @@ from dlog.io import stream_metadata
 from dlog.io.metadata import Absent, SessionState, Unsubscribe
 from dlog.io.stream_marks import StreamMarks
 from dlog.io.stream_metadata import StreamVersion
+from dlog.io.stream_rechecks import StreamRechecks
 from dlog.io.zookeeper import ANY_VERSION, Check, Create, Delete, Set, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths, lock_member, parents_of
 from dlog.io.zookeeper_protocol import (
@@ -114,18 +115,39 @@ class _Held:
     generation: int
 
 
-class _UnlessALock:
-    """Calls back for what changes in a stream, but for the members of its locks. root_length: of the stream's path."""
+class _StreamWatch:
+    """Calls back for what changes in a stream, but for the members of its locks. `close` ends it."""
 
-    __slots__ = ("_callback", "_root_length")
+    __slots__ = ("_callback", "_rechecks", "_root", "_stream", "_unsubscribe", "_zk")
 
-    def __init__(self, callback: Callable[[], None], root_length: int) -> None:
+    def __init__(
+        self, zk: ZooKeeper, rechecks: StreamRechecks, stream: StreamName, root: str, callback: Callable[[], None]
+    ) -> None:
+        self._zk = zk
+        self._rechecks = rechecks
+        self._stream = stream
+        self._root = root
         self._callback = callback
-        self._root_length = root_length
+        self._unsubscribe: Unsubscribe = zk.watch_tree(root, self._heard)
 
-    def __call__(self, path: str | None) -> None:
-        if path is None or not path.startswith(("/lock/", "/readLock/"), self._root_length):
+    def close(self) -> None:
+        """The watch refers to its callback, and that to us: let go of it."""
+        self._unsubscribe()
+        self._unsubscribe = _nothing
+        self._rechecks.forget(self._stream, self)
+
+    def __call__(self) -> None:
+        """The stream changed, or may have."""
+        if self._unsubscribe is not _nothing:
             self._callback()
+
+    def _heard(self, path: str | None) -> None:
+        """None: a change may have been missed."""
+        if path is not None:
+            if not path.startswith(("/lock/", "/readLock/"), len(self._root)):
+                self()
+        elif self._unsubscribe is not _nothing:
+            self._rechecks.doubt(self._stream, self._zk.tree_heard_zxid(self._root), self)
 
 
 class StreamTree:
@@ -137,6 +159,7 @@ class StreamTree:
         self._rng = rng
         self._mirrors: OrderedDict[StreamName, _Mirror] = OrderedDict()
         self._marks = StreamMarks()
+        self._rechecks = StreamRechecks(zk, paths, self._marks, rng)
         self._held: dict[StreamName, _Held] = {}
         self._new_session = asyncio.Event()
         self._unsubscribe = zk.on_state(self._heard_state)
@@ -210,9 +233,9 @@ class StreamTree:
                 await self._zk.create(self._paths.deletions, parents=True)
 
     def watch(self, stream: StreamName, callback: Callable[[], None]) -> Unsubscribe:
-        """Lock members come and go without being told."""
-        root = self._paths.root(stream)
-        return self._zk.watch_tree(root, _UnlessALock(callback, len(root)))
+        """Lock members come and go without being told. After a loss of contact a stream that is certainly unchanged is
+        not told of either."""
+        return _StreamWatch(self._zk, self._rechecks, stream, self._paths.root(stream), callback).close
 
     async def names(self) -> list[StreamName]:
         """Names in order; those that this service could not have made are left out."""
@@ -229,7 +252,13 @@ class StreamTree:
         return streams
 
     async def run(self) -> None:
-        """In every new session, show again that we hold what we hold; for ever."""
+        """Look after a reconnect at what is watched, and in every new session show again that we hold what we hold; for
+        ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rechecks.run(), name="stream rechecks")
+            tasks.create_task(self._show_claims(), name="stream locks")
+
+    async def _show_claims(self) -> None:
         while True:
             await self._new_session.wait()
             self._new_session.clear()
@@ -460,6 +489,10 @@ class StreamTree:
         for name in names:
             found += await self._descendants(f"{path}/{name}")
         return found
+
+
+def _nothing() -> None:
+    """Nobody watches."""
 
 
 def _segment(name: str, data: bytes, stat: Stat) -> Segment:

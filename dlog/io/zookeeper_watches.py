@@ -63,6 +63,7 @@ class _Watched:
 class _Tree:
     subscriptions: list[_TreeSubscription] = field(default_factory=list)
     is_set: bool = False
+    heard_zxid: int = 0  # up to which every change was told, when contact was lost last in this session
 
 
 class _TreeSubscription:
@@ -133,6 +134,11 @@ class Watches:
         tree = self._trees.get(path)
         return tree is not None and tree.is_set
 
+    def tree_heard_zxid(self, path: str) -> int:
+        """Up to which transaction every change below `path` had been told when contact was lost last; 0: unknown."""
+        tree = self._trees.get(path)
+        return tree.heard_zxid if tree is not None else 0
+
     # ---- what happens to the session -------------------------------------------------------------------------------
 
     def heard(self, kind: int, path: str) -> None:
@@ -160,6 +166,8 @@ class Watches:
         if connection is not None and not self._unanswered:
             self._heard_zxid = max(self._heard_zxid, connection.last_zxid)
         for tree in self._trees.values():
+            if tree.is_set and connection is not None:
+                tree.heard_zxid = max(tree.heard_zxid, connection.last_zxid)
             tree.is_set = False
 
     def session_lost(self) -> None:
@@ -169,6 +177,7 @@ class Watches:
             _tell(watched.data)
             _tell(watched.children)
         for tree in self._trees.values():
+            tree.heard_zxid = 0
             _tell_unseen(tree)
 
     def rejoin(self, connection: Connection, *, is_new_session: bool) -> None:
