@@ -34,8 +34,8 @@ from dlog.io import stream_metadata
 from dlog.io.metadata import Absent, SessionState, Unsubscribe
 from dlog.io.stream_marks import StreamMarks
 from dlog.io.stream_metadata import StreamVersion
-from dlog.io.stream_rechecks import StreamRechecks
-from dlog.io.zookeeper import ANY_VERSION, Check, Create, Delete, Set, Stat, ZooKeeper
+from dlog.io.stream_rechecks import PAUSE_S, ZNODE_BYTES, StreamRechecks
+from dlog.io.zookeeper import ANY_VERSION, GET_AT_ONCE_MAX, Check, Create, Delete, Set, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths, lock_member, parents_of
 from dlog.io.zookeeper_protocol import (
     BadVersionError,
@@ -44,6 +44,7 @@ from dlog.io.zookeeper_protocol import (
     NoNodeError,
     NotEmptyError,
     Op,
+    ZnodeError,
 )
 from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
@@ -65,6 +66,7 @@ LOCK_TRIES = 10
 DELETE_TRIES = 20
 DELETE_AT_ONCE = 500
 RETRY_S = 0.5
+CLAIMS_AT_ONCE = GET_AT_ONCE_MAX  # shown with one reading and one multi
 
 _HEADS = ("ledgers", "owner", "maxtxid", "allocation", "settings", "sinks")
 
@@ -263,14 +265,27 @@ class StreamTree:
             await self._new_session.wait()
             self._new_session.clear()
             await self._zk.wait_connected()
-            for stream, held in list(self._held.items()):
-                if held.generation != self._zk.generation:
+            behind = [item for item in self._held.items() if item[1].generation != self._zk.generation]
+            while behind:
+                some, behind = behind[:CLAIMS_AT_ONCE], behind[CLAIMS_AT_ONCE:]
+                try:
+                    alone = await self._show_many(some)
+                except MetadataUnavailableError:
+                    await self._show_later(some)
+                    continue
+                for stream, held in alone:
                     try:
-                        await self._show_again(stream, held)
+                        await self._show_again(stream)
                     except (MetadataUnavailableError, DamagedError):
-                        self._held.setdefault(stream, held).generation = -1
-                        await asyncio.sleep(RETRY_S)
-                        self._new_session.set()
+                        await self._show_later([(stream, held)])
+                if behind:
+                    await asyncio.sleep(PAUSE_S * self._rng.uniform(0.0, 2.0))
+
+    async def _show_later(self, some: list[tuple[StreamName, _Held]]) -> None:
+        for stream, held in some:
+            self._held.setdefault(stream, held).generation = -1
+        await asyncio.sleep(RETRY_S)
+        self._new_session.set()
 
     def close(self) -> None:
         self._unsubscribe()
@@ -459,23 +474,66 @@ class StreamTree:
         if state is SessionState.CONNECTED:
             self._new_session.set()
 
-    async def _show_again(self, stream: StreamName, held: _Held) -> None:
-        """Our lock member went with the session; make another, if the claim is still ours."""
-        root = self._paths.root(stream)
+    async def _show_many(self, some: list[tuple[StreamName, _Held]]) -> list[tuple[StreamName, _Held]]:
+        """`_show_again` for many streams, with one reading and one multi. Returns those that have to be shown one by
+        one: what one of them refuses, ZooKeeper refuses for all."""
+        roots = [self._paths.root(stream) for stream, _ in some]
         try:
-            data, stat = await self._zk.get(f"{root}/owner")
-        except NoNodeError:
-            self._held.pop(stream, None)
-            return
+            found = await self._zk.get_many([f"{root}/owner" for root in roots], like_bytes=ZNODE_BYTES)
+        except ZnodeError:
+            return some
+        alone: list[tuple[StreamName, _Held]] = []
+        shown: list[tuple[StreamName, _Held]] = []
+        ops: list[Op] = []
+        for (stream, held), root, item in zip(some, roots, found, strict=True):
+            if self._held.get(stream) is not held:
+                continue  # claimed again, or given up, meanwhile
+            try:
+                plan = self._plan_member(stream, root, held, item)
+            except DamagedError:
+                alone.append((stream, held))
+                continue
+            if not plan:
+                del self._held[stream]
+                continue
+            self._hold(stream, held.owner)
+            shown.append((stream, held))
+            ops += plan
+        try:
+            await self._zk.multi(ops)
+        except MultiFailedError:
+            return alone + shown
+        return alone
+
+    def _plan_member(self, stream: StreamName, root: str, held: _Held, item: tuple[bytes, Stat] | None) -> list[Op]:
+        """What makes a lock member for a claim, as long as the owner's znode is as read; nothing if the claim is not
+        ours any more. Raises DamagedError."""
+        if item is None:
+            return []
+        data, stat = item
         owner = decode_owner(data)
         if owner.released or owner.deleted or (owner.epoch, owner.claim) != (held.owner.epoch, held.owner.claim):
-            self._held.pop(stream, None)
-            return
-        value = StreamMetadata(name=stream, owner=owner)
+            return []
         life = decode_life(data)
         same: list[Op] = [Check(stream_metadata.life_path(root, life), 0)] if life else []
-        self._hold(stream, owner)
-        await self._zk.multi([*same, Check(f"{root}/owner", stat.version), self._member(root, value)])
+        value = StreamMetadata(name=stream, owner=owner)
+        return [*same, Check(f"{root}/owner", stat.version), self._member(root, value)]
+
+    async def _show_again(self, stream: StreamName) -> None:
+        """Our lock member went with the session; make another, if the claim is still ours."""
+        held = self._held.get(stream)
+        if held is None:
+            return
+        root = self._paths.root(stream)
+        found = await self._zk.get_many([f"{root}/owner"])
+        if self._held.get(stream) is not held:
+            return  # claimed again, or given up, meanwhile
+        plan = self._plan_member(stream, root, held, found[0])
+        if not plan:
+            del self._held[stream]
+            return
+        self._hold(stream, held.owner)
+        await self._zk.multi(plan)
 
     async def _descendants(self, path: str, *, fresh: bool = False) -> list[str]:
         """The znode and all below it; empty if it is not there."""
