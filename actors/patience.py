@@ -71,8 +71,12 @@ class Stale:
         self._due.set()
 
     def hint(self) -> None:
-        """It has changed, or contact is back: also who rests reads now."""
+        """It has changed: also who rests reads now."""
         self._due.set()
+        self._hinted.set()
+
+    def wake(self) -> None:
+        """What made a reading fail may be over: who rests reads now."""
         self._hinted.set()
 
     async def taken(self) -> None:

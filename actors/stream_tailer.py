@@ -119,7 +119,7 @@ class StreamTailer:
         """Live until stopped."""
         self._stopping.clear()
         self._stale.set()
-        unsubscribe = self._metadata.watch(self._key, self._stale.hint)
+        unsubscribes = self._metadata.watch(self._key, self._stale.hint), self._metadata.on_state(self._contact)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 lives = [
@@ -132,7 +132,8 @@ class StreamTailer:
                 for task in (*lives, *self._errands):
                     task.cancel()
         finally:
-            unsubscribe()
+            for unsubscribe in unsubscribes:
+                unsubscribe()
             self._begin_anew()
             await self._readers.close()
 
@@ -276,6 +277,10 @@ class StreamTailer:
             return DamagedError(f"metadata of the stream cannot be read: stream={self.stream} {error!r}")
         defect = outcome.defect if isinstance(outcome, OutcomeUnknown) else None
         return outcome if defect is None else defect
+
+    def _contact(self, state: SessionState) -> None:
+        if state is SessionState.CONNECTED:
+            self._stale.wake()
 
     def _refuse(self, defect: DLogError | None) -> None:
         """If metadata is not to be relied on any more, whoever waits is told, and so is whoever asks."""

@@ -19,7 +19,7 @@ from dlog.cli.telling import CommandError
 from dlog.hostport import join_host_port
 from dlog.io.children import die_with_parent, module_environment, python_module
 from dlog.io.clock import monotonic_s
-from dlog.io.embedded_zookeeper import EmbeddedZooKeeper
+from dlog.io.embedded_zookeeper import OUTPUT, EmbeddedZooKeeper
 from dlog.io.settings import HELD
 
 READY_TIMEOUT_S = 120.0
@@ -56,6 +56,7 @@ class Part(abc.ABC):
         self.restarts = 0
         self.pid: int | None = None
         self.last_exit: int | None = None
+        self.last_words = ""  # what it said before it died, where that is worth a line on the screen
         self._on_change = on_change
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -71,14 +72,16 @@ class Part(abc.ABC):
             while not self._stopping.is_set():
                 begun_s = monotonic_s()
                 self._become(State.STARTING)
+                self.last_words = ""
                 try:
                     await self._start()
                     self._ready.set()
                     self._become(State.READY)
                     self.last_exit = await self._wait()
-                except CommandError:
+                except CommandError as error:
                     if not self._ready.is_set():
                         raise
+                    self.last_words = error.message
                 if self._stopping.is_set():
                     break
                 failures = 0 if monotonic_s() - begun_s > STEADY_S else failures + 1
@@ -117,6 +120,11 @@ class Part(abc.ABC):
     @abc.abstractmethod
     async def wait_killed(self) -> None:
         """After `kill`: until its process is gone and nothing of it is left in the event loop."""
+
+    def death(self) -> str:
+        """One line on how it ended last."""
+        said = f"; it said: {self.last_words}" if self.last_words else ""
+        return f"died (exit code {self.last_exit}) and is started again{said}"
 
     def rss_bytes(self) -> int | None:
         """Resident memory, if it runs and this is Linux."""
@@ -257,7 +265,7 @@ class ZooKeeperPart(Part):
             if isinstance(error, CommandError):
                 raise
             raise PartFailedError(
-                f"zookeeper did not start: {error.message}", f"its log is {self._server.directory / 'server.log'}"
+                f"zookeeper did not start: {error.message}", f"its log is {self._server.directory / OUTPUT}"
             ) from error
         self.pid = self._server.pid
 
@@ -269,6 +277,7 @@ class ZooKeeperPart(Part):
             code = ended.result() if ended.done() else 0
             ended.cancel()
             stopping.cancel()
+        self.last_words = self._server.last_words()
         await self._server.stop()
         return code
 

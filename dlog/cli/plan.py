@@ -15,10 +15,10 @@ from pathlib import Path
 from dlog.cli.discovery import NAMESPACE
 from dlog.cli.telling import CommandError
 from dlog.hostport import bare_host, join_host_port
+from dlog.io.embedded_zookeeper import HEAP_LEAST_MIB
 from dlog.io.file_errors import named_errors
 from dlog.io.listening import check_free, is_free
 from dlog.io.zookeeper_layout import StreamPaths
-from dlog.options import option
 
 PLAN_FILE = "cluster.json"
 HOST = "127.0.0.1"
@@ -36,7 +36,7 @@ class UpOptions:
     host: str = ""  # address to listen on; empty: as it was, 127.0.0.1 at the first start
     zookeeper: str = ""  # an outside one; empty: as it was, at the first start one is started here
     namespace: str = ""  # empty: as it was, /dlog at the first start
-    zookeeper_heap_mib: int = option(128)
+    zookeeper_heap_mib: int = 0  # of the ZooKeeper started here; 0: an eighth of the memory, from 128 to 1024 MiB
 
     def __post_init__(self) -> None:
         for name in ("bookies", "write_proxies", "read_proxies"):
@@ -44,6 +44,11 @@ class UpOptions:
                 raise ValueError(f"{name} is between 1 and 64: value={getattr(self, name)}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"port is between 0 and 65535: port={self.port}")
+        if self.zookeeper_heap_mib and self.zookeeper_heap_mib < HEAP_LEAST_MIB:
+            raise ValueError(
+                f"zookeeper_heap_mib is 0 (by the machine's memory) or at least {HEAP_LEAST_MIB}: "
+                f"value={self.zookeeper_heap_mib}"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

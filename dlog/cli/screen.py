@@ -47,7 +47,7 @@ class LineScreen:
                 again = f" again, restarts={part.restarts}" if part.restarts else ""
                 self.message(f"{part.role} {part.name} is ready{again}: address={part.address} pid={part.pid}")
             case State.WAITING:
-                self.message(f"{part.role} {part.name} died (exit code {part.last_exit}) and is started again")
+                self.message(f"{part.role} {part.name} {part.death()}")
             case State.STOPPED:
                 self.message(f"{part.role} {part.name} has ended")
             case _:
@@ -79,7 +79,7 @@ class _TableScreen:
 
     def changed(self, part: Part) -> None:
         if self._told.get(part.name) is not part.state and part.state is State.WAITING:
-            self.message(f"{part.name} died (exit code {part.last_exit}) and is started again")
+            self.message(f"{part.name} {part.death()}")
         self._told[part.name] = part.state
         self.tick()
 

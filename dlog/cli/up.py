@@ -39,6 +39,7 @@ from dlog.errors import DLogError
 from dlog.hostport import is_any_host, join_host_port
 from dlog.io.bookie_dirs import VERSION
 from dlog.io.children import die_with_parent, module_environment, on_signals, python_module
+from dlog.io.embedded_zookeeper import HEAP_LEAST_MIB
 from dlog.io.file_errors import is_misuse, named_errors, names_file
 from dlog.io.settings import load
 from dlog.wire.bookie_info import decode_cookie
@@ -65,6 +66,11 @@ STOP_OTHERS_S = 20.0
 )
 @click.option("--host", help="Address to listen on. Default 127.0.0.1.")
 @click.option("--zookeeper", metavar="HOST:PORT[,...]", help="Use this ZooKeeper instead of starting one.")
+@click.option(
+    "--zookeeper-heap-mib",
+    type=click.IntRange(min=HEAP_LEAST_MIB),
+    help="Heap of the ZooKeeper started here. Default: an eighth of the memory, from 128 to 1024.",
+)
 @click.option("--namespace", metavar="PATH", help="Znode of the streams. Default /dlog.")
 @click.option("--config", type=click.Path(), metavar="FILE", help="TOML: [up], [bookie], [write], [read].")
 @json_option

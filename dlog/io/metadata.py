@@ -125,7 +125,8 @@ class Metadata(Protocol):
         ...
 
     def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:
-        """Hint that the value may have changed: called with nothing, at least once after each change or reconnect."""
+        """Hint that the value may have changed: called with nothing, at least once after each change. After a reconnect
+        it is also called where a change cannot be ruled out; `on_state` tells of every reconnect."""
         ...
 
     async def new_ledger_id(self, ahead: int = 1) -> LedgerId:

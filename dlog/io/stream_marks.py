@@ -62,6 +62,10 @@ class StreamMarks:
             raise MetadataWentBackError(self._lost[stream])
         return self._seen(stream)
 
+    def seen(self, stream: StreamName) -> Mark | None:
+        """What this process has seen of the stream; None: nothing, or it is forgotten."""
+        return self._marks.get(stream)
+
     def check(self, stream: StreamName, before: Mark | None, version: StreamVersion) -> None:
         """Hear what a reading showed. Raises MetadataWentBackError if it fell behind, and tells that once."""
         now = _mark(version)

@@ -182,11 +182,14 @@ class ZooKeeper:
         data: tuple[bytes, Stat] = await self._call(request, decode_data, path, fresh=fresh)
         return data
 
-    async def get_many(self, paths: Sequence[str], *, fresh: bool = False) -> list[tuple[bytes, Stat] | None]:
-        """Read many znodes, in order; None for those that are not there. Asked in packets, each with a deadline: few
-        znodes in the first, and in the others as many as fit ANSWER_BYTES if they are like the largest so far."""
+    async def get_many(
+        self, paths: Sequence[str], *, fresh: bool = False, like_bytes: int = REQUEST_BYTES_MAX
+    ) -> list[tuple[bytes, Stat] | None]:
+        """Read many znodes, in order; None for those that are not there. Asked in packets, each with a deadline: in the
+        first as many znodes as fit ANSWER_BYTES if they have `like_bytes` each, and in the others if they are like the
+        largest so far."""
         found: list[tuple[bytes, Stat] | None] = []
-        count, largest = ANSWER_BYTES // REQUEST_BYTES_MAX, 1
+        count, largest = min(ANSWER_BYTES // like_bytes, GET_AT_ONCE_MAX), 1
         while len(found) < len(paths):
             some = await self._get_some(paths[len(found) : len(found) + count], fresh=fresh and not found)
             found += some
@@ -279,6 +282,11 @@ class ZooKeeper:
     def tree_is_watched(self, path: str) -> bool:
         """Whether, since the last `callback(None)`, every change at or below `path` has been or will be told."""
         return self._watches.tree_is_set(self._abs(path))
+
+    def tree_heard_zxid(self, path: str) -> int:
+        """For `callback(None)` of a tree's watch: the last transaction up to which every change at or below `path` was
+        told. 0: unknown, or of an earlier session."""
+        return self._watches.tree_heard_zxid(self._abs(path))
 
     async def close(self) -> None:
         """End the session (its ephemerals go at once if a server can be told) and fail what waits. Takes about a

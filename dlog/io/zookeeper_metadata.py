@@ -223,7 +223,7 @@ class ZooKeeperMetadata:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._registrations.run(), name="registrations")
             tasks.create_task(self._members.run(), name="members")
-            tasks.create_task(self._streams.run(), name="stream locks")
+            tasks.create_task(self._streams.run(), name="streams")
 
     def _bookie_paths(self, bookie: BookieId) -> tuple[str, str]:
         return f"{self._paths.available}/{bookie}", f"{self._paths.readonly}/{bookie}"

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 
 from aiozk import exc, protocol
 from aiozk.protocol.part import Part
-from aiozk.protocol.primitives import Int, UString, Vector
+from aiozk.protocol.primitives import Int, Long, UString, Vector
 from aiozk.protocol.request import Request
 from aiozk.protocol.transaction import MultiHeader
 
@@ -208,6 +208,20 @@ class AddWatchRequest(Request):  # type: ignore[misc]
 
     opcode = 106
     parts = (("path", UString), ("mode", Int))
+
+
+class SetWatches2Request(Request):  # type: ignore[misc]
+    """SetWatches for persistent watches too, which it sets as AddWatch does. ZooKeeper 3.6 and later."""
+
+    opcode = 105
+    parts = (
+        ("relative_zxid", Long),
+        ("data_watches", Vector.of(UString)),
+        ("exist_watches", Vector.of(UString)),
+        ("child_watches", Vector.of(UString)),
+        ("persistent_watches", Vector.of(UString)),
+        ("persistent_recursive_watches", Vector.of(UString)),
+    )
 
 
 class MultiReadRequest(Request):  # type: ignore[misc]  # aiozk has no types

@@ -34,7 +34,8 @@ from dlog.io import stream_metadata
 from dlog.io.metadata import Absent, SessionState, Unsubscribe
 from dlog.io.stream_marks import StreamMarks
 from dlog.io.stream_metadata import StreamVersion
-from dlog.io.zookeeper import ANY_VERSION, Check, Create, Delete, Set, Stat, ZooKeeper
+from dlog.io.stream_rechecks import PAUSE_S, ZNODE_BYTES, StreamRechecks
+from dlog.io.zookeeper import ANY_VERSION, GET_AT_ONCE_MAX, Check, Create, Delete, Set, Stat, ZooKeeper
 from dlog.io.zookeeper_layout import StreamPaths, lock_member, parents_of
 from dlog.io.zookeeper_protocol import (
     BadVersionError,
@@ -43,6 +44,7 @@ from dlog.io.zookeeper_protocol import (
     NoNodeError,
     NotEmptyError,
     Op,
+    ZnodeError,
 )
 from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
@@ -64,6 +66,7 @@ LOCK_TRIES = 10
 DELETE_TRIES = 20
 DELETE_AT_ONCE = 500
 RETRY_S = 0.5
+CLAIMS_AT_ONCE = GET_AT_ONCE_MAX  # shown with one reading and one multi
 
 _HEADS = ("ledgers", "owner", "maxtxid", "allocation", "settings", "sinks")
 
@@ -114,18 +117,39 @@ class _Held:
     generation: int
 
 
-class _UnlessALock:
-    """Calls back for what changes in a stream, but for the members of its locks. root_length: of the stream's path."""
+class _StreamWatch:
+    """Calls back for what changes in a stream, but for the members of its locks. `close` ends it."""
 
-    __slots__ = ("_callback", "_root_length")
+    __slots__ = ("_callback", "_rechecks", "_root", "_stream", "_unsubscribe", "_zk")
 
-    def __init__(self, callback: Callable[[], None], root_length: int) -> None:
+    def __init__(
+        self, zk: ZooKeeper, rechecks: StreamRechecks, stream: StreamName, root: str, callback: Callable[[], None]
+    ) -> None:
+        self._zk = zk
+        self._rechecks = rechecks
+        self._stream = stream
+        self._root = root
         self._callback = callback
-        self._root_length = root_length
+        self._unsubscribe: Unsubscribe = zk.watch_tree(root, self._heard)
 
-    def __call__(self, path: str | None) -> None:
-        if path is None or not path.startswith(("/lock/", "/readLock/"), self._root_length):
+    def close(self) -> None:
+        """The watch refers to its callback, and that to us: let go of it."""
+        self._unsubscribe()
+        self._unsubscribe = _nothing
+        self._rechecks.forget(self._stream, self)
+
+    def __call__(self) -> None:
+        """The stream changed, or may have."""
+        if self._unsubscribe is not _nothing:
             self._callback()
+
+    def _heard(self, path: str | None) -> None:
+        """None: a change may have been missed."""
+        if path is not None:
+            if not path.startswith(("/lock/", "/readLock/"), len(self._root)):
+                self()
+        elif self._unsubscribe is not _nothing:
+            self._rechecks.doubt(self._stream, self._zk.tree_heard_zxid(self._root), self)
 
 
 class StreamTree:
@@ -137,6 +161,7 @@ class StreamTree:
         self._rng = rng
         self._mirrors: OrderedDict[StreamName, _Mirror] = OrderedDict()
         self._marks = StreamMarks()
+        self._rechecks = StreamRechecks(zk, paths, self._marks, rng)
         self._held: dict[StreamName, _Held] = {}
         self._new_session = asyncio.Event()
         self._unsubscribe = zk.on_state(self._heard_state)
@@ -210,9 +235,9 @@ class StreamTree:
                 await self._zk.create(self._paths.deletions, parents=True)
 
     def watch(self, stream: StreamName, callback: Callable[[], None]) -> Unsubscribe:
-        """Lock members come and go without being told."""
-        root = self._paths.root(stream)
-        return self._zk.watch_tree(root, _UnlessALock(callback, len(root)))
+        """Lock members come and go without being told. After a loss of contact a stream that is certainly unchanged is
+        not told of either."""
+        return _StreamWatch(self._zk, self._rechecks, stream, self._paths.root(stream), callback).close
 
     async def names(self) -> list[StreamName]:
         """Names in order; those that this service could not have made are left out."""
@@ -229,19 +254,38 @@ class StreamTree:
         return streams
 
     async def run(self) -> None:
-        """In every new session, show again that we hold what we hold; for ever."""
+        """Look after a reconnect at what is watched, and in every new session show again that we hold what we hold; for
+        ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rechecks.run(), name="stream rechecks")
+            tasks.create_task(self._show_claims(), name="stream locks")
+
+    async def _show_claims(self) -> None:
         while True:
             await self._new_session.wait()
             self._new_session.clear()
             await self._zk.wait_connected()
-            for stream, held in list(self._held.items()):
-                if held.generation != self._zk.generation:
+            behind = [item for item in self._held.items() if item[1].generation != self._zk.generation]
+            while behind:
+                some, behind = behind[:CLAIMS_AT_ONCE], behind[CLAIMS_AT_ONCE:]
+                try:
+                    alone = await self._show_many(some)
+                except MetadataUnavailableError:
+                    await self._show_later(some)
+                    continue
+                for stream, held in alone:
                     try:
-                        await self._show_again(stream, held)
+                        await self._show_again(stream)
                     except (MetadataUnavailableError, DamagedError):
-                        self._held.setdefault(stream, held).generation = -1
-                        await asyncio.sleep(RETRY_S)
-                        self._new_session.set()
+                        await self._show_later([(stream, held)])
+                if behind:
+                    await asyncio.sleep(PAUSE_S * self._rng.uniform(0.0, 2.0))
+
+    async def _show_later(self, some: list[tuple[StreamName, _Held]]) -> None:
+        for stream, held in some:
+            self._held.setdefault(stream, held).generation = -1
+        await asyncio.sleep(RETRY_S)
+        self._new_session.set()
 
     def close(self) -> None:
         self._unsubscribe()
@@ -430,23 +474,66 @@ class StreamTree:
         if state is SessionState.CONNECTED:
             self._new_session.set()
 
-    async def _show_again(self, stream: StreamName, held: _Held) -> None:
-        """Our lock member went with the session; make another, if the claim is still ours."""
-        root = self._paths.root(stream)
+    async def _show_many(self, some: list[tuple[StreamName, _Held]]) -> list[tuple[StreamName, _Held]]:
+        """`_show_again` for many streams, with one reading and one multi. Returns those that have to be shown one by
+        one: what one of them refuses, ZooKeeper refuses for all."""
+        roots = [self._paths.root(stream) for stream, _ in some]
         try:
-            data, stat = await self._zk.get(f"{root}/owner")
-        except NoNodeError:
-            self._held.pop(stream, None)
-            return
+            found = await self._zk.get_many([f"{root}/owner" for root in roots], like_bytes=ZNODE_BYTES)
+        except ZnodeError:
+            return some
+        alone: list[tuple[StreamName, _Held]] = []
+        shown: list[tuple[StreamName, _Held]] = []
+        ops: list[Op] = []
+        for (stream, held), root, item in zip(some, roots, found, strict=True):
+            if self._held.get(stream) is not held:
+                continue  # claimed again, or given up, meanwhile
+            try:
+                plan = self._plan_member(stream, root, held, item)
+            except DamagedError:
+                alone.append((stream, held))
+                continue
+            if not plan:
+                del self._held[stream]
+                continue
+            self._hold(stream, held.owner)
+            shown.append((stream, held))
+            ops += plan
+        try:
+            await self._zk.multi(ops)
+        except MultiFailedError:
+            return alone + shown
+        return alone
+
+    def _plan_member(self, stream: StreamName, root: str, held: _Held, item: tuple[bytes, Stat] | None) -> list[Op]:
+        """What makes a lock member for a claim, as long as the owner's znode is as read; nothing if the claim is not
+        ours any more. Raises DamagedError."""
+        if item is None:
+            return []
+        data, stat = item
         owner = decode_owner(data)
         if owner.released or owner.deleted or (owner.epoch, owner.claim) != (held.owner.epoch, held.owner.claim):
-            self._held.pop(stream, None)
-            return
-        value = StreamMetadata(name=stream, owner=owner)
+            return []
         life = decode_life(data)
         same: list[Op] = [Check(stream_metadata.life_path(root, life), 0)] if life else []
-        self._hold(stream, owner)
-        await self._zk.multi([*same, Check(f"{root}/owner", stat.version), self._member(root, value)])
+        value = StreamMetadata(name=stream, owner=owner)
+        return [*same, Check(f"{root}/owner", stat.version), self._member(root, value)]
+
+    async def _show_again(self, stream: StreamName) -> None:
+        """Our lock member went with the session; make another, if the claim is still ours."""
+        held = self._held.get(stream)
+        if held is None:
+            return
+        root = self._paths.root(stream)
+        found = await self._zk.get_many([f"{root}/owner"])
+        if self._held.get(stream) is not held:
+            return  # claimed again, or given up, meanwhile
+        plan = self._plan_member(stream, root, held, found[0])
+        if not plan:
+            del self._held[stream]
+            return
+        self._hold(stream, held.owner)
+        await self._zk.multi(plan)
 
     async def _descendants(self, path: str, *, fresh: bool = False) -> list[str]:
         """The znode and all below it; empty if it is not there."""
@@ -460,6 +547,10 @@ class StreamTree:
         for name in names:
             found += await self._descendants(f"{path}/{name}")
         return found
+
+
+def _nothing() -> None:
+    """Nobody watches."""
 
 
 def _segment(name: str, data: bytes, stat: Stat) -> Segment:

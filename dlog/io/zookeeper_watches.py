@@ -4,8 +4,9 @@ The law of this room: a subscription lasts until it is withdrawn, though the ser
 the watch is set again first and the subscriber called after, so that a read made in the callback is followed by
 another call if anything changes later. On a new connection the server is told the zxid up to which every watch was
 heard, and fires what we missed; that zxid moves only on a connection on which all of them were set again. Tree watches
-(persistent, recursive) are simply set again, and their subscribers told to assume anything. A watch that the server
-refuses (no right to read) is asked for again, and once it is set its subscribers are called: they heard nothing before.
+(persistent, recursive) are simply set again, many in one packet, and their subscribers told to assume anything. A watch
+that the server refuses (no right to read) is asked for again, and once it is set its subscribers are called: they heard
+nothing before.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dlog.io.zookeeper_protocol import (
     AddWatchRequest,
     Connection,
     NoNodeError,
+    SetWatches2Request,
     decode_nothing,
     decode_stat,
 )
@@ -63,6 +65,7 @@ class _Watched:
 class _Tree:
     subscriptions: list[_TreeSubscription] = field(default_factory=list)
     is_set: bool = False
+    heard_zxid: int = 0  # up to which every change was told, when contact was lost last in this session
 
 
 class _TreeSubscription:
@@ -133,6 +136,11 @@ class Watches:
         tree = self._trees.get(path)
         return tree is not None and tree.is_set
 
+    def tree_heard_zxid(self, path: str) -> int:
+        """Up to which transaction every change below `path` had been told when contact was lost last; 0: unknown."""
+        tree = self._trees.get(path)
+        return tree.heard_zxid if tree is not None else 0
+
     # ---- what happens to the session -------------------------------------------------------------------------------
 
     def heard(self, kind: int, path: str) -> None:
@@ -160,6 +168,8 @@ class Watches:
         if connection is not None and not self._unanswered:
             self._heard_zxid = max(self._heard_zxid, connection.last_zxid)
         for tree in self._trees.values():
+            if tree.is_set and connection is not None:
+                tree.heard_zxid = max(tree.heard_zxid, connection.last_zxid)
             tree.is_set = False
 
     def session_lost(self) -> None:
@@ -169,6 +179,7 @@ class Watches:
             _tell(watched.data)
             _tell(watched.children)
         for tree in self._trees.values():
+            tree.heard_zxid = 0
             _tell_unseen(tree)
 
     def rejoin(self, connection: Connection, *, is_new_session: bool) -> None:
@@ -191,8 +202,9 @@ class Watches:
             if is_new_session or not whole:
                 _tell(watched.data)
                 _tell(watched.children)
-        for path, tree in self._trees.items():
-            self._set_tree(path, tree)
+        for trees in self._tree_chunks():
+            self._set_trees(connection, trees)
+        for tree in self._trees.values():
             _tell_unseen(tree)
 
     # ---- underneath ------------------------------------------------------------------------------------------------
@@ -248,6 +260,25 @@ class Watches:
 
         connection.tell(AddWatchRequest(path=path, mode=_PERSISTENT_RECURSIVE), decode_nothing, done, path)
 
+    def _set_trees(self, connection: Connection, trees: dict[str, _Tree]) -> None:
+        """Set many at once."""
+
+        def done(_: Any, error: Exception | None) -> None:
+            for tree in trees.values():
+                tree.is_set = error is None and not connection.is_closed
+            if error is not None:
+                self._refused(connection)
+
+        request = SetWatches2Request(
+            relative_zxid=_ZXID_MAX,
+            data_watches=[],
+            exist_watches=[],
+            child_watches=[],
+            persistent_watches=[],
+            persistent_recursive_watches=list(trees),
+        )
+        connection.tell(request, decode_nothing, done, xid=XID_SET_WATCHES)
+
     def _answered(self, watched: _Watched, connection: Connection, error: Exception | None) -> None:
         """One of a path's watches was set, or was not. Who hears again after a time of hearing nothing is told."""
         if error is not None:
@@ -298,6 +329,19 @@ class Watches:
                         room = CHUNK_BYTES_MAX
                     chunks[-1].append((kind, path))
                     room -= size
+        return chunks
+
+    def _tree_chunks(self) -> list[dict[str, _Tree]]:
+        """All trees by path, in portions the server takes."""
+        chunks: list[dict[str, _Tree]] = []
+        room = 0
+        for path, tree in self._trees.items():
+            size = len(path.encode()) + 4
+            if not chunks or size > room:
+                chunks.append({})
+                room = CHUNK_BYTES_MAX
+            chunks[-1][path] = tree
+            room -= size
         return chunks
 
     def _tell_trees(self, path: str) -> None:

@@ -45,6 +45,7 @@ class MetadataPort:
         self._read_at = 0  # no read is older than one before it
         self._lost_until = 0
         self._watches: list[Callable[[], None]] = []
+        self._contacts: list[Callable[[SessionState], None]] = []
 
     def lose(self, until: int) -> None:
         """The session is gone; there is a new one by then."""
@@ -88,6 +89,10 @@ class MetadataPort:
         self._watches.append(callback)
         return lambda: self._watches.remove(callback) if callback in self._watches else None
 
+    def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
+        self._contacts.append(callback)
+        return lambda: self._contacts.remove(callback) if callback in self._contacts else None
+
     def changed(self) -> None:
         """Something was written: tell the watches, sooner or later."""
         world = self._world
@@ -102,7 +107,12 @@ class MetadataPort:
 
     def back(self) -> None:
         """Contact was lost and is there again."""
-        self._process.post(self._call, delay_ns=int(self._world.config["lag_s"] * S))
+        self._process.post(self._come_back, delay_ns=int(self._world.config["lag_s"] * S))
+
+    def _come_back(self) -> None:
+        for hear in tuple(self._contacts):
+            hear(self.state)
+        self._call()
 
     def _call(self) -> None:
         for callback in tuple(self._watches):

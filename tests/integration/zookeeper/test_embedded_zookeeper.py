@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import signal
 import subprocess
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from dlog.cli.parts import Part, State, ZooKeeperPart
+from dlog.cli.screen import LineScreen
 from dlog.errors import ConfigError
 from dlog.io import embedded_zookeeper
 from dlog.io.embedded_zookeeper import (
@@ -25,6 +29,8 @@ from dlog.io.embedded_zookeeper import (
     find_java,
 )
 from dlog.io.zookeeper import ZooKeeper
+from dlog.io.zookeeper_protocol import ConnectionLossError, NotConnectedError
+from tests.ports import free_port
 
 pytestmark = pytest.mark.zookeeper
 
@@ -118,6 +124,64 @@ async def test_a_question_that_came_too_early_is_given_up_soon(monkeypatch: pyte
         await server.start()
         await server.stop()
     assert heard == 3
+
+
+async def fill(hosts: str) -> None:
+    """Create znodes of 256 KiB until the server is gone."""
+    async with await ZooKeeper.connect(hosts, session_timeout_s=2) as zk:
+        with contextlib.suppress(ConnectionLossError, NotConnectedError):
+            for number in itertools.count():
+                await zk.create(f"/large-{number}", bytes(256 * 1024))
+
+
+async def test_a_server_whose_heap_is_full_ends_and_says_so(tmp_path: Path) -> None:
+    server = EmbeddedZooKeeper(tmp_path / "zookeeper", heap_mib=32)
+    async with server:
+        await fill(server.hosts)
+        assert await server.wait_exit() == 3
+        words = server.last_words()
+    assert "OutOfMemoryError" in words
+    assert "it has 32 MiB" in words
+    assert "--zookeeper-heap-mib" in words
+    output = (server.directory / embedded_zookeeper.OUTPUT).read_bytes()
+    larger = EmbeddedZooKeeper(server.directory, heap_mib=128)
+    async with larger, await ZooKeeper.connect(larger.hosts) as zk:
+        assert await zk.exists("/large-0"), "what it confirmed is there, once the heap is large enough"
+    assert (server.directory / embedded_zookeeper.EARLIER_OUTPUT).read_bytes() == output
+
+
+async def test_a_server_that_cannot_read_its_data_says_why(own_zookeeper: EmbeddedZooKeeper) -> None:
+    (own_zookeeper.directory / "data" / "version-2").mkdir(parents=True)
+    (own_zookeeper.directory / "data" / "version-2" / "log.1").write_bytes(b"no log of transactions" * 10)
+    with pytest.raises(ZooKeeperStartError, match="code=") as ended:
+        await own_zookeeper.start()
+    assert "ERROR" in ended.value.message
+    assert "\tat " not in ended.value.message
+
+
+async def test_the_console_of_a_cluster_tells_why_its_zookeeper_died(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    screen = LineScreen()
+    deaths: list[str] = []
+    died = asyncio.Event()
+
+    def changed(part: Part) -> None:
+        screen.changed(part)
+        if part.state is State.WAITING:
+            deaths.append(part.death())
+            died.set()
+
+    part = ZooKeeperPart(tmp_path / "zookeeper", "127.0.0.1", free_port(), 32, changed)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(part.run(), name="zookeeper")
+        await part.wait_ready()
+        await fill(part.address)
+        await died.wait()
+        part.stop()
+    assert deaths[0].startswith("died (exit code 3) and is started again; it said: ")
+    assert "its heap is full: it has 32 MiB" in deaths[0]
+    assert deaths[0] in capsys.readouterr().out
 
 
 def sleeping(directory: Path) -> embedded_zookeeper._Running:

@@ -362,6 +362,30 @@ async def test_more_watches_than_fit_a_packet_are_set_again(zookeeper_hosts: str
         assert (zk.generation, toxic.accepted) == (1, 2)
 
 
+async def test_more_tree_watches_than_fit_a_packet_are_set_again(zookeeper_hosts: str) -> None:
+    async with (
+        await ZooKeeper.connect(zookeeper_hosts) as other,
+        Toxic(zookeeper_hosts) as toxic,
+        await ZooKeeper.connect(toxic.hosts) as zk,
+    ):
+        heard: asyncio.Queue[str] = asyncio.Queue()
+        paths = [f"/{i:06d}{'x' * 300}" for i in range(1000)]  # 300 KB of paths
+        for path in paths:
+            zk.watch_tree(path, lambda path: heard.put_nowait(path) if path else None)
+        await zk.exists("/")
+        states = states_of(zk)
+        toxic.cut()
+        await until(states, CONNECTED)
+        await zk.exists("/")
+        assert all(zk.tree_is_watched(path) for path in paths)
+        for i in (0, 500, 999):
+            await other.create(f"{paths[i]}/child", parents=True)
+        async with asyncio.timeout(90):
+            told = [await heard.get() for _ in range(6)]
+        assert told == [path for i in (0, 500, 999) for path in (paths[i], f"{paths[i]}/child")]
+        assert (zk.generation, toxic.accepted) == (1, 2)
+
+
 async def test_a_connection_cut_while_watches_are_set_again_is_tried_again(zookeeper_hosts: str) -> None:
     async with (
         await ZooKeeper.connect(zookeeper_hosts) as other,

@@ -109,7 +109,7 @@ STALENESS = (
         name="that contact with metadata is back is heard when the pause after a failure is over",
         invariants=("R2", "R3", "R4"),
         style="frozen",
-        parts=planted(Stale, ("hint", "self._hinted.set()", "pass")),
+        parts=planted(Stale, ("hint", "self._hinted.set()", "pass"), ("wake", "self._hinted.set()", "pass")),
     ),
     Mutant(
         name="without an owner the tail is what the store shows by itself",

@@ -5,10 +5,11 @@ small cluster, few records, the k-th message of a link. The rest are small clust
 and together: power and crashes; disks; ZooKeeper and sessions; planned ends of proxies and lost connections; owners
 that are deposed, frozen or cut off and do not know it, with clients that give up early; planned ends without any event
 of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a subscriber whose link
-ends while its watches are set again (watches); streams that are made and deleted under one name, while write proxies
-freeze (lives); too little CPU for everybody, and nothing else (starved); one write proxy cut off from all bookies, or
-from ZooKeeper while another one dies (cut-off). In one of eight, of every style but watches, starved and cut-off, half
-of ZooKeeper's events or all of them reach nobody, from the first to the last.
+ends while its watches are set again, and one to streams that change while it has no contact (watches); streams that
+are made and deleted under one name, while write proxies freeze (lives); too little CPU for everybody, and nothing else
+(starved); one write proxy cut off from all bookies, or from ZooKeeper while another one dies (cut-off). In one of
+eight, of every style but watches, starved and cut-off, half of ZooKeeper's events or all of them reach nobody, from
+the first to the last.
 """
 
 from __future__ import annotations
@@ -138,6 +139,8 @@ def draw(seed: int, style: str) -> Plan:
     if style == "watches":
         config |= {"watched": rng.randint(4, 12), "mute_address": rng.random() < 0.2}
         config |= {"events_lost": 0.0, "duration_s": 2.0}
+        streams = random.Random(f"{seed}/{style}/streams")
+        config |= {"watched_streams": streams.choice((3, 12, 25)), "stream_session_s": streams.choice((1.0, 10.0))}
     if style in ("starved", "cut-off"):
         config |= {"duration_s": 40.0, "pace_s": 0.3, "drawn": False, "session_s": 10.0, "silence_max_s": 10.0}
         config |= {"events_lost": 0.0, "cancels": 0.0, "truncates": False, "look_s": 5.0}
@@ -161,6 +164,7 @@ def _rejoins(rng: random.Random, config: dict[str, Any]) -> list[Fault]:
         faults += [
             Fault(**cut, at_s=at_s),
             Fault(kind=FaultKind.META_CUT, a="watcher", at_s=at_s, for_s=for_s),
+            Fault(kind=FaultKind.META_CUT, a="stream-watcher", at_s=at_s, for_s=2 * for_s),
             Fault(kind=FaultKind.HOLD_KTH, a="zookeeper", b="watcher", at_s=at_s, count=rng.randint(2, 20), for_s=5.0),
             Fault(**cut, at_s=at_s + for_s + rng.uniform(0.05, 0.5)),
         ]

@@ -23,6 +23,7 @@ from dlog.client.connection import Connection
 from dlog.client.pipeline import Pipeline
 from dlog.client.producer import Producer
 from dlog.errors import DLogError, OwnedElsewhereError, UnavailableError
+from dlog.io import stream_rechecks
 from dlog.io.bookie_disk import JournalWriter
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledgers import Ledgers
@@ -48,8 +49,8 @@ from tests.simulation.worlds import Mutant
 Plant = Callable[[], AbstractContextManager[object]]
 
 
-def _instead(cls: type[Any], name: str, make: Callable[[Any], Any]) -> Plant:
-    """Replace a method by what `make` makes of it."""
+def _instead(cls: Any, name: str, make: Callable[[Any], Any]) -> Plant:
+    """Replace a method of a class, or a function of a module, by what `make` makes of it."""
     return lambda: mock.patch.object(cls, name, make(getattr(cls, name)))
 
 
@@ -227,6 +228,11 @@ def _first_answer(chunk_set: Any) -> Any:
 def _until_rejoined(refused: Any) -> Any:
     """A watch that the server refused is set on the next connection, and not before."""
     return lambda self, connection: False
+
+
+def _believed(is_unchanged: Any) -> Any:
+    """A stream whose watch may have missed something counts as what it was."""
+    return lambda doubt, found: True
 
 
 def _one_address(following: Any) -> Any:
@@ -424,6 +430,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "a refused watch waits for the next connection",
         ("M4",),
         _instead(Watches, "_refused", _until_rejoined),
+        style="watches",
+        seeds=60,
+    ),
+    _mutant(
+        "a stream counts as unchanged after a loss of contact",
+        ("M4",),
+        _instead(stream_rechecks, "_is_unchanged", _believed),
         style="watches",
         seeds=60,
     ),

@@ -33,7 +33,17 @@ from proxies.write.options import WriteOptions
 from tests.history import History
 from tests.simulation.kernel import Violation
 from tests.simulation.plan import Plan
-from tests.simulation.service import checks, entropy, faults, hints, lives, monitor, watching, workload
+from tests.simulation.service import (
+    checks,
+    entropy,
+    faults,
+    hints,
+    lives,
+    monitor,
+    watching,
+    watching_streams,
+    workload,
+)
 from tests.simulation.service.loop import MS, Process, S, SimulatedLoop
 from tests.simulation.service.network import WINDOWS_BYTES, Network
 from tests.simulation.service.nodes import (
@@ -83,6 +93,7 @@ class World:
         self.faults = faults.Faults(self)
         self.monitor = monitor.Monitor(self)
         self.watching = watching.Watching(self)
+        self.watching_streams = watching_streams.WatchingStreams(self)
         self.followers: list[asyncio.Task[None]] = []
         self.administrators: list[lives.Administrator] = []
         self._build()
@@ -108,7 +119,7 @@ class World:
         )
         for number in range(config["clients"]):
             self.clients.append(self._add(WorkNode, f"client-{number + 1}", work=self._client(number)))
-        for name, work in self.watching.works.items():
+        for name, work in (self.watching.works | self.watching_streams.works).items():
             self.clients.append(self._add(WorkNode, name, work=work))
 
     # ---- building ----------------------------------------------------------------------------------------------------
@@ -225,6 +236,7 @@ class World:
         self.heal()
         checks.settled(self)
         self.watching.judge()
+        self.watching_streams.judge()
         self.stop()
         checks.judge(self)
 
@@ -247,6 +259,10 @@ class World:
             for name in self.watching.works:
                 self.nodes[name].boot()
             self.until(self.watching.knows_all, BOOT_S, "a subscriber has seen every znode")
+        if self.watching_streams.works:
+            for name in self.watching_streams.works:
+                self.nodes[name].boot()
+            self.until(self.watching_streams.knows_all, BOOT_S, "a subscriber has seen every stream")
 
     def _live_and_forget(self) -> None:
         """A life of the cluster that ZooKeeper forgets: stopped, restored from a backup that is older, started again.

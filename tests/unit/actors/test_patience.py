@@ -68,6 +68,24 @@ async def test_who_rests_after_a_failure_reads_at_a_hint_and_not_because_somebod
         resting.cancel()
 
 
+async def test_contact_ends_the_rest_and_asks_for_no_reading_of_who_does_not_rest() -> None:
+    stale = Stale()
+    async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+        stale.wake()
+        taking = tasks.create_task(stale.taken(), name="takes")
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not taking.done(), "nothing is due"
+        stale.set()
+        await taking
+        resting = tasks.create_task(stale.rest(3600.0), name="rests")
+        await asyncio.sleep(0)
+        assert not resting.done(), "that contact was heard before the reading"
+        stale.wake()
+        await resting
+        await stale.taken()
+
+
 async def test_who_rested_long_enough_reads_again() -> None:
     stale = Stale()
     async with asyncio.timeout(30):

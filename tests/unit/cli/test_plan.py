@@ -37,6 +37,13 @@ def test_parts_may_be_added_and_proxies_removed(tmp_path: Path) -> None:
     assert more.read == first.read
 
 
+@pytest.mark.parametrize("heap_mib", [-1, 15])
+def test_a_heap_too_small_for_zookeeper_is_refused(heap_mib: int) -> None:
+    with pytest.raises(ValueError, match="at least 16"):
+        UpOptions(zookeeper_heap_mib=heap_mib)
+    assert UpOptions(zookeeper_heap_mib=16).zookeeper_heap_mib == 16
+
+
 def test_bookies_may_not_be_left_out(tmp_path: Path) -> None:
     write_plan(tmp_path, plan_of(tmp_path))
     with pytest.raises(CommandError, match="3 bookies"):

@@ -61,6 +61,24 @@ def test_a_thousand_mirrors_leave_no_garbage_when_they_are_evicted_forgotten_or_
         gc.enable()
 
 
+def test_a_thousand_watches_leave_no_garbage() -> None:
+    zk = NoServer()
+    tree = StreamTree(cast(ZooKeeper, zk), StreamPaths("/dlog"), random.Random(1))
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(ROUNDS):
+            tree.watch(StreamName(f"s{number}"), lambda: None)()
+        assert not zk.watches._trees
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+        assert not [value for value in gc.garbage if isinstance(value, zookeeper_streams._StreamWatch)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
 S = StreamName("s")
 ROOT = StreamPaths("/dlog").root(S)
 OWNER, LEDGERS = f"{ROOT}/owner", f"{ROOT}/ledgers"
