@@ -106,6 +106,9 @@ class Metadata(Protocol):
 
         A created stream has the life that the value names, or a new one. A stream whose owner is written as deleted
         is gone at that moment: it is read as Missing, with what is left of it, and one more deletion is counted.
+
+        A stream's next value is made from the one that came with its version, which bears what metadata gave to each
+        segment (`Segment.metadata_version`).
         """
         ...
 

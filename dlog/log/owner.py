@@ -34,7 +34,6 @@ from dlog.errors import (
     StreamUnavailableError,
 )
 from dlog.events import LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
-from dlog.events import SegmentDeleted as SegmentGone
 from dlog.lease.lease import Claimant, LeaseState
 from dlog.log import recovery
 from dlog.log.changes import (
@@ -42,8 +41,9 @@ from dlog.log.changes import (
     CompleteSegment,
     DropEmptySegment,
     Expire,
-    ForgetSegment,
+    ForgetTruncated,
     MarkReleased,
+    MarkTruncated,
     Refresh,
     Relocate,
     RememberSink,
@@ -340,7 +340,7 @@ class StreamOwner:
         t.out.append(Tell(StreamOwned(t.stream, t.lease.epoch, t.lease.previous.proxy)))
         if t.value.allocated:
             self._truncating.doom_allocated(t.value.allocated, t.value.max_segment + 1)
-        self._truncating.doom()
+        self._truncating.delete_next()
         self._taking.begin()
 
     def _progress(self) -> None:
@@ -383,9 +383,11 @@ class StreamOwner:
             case Relocate():
                 self._taking_in.relocated(change)
             case Expire():
-                self._truncating.doom()
-            case ForgetSegment(number, place):
-                t.out.append(Tell(SegmentGone(t.stream, number, place)))
+                self._truncating.delete_next()
+            case MarkTruncated():
+                self._truncating.marked()
+            case ForgetTruncated():
+                self._truncating.forgotten()
             case Refresh():
                 if t.is_closing and t.value.is_sealed:
                     self._end_sealed()

@@ -194,7 +194,7 @@ class Admin:
 
 def _places(value: StreamMetadata) -> list[tuple[str, SegmentRef]]:
     """Everything a stream holds in stores."""
-    places = [(s.store, SegmentRef(value.name, s.number, s.place)) for s in value.segments]
+    places = [(s.store, SegmentRef(value.name, s.number, s.place)) for s in value.listed]
     if value.allocated:
         store, place = allocated_place(value.allocated)
         places.append((store, SegmentRef(value.name, SegmentNumber(value.max_segment + 1), place)))

@@ -291,13 +291,14 @@ class StreamWorld:
     def _deleted(self, place: str) -> None:
         self.offload.check(self.value)
         self.sink_checks.swept(place)
+        self.checks.deleted(place, self.value)
 
     def _changed(self, key: Any, old: Any, new: Any) -> None:
         if key != KEY:
             return
         self.older_value = old or new
         if old is not None:
-            self.older_segments.update({s.number: s for s in old.segments})
+            self.older_segments.update({s.number: s for s in old.listed})
             self._note_dropped(old, new)
             self.retention.changed(old, new)
         self.checks.changed(old, new, self.store)
@@ -452,7 +453,7 @@ class StreamWorld:
     def _is_settled(self) -> bool:
         if not (all(c.is_done for c in self.clients) and all(p.is_done for p in self.programs)):
             return False
-        if self.config["seal"] and not self.value.is_sealed:
+        if self.value.truncated or (self.config["seal"] and not self.value.is_sealed):
             return False
         return all(self._has_reached_tail(r) for r in self.readers.values())
 
