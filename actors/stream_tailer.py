@@ -44,7 +44,7 @@ from dlog.log.read_messages import (
     StreamSeen,
     WatchLac,
 )
-from dlog.machine import Fact, Missing, Outcome, OutcomeUnknown, Received, Versioned
+from dlog.machine import Fact, Missing, Outcome, Received, Versioned
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentStore
@@ -263,13 +263,11 @@ class StreamTailer:
     async def _read_metadata(self) -> Outcome | DLogError:
         """The outcome, or what asking again will hardly mend: it is this stream's alone."""
         try:
-            outcome = await self._metadata.read(self._key)
+            return await self._metadata.read(self._key)
         except DLogError as error:
             return error
         except Exception as error:  # noqa: BLE001 - whatever a reader of znodes did not foresee
             return DamagedError(f"metadata of the stream cannot be read: stream={self.stream} {error!r}")
-        defect = outcome.defect if isinstance(outcome, OutcomeUnknown) else None
-        return outcome if defect is None else defect
 
     def _refuse(self, defect: DLogError | None) -> None:
         """If metadata is not to be relied on any more, whoever waits is told, and so is whoever asks."""

@@ -85,8 +85,10 @@ Unsubscribe = Callable[[], None]
 class Metadata(Protocol):
     """Ledgers by LedgerKey (LedgerMetadata), streams by StreamKey (StreamMetadata).
 
-    `read` and `compare_and_set` never raise for the network: they return OutcomeUnknown. The other calls raise
-    MetadataUnavailableError. A cancelled call may still take effect.
+    `read` and `compare_and_set` never raise for the network: they return OutcomeUnknown. They raise what asking again
+    cannot mend: DamagedError, UnsupportedVersionError, MetadataWentBackError for what cannot be read, and
+    RequestTooLargeError or NoRightsError for what was not written. The other calls raise MetadataUnavailableError. A
+    cancelled call may still take effect.
     """
 
     @property

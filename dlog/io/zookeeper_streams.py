@@ -44,7 +44,7 @@ from dlog.io.zookeeper_protocol import (
     NotEmptyError,
     Op,
 )
-from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
+from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned, unknown
 from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
 from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings, Truncation
 from dlog.model.segment_list import EMPTY, SegmentList
@@ -197,7 +197,7 @@ class StreamTree:
                     return OutcomeUnknown(f"the stream changes faster than it can be read: stream={stream}")
             except MetadataUnavailableError as error:
                 mirror.invalidate()
-                return OutcomeUnknown(error.message)
+                return unknown(error)
             except BaseException:
                 mirror.invalidate()
                 raise
@@ -216,7 +216,7 @@ class StreamTree:
             assert isinstance(version, StreamVersion)
             return await self._change(stream, value, version)
         except MetadataUnavailableError as error:
-            return OutcomeUnknown(error.message)
+            return unknown(error)
 
     async def remove(self, stream: StreamName, life: str) -> None:
         """Remove what is left of a stream that was marked as deleted in this life; another one is not touched."""
@@ -438,7 +438,9 @@ class StreamTree:
     async def _refused(self, stream: StreamName, failed: MultiFailedError) -> Outcome:
         if isinstance(failed.error, NoNodeError) and await self._zk.exists(self._paths.root(stream)) is None:
             return Missing()
-        return Conflict()
+        if isinstance(failed.error, (NoNodeError, NodeExistsError, BadVersionError)):
+            return Conflict()
+        raise failed.error
 
     async def _lock_ops(self, stream: StreamName, value: StreamMetadata, *, claims: bool, releases: bool) -> list[Op]:
         if not claims and not releases:

@@ -33,12 +33,14 @@ from dlog.errors import (
     StreamNotFoundError,
     StreamUnavailableError,
 )
-from dlog.events import LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
+from dlog.events import ChangeRefused, LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
 from dlog.lease.lease import Claimant, LeaseState
 from dlog.log import recovery
 from dlog.log.changes import (
+    Allocate,
     Change,
     CompleteSegment,
+    Deallocate,
     DropEmptySegment,
     Expire,
     ForgetTruncated,
@@ -326,6 +328,8 @@ class StreamOwner:
                 t.out += t.disposal.effects()
             t.out += t.register.effects()
             done = t.register.take_done()
+            for change, error in t.register.take_refused():
+                self._refused(change, error)
             if not done:
                 break
             for change in done:
@@ -395,6 +399,19 @@ class StreamOwner:
                     self._taking.refreshed()
             case _:
                 t.allocation.recorded(change)
+
+    def _refused(self, change: Change, error: DLogError) -> None:
+        """Metadata will never take a change of ours, which has not taken place."""
+        t = self._tenure
+        match change:
+            case TruncateTo():
+                self._truncating.refused(change, error)
+            case TakeSegmentsIn() | RememberSink() | Relocate():
+                self._taking_in.refused(change, error)
+            case Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
+                t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
+            case _:
+                t.lease.lose(error)  # without it there is no next segment, and no end of this one
 
     # ---- serving ----------------------------------------------------------------------------------------------------
 

@@ -336,6 +336,17 @@ class TakingIn:
         self._release_held()
         self._taking.restart()
 
+    def refused(self, change: TakeSegmentsIn | RememberSink | Relocate, error: DLogError) -> None:
+        """Metadata does not take the change, and never will: whoever asked for it hears why."""
+        if isinstance(change, Relocate):
+            self._answer_relocation(change, error)
+            return
+        self._waiting[0].change = None
+        self._drop(error)
+        if isinstance(change, TakeSegmentsIn):
+            self._release_held()
+            self._taking.restart()
+
     # ---- places -----------------------------------------------------------------------------------------------------
 
     def relocate(self, ticket: Ticket, request: RelocateSegment) -> None:
@@ -348,10 +359,14 @@ class TakingIn:
 
     def relocated(self, change: Relocate) -> None:
         """The change has been applied to metadata that was read since it was asked for, or changes nothing of it."""
+        is_done = change.took_place(self._tenure.value)
+        self._answer_relocation(change, None if is_done else self._not_relocated(change))
+
+    def _answer_relocation(self, change: Relocate, result: DLogError | None) -> None:
         heard = [ticket for ticket, asked in self._relocating if asked is change]
         self._relocating = tuple(waiting for waiting in self._relocating if waiting[1] is not change)
         for ticket in heard:
-            self._answer(ticket, None if change.took_place(self._tenure.value) else self._not_relocated(change))
+            self._answer(ticket, result)
 
     def _not_relocated(self, change: Relocate) -> DLogError:
         if self._tenure.value.segment(change.number) is not None:

@@ -61,11 +61,17 @@ class Truncating:
 
     def done(self, change: TruncateTo) -> None:
         """The trim point is moved."""
-        first = self._tenure.value.first_dlsn
+        self._answer(change, self._tenure.value.first_dlsn)
+        self.delete_next()
+
+    def refused(self, change: TruncateTo, error: DLogError) -> None:
+        """Metadata does not take it."""
+        self._answer(change, error)
+
+    def _answer(self, change: TruncateTo, result: DLSN | DLogError) -> None:
         heard = [ticket for ticket, asked in self._waiting if asked is change]
         self._waiting = tuple(waiting for waiting in self._waiting if waiting[1] is not change)
-        self._tenure.out.extend(Answer(ticket, first) for ticket in heard)
-        self.delete_next()
+        self._tenure.out.extend(Answer(ticket, result) for ticket in heard)
 
     def delete_next(self) -> None:
         """Begin to delete the oldest truncated segments, unless some are being deleted."""

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import make_acl
 
-from dlog.errors import ClusterNotFoundError, ConfigError, UnsupportedVersionError
+from dlog.errors import ClusterNotFoundError, ConfigError, Remedy, UnsupportedVersionError
 from dlog.io.metadata import BookieInfo, ProxyInfo
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.io.zookeeper_protocol import NoRightsError, RequestTooLargeError
 from dlog.log.changes import ForgetTruncated, MarkTruncated, TruncateTo
 from dlog.machine import Conflict, Missing, Versioned
 from dlog.model.dlsn import of
@@ -336,6 +338,24 @@ async def test_truncating_many_segments_is_one_small_change(metadata: ZooKeeperM
     assert isinstance(again, Versioned)
     assert again.value == outcome.value == forgotten
     assert not kazoo.exists(f"{R}/ledgers/logrecs_{200:018d}")
+
+
+async def test_a_change_that_zookeeper_will_never_take_is_refused_and_not_unknown(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
+    await written(metadata, StreamMetadata(name=KEY.stream, owner=OWNER), None)
+    read = await metadata.read(KEY)
+    assert isinstance(read, Versioned)
+    large = replace(read.value, segments=tuple(ended_segment(number) for number in range(1, 10_000)))
+    with pytest.raises(RequestTooLargeError) as too_large:
+        await metadata.compare_and_set(KEY, large, read.version)
+    assert too_large.value.remedy is Remedy.FIX
+    kazoo.set_acls(f"{R}/owner", [make_acl("world", "anyone", read=True)])
+    with pytest.raises(NoRightsError) as forbidden:
+        await metadata.compare_and_set(KEY, replace(read.value, allocated="7"), read.version)
+    assert forbidden.value.remedy is Remedy.FIX and f"{R}/owner" in forbidden.value.message
+    again = await metadata.read(KEY)
+    assert isinstance(again, Versioned) and again.value == read.value
 
 
 def ended_segment(number: int) -> Segment:

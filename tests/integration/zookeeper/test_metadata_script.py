@@ -23,7 +23,7 @@ from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import Metadata
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.machine import Key, Missing, Outcome, Versioned
+from dlog.machine import Key, Missing, Outcome, SeenOutcome, Versioned
 from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
@@ -46,7 +46,7 @@ class MapOfWorlds:
     async def read(self, key: Key) -> Outcome:
         return self.model.read(key)
 
-    async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
+    async def compare_and_set(self, key: Key, value: object, version: object) -> SeenOutcome:
         return self.model.compare_and_set(key, value, version)
 
 

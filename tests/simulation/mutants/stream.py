@@ -392,6 +392,18 @@ TRUNCATED = (
         parts=planted(StreamOwner, ("_hold", "self._truncating.delete_next()", "pass")),
     ),
     Mutant(
+        name="all truncated segments are marked at once",
+        invariants=("T5",),
+        style="clocks",
+        parts=planted(Truncating, ("delete_next", "[: t.options.truncate_portion]", "[:]")),
+    ),
+    Mutant(
+        name="what waits together with a change that is refused is given up with it",
+        invariants=("T5", "T6"),
+        style="clocks",
+        parts=planted(Register, ("_hear_refusal", "len(question.changes) > 1", "False")),
+    ),
+    Mutant(
         name="one portion of the truncated segments is deleted",
         invariants=("T5",),
         parts=planted(Truncating, ("forgotten", "self.delete_next()", "pass")),
