@@ -24,6 +24,14 @@ class Refresh:
 
 
 @dataclass(frozen=True, slots=True)
+class Touch:
+    """Write the stream as it is: metadata then says when, by its own clock."""
+
+    def apply(self, value: StreamMetadata) -> StreamMetadata:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class StartSegment:
     """Put a segment in progress into the list. Its place is allocated no longer.
 
@@ -317,6 +325,7 @@ class MarkDeleted:
 
 Change = (
     Refresh
+    | Touch
     | StartSegment
     | CompleteSegment
     | DropEmptySegment

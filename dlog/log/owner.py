@@ -51,10 +51,11 @@ from dlog.log.changes import (
     RememberSink,
     StartSegment,
     TakeSegmentsIn,
+    Touch,
     TruncateTo,
 )
 from dlog.log.confirming import Confirming
-from dlog.log.expiring import RETENTION_TIMER, Expiring
+from dlog.log.expiring import DUE_TIMER, RETENTION_TIMER, Expiring
 from dlog.log.messages import (
     AppendEntry,
     AppendOnce,
@@ -288,6 +289,8 @@ class StreamOwner:
                 self._rolling.aged()
             case ("retention",):
                 self._expiring.judge(fact.now_s)
+            case ("due",):
+                self._expiring.due(fact.now_s)
 
     def _hear_store(self, message: Any) -> None:
         t = self._tenure
@@ -386,6 +389,8 @@ class StreamOwner:
                 self._taking_in.remembered(change)
             case Relocate():
                 self._taking_in.relocated(change)
+            case Touch():
+                self._expiring.look()
             case Expire():
                 self._truncating.delete_next()
             case MarkTruncated():
@@ -408,7 +413,7 @@ class StreamOwner:
                 self._truncating.refused(change, error)
             case TakeSegmentsIn() | RememberSink() | Relocate():
                 self._taking_in.refused(change, error)
-            case Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
+            case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
                 t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
             case _:
                 t.lease.lose(error)  # without it there is no next segment, and no end of this one
@@ -588,6 +593,7 @@ class StreamOwner:
         self._taking.stop()
         t.out.append(Tell(StreamSealed(t.stream, t.value.max_segment)))
         self._cancel_timers()
+        self._expiring.look()
         self._answer_takers(t.value.max_segment)
         self._taking.admit_early()
         ended = EndOfStreamError("the stream is sealed")
@@ -631,7 +637,7 @@ class StreamOwner:
         self._cancel_timers()
 
     def _cancel_timers(self) -> None:
-        keys = (AGE_TIMER, RETENTION_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
+        keys = (AGE_TIMER, RETENTION_TIMER, DUE_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
         self._tenure.out.extend(CancelTimer(key) for key in keys)
 
     def _stat(self) -> StreamStat:

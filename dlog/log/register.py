@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dlog.errors import DLogError, StreamNotFoundError
 from dlog.lease.lease import Lease
-from dlog.log.changes import Change, Refresh, Relocate
+from dlog.log.changes import Change, Refresh, Relocate, Touch
 from dlog.log.options import OwnerOptions
 from dlog.machine import (
     CancelTimer,
@@ -187,7 +187,7 @@ class Register:
         value, changes = self.value, self._wanted[:1] if self._tries_alone else self._wanted
         for change in changes:
             value = change.apply(value)
-        if value == self.value:
+        if value == self.value and not any(isinstance(change, Touch) for change in changes):
             self._finish(changes)  # it is so already: an earlier write with its reply lost, or nothing to do
             return []
         self._question = _Question(changes)
