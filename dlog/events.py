@@ -212,6 +212,7 @@ class ChangeRefused(Event):
     the change is for (deleting what is truncated, retention) does not happen until the stream has another owner."""
 
     name: ClassVar[str] = "change.refused"
+    level: ClassVar[str] = "warning"
     stream: str
     change: str
     reason: str

@@ -10,13 +10,14 @@ process, and the model in tests/simulation. Every decision write is a compare-an
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dlog.machine import Key, Missing, Outcome, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
+from dlog.model.segment import Owner
 
 
 class SessionState(enum.Enum):
@@ -77,6 +78,15 @@ class Absent:
     """
 
     deletions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """A stream without its segments. is_truncated: there are segments before the trim point."""
+
+    owner: Owner
+    retention_s: float
+    is_truncated: bool
 
 
 Unsubscribe = Callable[[], None]
@@ -141,6 +151,11 @@ class Metadata(Protocol):
     def ledgers(self) -> AsyncIterator[LedgerId]: ...
 
     async def streams(self) -> list[StreamName]: ...
+
+    async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
+        """What two znodes say of each stream, in order; None for one that is not there or cannot be read. Asked for
+        many at once, as of now or a moment ago; nothing is cached or watched."""
+        ...
 
     async def instance_id(self) -> str:
         """Identity of the cluster. Raises MetadataUnavailableError, or NotFound errors when no cluster was made."""

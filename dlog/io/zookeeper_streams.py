@@ -25,13 +25,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError
+from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError, UnsupportedVersionError
 from dlog.io import stream_metadata
-from dlog.io.metadata import Absent, SessionState, Unsubscribe
+from dlog.io.metadata import Absent, SessionState, StreamHead, Unsubscribe
 from dlog.io.stream_marks import StreamMarks
 from dlog.io.stream_metadata import StreamVersion
 from dlog.io.zookeeper import ANY_VERSION, Check, Create, Delete, Set, Stat, ZooKeeper
@@ -268,6 +268,12 @@ class StreamTree:
             except InvalidStreamNameError:
                 continue
         return streams
+
+    async def heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
+        """See Metadata.stream_heads."""
+        roots = [self._paths.root(stream) for stream in streams]
+        found = await self._zk.get_many([f"{root}/{name}" for root in roots for name in ("owner", "settings")])
+        return [_head(owner, settings) for owner, settings in zip(found[::2], found[1::2], strict=True)]
 
     async def run(self) -> None:
         """In every new session, show again that we hold what we hold; for ever."""
@@ -524,6 +530,16 @@ def _at_trim_point(segments: SegmentList, trim: int) -> tuple[SegmentList, Segme
         at += 1
     first_open = segments.in_progress[:1]
     return segments.split(min(at, segments.index_of(first_open[0].number)) if first_open else at)
+
+
+def _head(owner: tuple[bytes, Stat] | None, settings: tuple[bytes, Stat] | None) -> StreamHead | None:
+    if owner is None:
+        return None
+    try:
+        chosen = decode_settings(settings[0]) if settings is not None else StreamSettings()
+        return StreamHead(decode_owner(owner[0]), chosen.retention_s, decode_trim(owner[0]) > 0)
+    except (DamagedError, UnsupportedVersionError):
+        return None
 
 
 def _allocated(data: bytes, stream: StreamName) -> str:
