@@ -46,9 +46,9 @@ from dlog.log.read_messages import (
     StreamSeen,
     WatchLac,
 )
-from dlog.machine import Fact, Missing, Outcome, OutcomeUnknown, Received, Versioned
+from dlog.machine import Fact, Missing, Outcome, Received, Versioned
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, StreamName
-from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentStore
 
 
@@ -78,7 +78,6 @@ class StreamTailer:
         self._readers = SegmentReaders(stream, stores)
         self._views: dict[View, None] = {}  # in the order they came
         self._value: StreamMetadata | None = None
-        self._segments: dict[int, Segment] = {}  # of the value, by number
         self._tail: Segment | None = None  # of the value: the one in progress
         self._is_known = False
         self._defect: DLogError | None = None  # of the stream's metadata: nothing is served from it
@@ -112,8 +111,7 @@ class StreamTailer:
 
     def listed(self, number: int) -> Segment | None:
         """The segment as the list has it now, unless it is truncated."""
-        now = self._segments.get(number)
-        return None if now is None or now.truncation is Truncation.TRUNCATED else now
+        return self._value.segment(number) if self._value is not None else None
 
     async def run(self) -> None:
         """Live until stopped."""
@@ -152,7 +150,7 @@ class StreamTailer:
         self._tasks = None
         self._value, self._is_known, self._is_alone = None, False, False
         self._is_heard, self._following = False, None
-        self._segments, self._tail = {}, None
+        self._tail = None
         self._fresh.clear()
         self._watching.clear()
         self._turns.cancel()
@@ -270,13 +268,11 @@ class StreamTailer:
     async def _read_metadata(self) -> Outcome | DLogError:
         """The outcome, or what asking again will hardly mend: it is this stream's alone."""
         try:
-            outcome = await self._metadata.read(self._key)
+            return await self._metadata.read(self._key)
         except DLogError as error:
             return error
         except Exception as error:  # noqa: BLE001 - whatever a reader of znodes did not foresee
             return DamagedError(f"metadata of the stream cannot be read: stream={self.stream} {error!r}")
-        defect = outcome.defect if isinstance(outcome, OutcomeUnknown) else None
-        return outcome if defect is None else defect
 
     def _contact(self, state: SessionState) -> None:
         if state is SessionState.CONNECTED:
@@ -295,7 +291,6 @@ class StreamTailer:
         if self._is_known and value == before and (value is None or before is None or value.life == before.life):
             return
         self._value, self._is_known, self._has_news = value, True, True
-        self._segments = {s.number: s for s in (value.segments if value is not None else ())}
         in_progress = value.in_progress if value is not None else ()
         self._tail = in_progress[-1] if in_progress else None
         if before is not None:
@@ -304,17 +299,18 @@ class StreamTailer:
             if view.has_seen:
                 view.say(StreamSeen(value, fresh=False))
         if self._following is not None:
-            self._following.moved(self._segments)
+            self._following.moved(self.listed)
         self._settle_watches()
         self._signal()
 
     def _forget(self, before: StreamMetadata, now: StreamMetadata | None) -> None:
         """What is truncated, deleted or differently ended than before leaves cache and readers."""
-        kept = {segment_key(s): s for s in (now.segments if now is not None else ())}
-        for old in before.segments:
+        changes = now.readable_changes_since(before) if now is not None else ((s, None) for s in before.segments)
+        for old, new in changes:
+            if old is None:
+                continue
             key = segment_key(old)
-            new = kept.get(key)
-            if new is None or new.truncation is Truncation.TRUNCATED:
+            if new is None or segment_key(new) != key:
                 self._cache.drop(key)
                 self._readers.drop(key)
                 self._lacs.pop(key, None)
@@ -404,7 +400,7 @@ class StreamTailer:
 
     def _is_settled(self, segment: Segment) -> bool:
         """Whether the segment's end is known from metadata, or it is gone."""
-        now = self._segments.get(segment.number)
+        now = self.listed(segment.number)
         return now is None or now.completed or segment_key(now) != segment_key(segment)
 
     def _settle_watches(self) -> None:
@@ -434,7 +430,7 @@ class StreamTailer:
     def _lac_seen(self, question: WatchLac) -> LacSeen | None:
         asked = question.segment
         key = segment_key(asked)
-        now = self._segments.get(asked.number)
+        now = self.listed(asked.number)
         if now is None or segment_key(now) != key:
             return LacSeen(asked.number, asked.place, question.known, True)
         end = self._ends.get(key)
@@ -563,7 +559,7 @@ class StreamTailer:
     def _place(self, heard: Heard, number: int, error: DLogError | None) -> None:
         if error is None:
             if self._is_of_this_life(heard):  # if not, what was heard is nobody's, and listening ends
-                heard.place(number, self._segments.get(number))
+                heard.place(number, self.listed(number))
         elif not heard.is_over:
             self.believe(heard, number)
 

@@ -9,7 +9,7 @@ That a segment ended empty is the last word of its place: what the number means 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dlog.errors import UnavailableError
@@ -146,18 +146,21 @@ class Heard(Ear):
         if not self._waiting:
             self._settled.set()
 
-    def moved(self, segments: Mapping[int, Segment]) -> None:
-        """Metadata names these segments now, by number. One that lies elsewhere than we believed is looked up anew.
+    def moved(self, listed: Callable[[int], Segment | None]) -> None:
+        """Metadata names other segments now; listed: the one of a number. One that lies elsewhere than we believed is
+        looked up anew; one that is completed its owner has said everything of.
 
         Only the number of an empty segment comes again: what was said of it beyond that is the new place's.
         """
         for number, old in tuple(self._placed.items()):
-            now = segments.get(number)
+            now = listed(number)
             if now is not None and (now.store, now.place) != (old.store, old.place):
                 del self._placed[number]
                 lac, ended = self._words[number]
                 if lac > NO_ENTRY:
                     self(number, lac, ended)
+            elif now is not None and now.completed:
+                del self._placed[number], self._words[number]
 
     def _forget(self, number: int) -> None:
         """The segment ended empty and leaves the list, which tells who looks at its place. Where we took it to lie

@@ -207,6 +207,18 @@ class SegmentDeleted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class ChangeRefused(Event):
+    """Metadata refuses a change that a stream's owner makes on its own account, and always will. Records are safe; what
+    the change is for (deleting what is truncated, retention) does not happen until the stream has another owner."""
+
+    name: ClassVar[str] = "change.refused"
+    level: ClassVar[str] = "warning"
+    stream: str
+    change: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RetentionHeld(Event):
     """Nothing expires from the stream now: the clocks that say how old its segments are cannot all be right. Told
     when one of them would have had a segment deleted."""

@@ -19,7 +19,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dlog.errors import DLogError, MetadataWentBackError
+from dlog.errors import DLogError, Remedy
 from dlog.values import value
 
 Token = Hashable  # names a question; unique within one machine
@@ -68,7 +68,7 @@ class MetadataSeen:
     """The answer to ReadMetadata or CompareAndSet with the same token."""
 
     token: Token
-    outcome: Outcome
+    outcome: SeenOutcome
 
 
 @value
@@ -111,16 +111,30 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
-    """Connection or session lost: a read has no result; a write may or may not have taken place. Read again.
-
-    defect: what asking again cannot mend, if that is why.
-    """
+    """Connection or session lost: a read has no result; a write may or may not have taken place. Read again."""
 
     reason: str = ""
-    defect: MetadataWentBackError | None = None
 
 
-Outcome = Versioned | Conflict | Missing | OutcomeUnknown
+Outcome = Versioned | Conflict | Missing | OutcomeUnknown  # what the metadata store returns
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Nothing was written, or can be read, and asking again cannot mend that: what is there is damaged or older than
+    what was seen, the change is larger than metadata takes, or this process has no right to it."""
+
+    error: DLogError
+
+
+SeenOutcome = Outcome | Refused  # what a machine hears of its question
+
+
+def unknown(error: DLogError) -> OutcomeUnknown:
+    """The outcome of a metadata question that failed. Raises the error if asking again cannot mend it."""
+    if error.remedy is not Remedy.RETRY:
+        raise error
+    return OutcomeUnknown(error.message)
 
 
 # ---- effects: what shall be done, in the imperative -----------------------------------------------------------------
@@ -159,7 +173,7 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class ReadMetadata:
-    """Read one key; answered by MetadataSeen(token, Versioned | Missing | OutcomeUnknown)."""
+    """Read one key; answered by MetadataSeen(token, Versioned | Missing | OutcomeUnknown | Refused)."""
 
     token: Token
     key: Key
@@ -169,7 +183,7 @@ class ReadMetadata:
 class CompareAndSet:
     """Write `value` if the key's version is `version` (None: if the key does not exist).
 
-    Answered by MetadataSeen(token, Versioned (with the new version) | Conflict | Missing | OutcomeUnknown).
+    Answered by MetadataSeen(token, Versioned (with the new version) | Conflict | Missing | OutcomeUnknown | Refused).
     """
 
     token: Token

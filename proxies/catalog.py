@@ -14,7 +14,7 @@ from typing import Any
 from dlog.io.metadata import Metadata
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import TXID_END_OF_STREAM, StreamName
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamMetadata
 from dlog.wire.stream_metadata import settings_to_map
 
 NAMES_MAX = 10_000  # in one answer to List
@@ -64,8 +64,7 @@ class Listings:
 
 def describe(value: StreamMetadata) -> dict[str, Any]:
     """One stream, as an answer to Stat."""
-    kept = [s for s in value.segments if s.truncation is not Truncation.TRUNCATED]
-    completed = [s for s in kept if s.completed and s.record_count]
+    completed = [s for s in value.segments if s.completed and s.record_count]
     txids = [s.last_txid for s in completed if s.last_txid != TXID_END_OF_STREAM]
     shown = value.segments[-SEGMENTS_MAX:]
     owner = value.owner
@@ -80,12 +79,13 @@ def describe(value: StreamMetadata) -> dict[str, Any]:
             "location": owner.address,
             "released": owner.released,
         },
-        "first_dlsn": list(kept[0].first_dlsn) if kept else None,
+        "first_dlsn": list(value.first_dlsn) if value.segments else None,
         "last_dlsn": list(completed[-1].last_dlsn) if completed else None,
         "last_txid": txids[-1] if txids else None,
-        "records": sum(s.record_count for s in kept),
+        "records": sum(s.record_count for s in value.segments),
         "segments": [describe_segment(s) for s in shown],
         "segments_left_out": len(value.segments) - len(shown),
+        "segments_to_delete": len(value.truncated),
     }
 
 

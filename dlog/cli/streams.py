@@ -105,6 +105,8 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
         say(f"owner      {owner['location']}{released}, epoch {owner['epoch']}{state}")
     else:
         say("owner      nobody yet; the first append finds one")
+    if told.get("segments_to_delete"):
+        say(f"truncated  {told['segments_to_delete']} segments are still to be deleted; the owner is at it")
     segments = told.get("segments", [])
     if segments:
         say("")

@@ -18,7 +18,7 @@ import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from dlog.errors import ClosedError, DLogError, MetadataWentBackError, OverCapacityError, UnavailableError
+from dlog.errors import ClosedError, DLogError, OverCapacityError, Remedy, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.far_timers import FarTimers
 from dlog.io.metadata import Metadata
@@ -36,6 +36,8 @@ from dlog.machine import (
     PeerLost,
     Persist,
     ReadMetadata,
+    Refused,
+    SeenOutcome,
     Send,
     SetTimer,
     Tell,
@@ -404,14 +406,14 @@ class Driver:
         self.start(self._ask_metadata(self._metadata, effect), name=f"{self.name} {verb} {effect.key}")
 
     async def _ask_metadata(self, metadata: Metadata, effect: ReadMetadata | CompareAndSet) -> None:
+        outcome: SeenOutcome
         try:
             if isinstance(effect, ReadMetadata):
                 outcome = await metadata.read(effect.key)
             else:
                 outcome = await metadata.compare_and_set(effect.key, effect.value, effect.version)
         except DLogError as error:
-            defect = error if isinstance(error, MetadataWentBackError) else None
-            outcome = OutcomeUnknown(str(error), defect)
+            outcome = OutcomeUnknown(error.message) if error.remedy is Remedy.RETRY else Refused(error)
         self.post(MetadataSeen(effect.token, outcome))
 
     def _perform_persist(self, effect: Persist) -> None:

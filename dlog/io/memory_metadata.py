@@ -7,12 +7,12 @@ later, so that nobody comes to rely on them at once. `drop_replies` makes the ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 from dlog.errors import CookieError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.metadata import Absent, BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
+from dlog.io.metadata import Absent, BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
 from dlog.machine import Conflict, Key, Missing, Outcome, OutcomeUnknown, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
@@ -109,6 +109,14 @@ class MemoryMetadata:
 
     async def streams(self) -> list[StreamName]:
         return sorted(key.stream for key in self._values if isinstance(key, StreamKey))
+
+    async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
+        await asyncio.sleep(0)
+        found = (self._values.get(StreamKey(stream)) for stream in streams)
+        return [
+            StreamHead(f.value.owner, f.value.settings.retention_s, bool(f.value.truncated)) if f is not None else None
+            for f in found
+        ]
 
     async def instance_id(self) -> str:
         return self._instance

@@ -10,13 +10,14 @@ process, and the model in tests/simulation. Every decision write is a compare-an
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from dlog.machine import Key, Missing, Outcome, Versioned
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 from dlog.model.ledger import LedgerKey
+from dlog.model.segment import Owner
 
 
 class SessionState(enum.Enum):
@@ -79,14 +80,25 @@ class Absent:
     deletions: int
 
 
+@dataclass(frozen=True, slots=True)
+class StreamHead:
+    """A stream without its segments. is_truncated: there are segments before the trim point."""
+
+    owner: Owner
+    retention_s: float
+    is_truncated: bool
+
+
 Unsubscribe = Callable[[], None]
 
 
 class Metadata(Protocol):
     """Ledgers by LedgerKey (LedgerMetadata), streams by StreamKey (StreamMetadata).
 
-    `read` and `compare_and_set` never raise for the network: they return OutcomeUnknown. The other calls raise
-    MetadataUnavailableError. A cancelled call may still take effect.
+    `read` and `compare_and_set` never raise for the network: they return OutcomeUnknown. They raise what asking again
+    cannot mend: DamagedError, UnsupportedVersionError, MetadataWentBackError for what cannot be read, and
+    RequestTooLargeError or NoRightsError for what was not written. The other calls raise MetadataUnavailableError. A
+    cancelled call may still take effect.
     """
 
     @property
@@ -106,6 +118,9 @@ class Metadata(Protocol):
 
         A created stream has the life that the value names, or a new one. A stream whose owner is written as deleted
         is gone at that moment: it is read as Missing, with what is left of it, and one more deletion is counted.
+
+        A stream's next value is made from the one that came with its version, which bears what metadata gave to each
+        segment (`Segment.metadata_version`).
         """
         ...
 
@@ -137,6 +152,11 @@ class Metadata(Protocol):
     def ledgers(self) -> AsyncIterator[LedgerId]: ...
 
     async def streams(self) -> list[StreamName]: ...
+
+    async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
+        """What two znodes say of each stream, in order; None for one that is not there or cannot be read. Asked for
+        many at once, as of now or a moment ago; nothing is cached or watched."""
+        ...
 
     async def instance_id(self) -> str:
         """Identity of the cluster. Raises MetadataUnavailableError, or NotFound errors when no cluster was made."""

@@ -9,8 +9,7 @@ change checks `R/life-<life>` too, a name that no other stream ever had. Source:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dlog.io.zookeeper_protocol import Check, Create, Created, Delete, Op, Set, Stat
@@ -22,13 +21,15 @@ from dlog.wire.stream_metadata import (
     encode_segment,
     encode_settings,
     encode_sinks,
+    parse_segment_name,
     segment_name,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class StreamVersion:
-    """Opaque to whoever carries it: a value as read, and the versions of the znodes it was read from.
+    """Opaque to whoever carries it: a value as read, and the versions of the znodes it was read from; those of segments
+    are in the value (`Segment.metadata_version`).
 
     None: there is no such znode (a stream made by Java has neither owner nor settings).
     """
@@ -40,7 +41,6 @@ class StreamVersion:
     owner: int | None
     settings: int | None
     sinks: int | None
-    segments: Mapping[str, int] = field(repr=False)  # by node name
     life: str  # "": it was never given one
 
 
@@ -72,16 +72,16 @@ def plan_creation(root: str, value: StreamMetadata, life: str) -> list[Op]:
         Create(f"{root}/readLock"),
         Create(f"{root}/ledgers", encode_number(value.max_segment)),
         Create(f"{root}/allocation", value.allocated.encode()),
-        Create(f"{root}/owner", encode_owner(value.owner, life)),
+        Create(f"{root}/owner", _encode_owner(value, life)),
         Create(life_path(root, life)),
         Create(f"{root}/settings", encode_settings(value.settings)),
     ]
-    return ops + [Create(_path(root, segment), encode_segment(segment)) for segment in value.segments]
+    return ops + [Create(_path(root, segment), encode_segment(segment)) for segment in value.listed]
 
 
 def plan_life(root: str, old: StreamVersion, life: str) -> list[Op]:
     """Give a stream that has none (Java made it) an identity, and change nothing else."""
-    owner = _set_or_create(f"{root}/owner", encode_owner(old.value.owner, life), old.owner)
+    owner = _set_or_create(f"{root}/owner", _encode_owner(old.value, life), old.owner)
     return [owner, Create(life_path(root, life)), Check(f"{root}/ledgers", old.ledgers)]
 
 
@@ -98,9 +98,9 @@ def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
     assert old.owner is not None, "a life is written with an owner"
     ops: list[Op] = [
         Check(life_path(root, old.life), 0),
-        Set(f"{root}/owner", encode_owner(new.owner, old.life), old.owner),
+        Set(f"{root}/owner", _encode_owner(new, old.life), old.owner),
     ]
-    segment_ops = _plan_segments(root, old, new)
+    segment_ops = _plan_segments(root, was, new)
     ops += segment_ops
     if new.max_segment != was.max_segment or any(not isinstance(op, Set) for op in segment_ops):
         ops.append(Set(f"{root}/ledgers", encode_number(new.max_segment), old.ledgers))
@@ -120,37 +120,35 @@ def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
 def version_after(
     root: str, old: StreamVersion, new: StreamMetadata, ops: list[Op], results: list[Any]
 ) -> StreamVersion:
-    """The version of `new`, from the results of the multi that wrote it."""
+    """The version of `new`, and what metadata gives to its segments, from the results of the multi that wrote it."""
     versions: dict[str, int | None] = {}
+    stamped: dict[int, Segment] = {}
+    listed, unix_ms = new.listed, time_of(results)
     for op, result in zip(ops, results, strict=True):
         match op, result:
             case Create(path=path), Created():
                 versions[path] = result.stat.version
             case Set(path=path), Stat():
                 versions[path] = result.version
-            case Delete(path=path), _:
-                versions[path] = None
-    segments = dict(old.segments)
-    for path, version in versions.items():
-        directory, _, name = path.rpartition("/")
-        if directory == f"{root}/ledgers":
-            if version is None:
-                segments.pop(name, None)
-            else:
-                segments[name] = version
+            case _:
+                continue
+        named = parse_segment_name(path.removeprefix(f"{root}/ledgers/"))
+        segment = listed.find(named[1]) if named is not None else None
+        if segment is not None:
+            made_ms = unix_ms if segment.completed and isinstance(op, Create) else segment.metadata_unix_ms
+            stamped[segment.number] = replace(segment, metadata_unix_ms=made_ms, metadata_version=versions[path] or 0)
     ledgers = versions.get(f"{root}/ledgers", old.ledgers)
     max_txid = versions.get(f"{root}/maxtxid", old.max_txid)
     assert ledgers is not None
     assert max_txid is not None
     return StreamVersion(
-        value=new,
+        value=replace(new, changed_unix_ms=unix_ms).with_stamps(stamped),
         ledgers=ledgers,
         max_txid=max_txid,
         allocation=versions.get(f"{root}/allocation", old.allocation),
         owner=versions.get(f"{root}/owner", old.owner),
         settings=versions.get(f"{root}/settings", old.settings),
         sinks=versions.get(f"{root}/sinks", old.sinks),
-        segments=segments,
         life=old.life,
     )
 
@@ -163,10 +161,8 @@ def time_of(results: list[Any]) -> int:
 
 def version_of_creation(value: StreamMetadata, life: str) -> StreamVersion:
     """The version of a stream just made: every znode is in its first."""
-    names = {segment_name(segment): 0 for segment in value.segments}
-    return StreamVersion(
-        value, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, sinks=None, segments=names, life=life
-    )
+    made = value.with_stamps({s.number: replace(s, metadata_version=0) for s in value.listed})
+    return StreamVersion(made, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, sinks=None, life=life)
 
 
 def lock_client(value: StreamMetadata) -> str:
@@ -174,23 +170,23 @@ def lock_client(value: StreamMetadata) -> str:
     return f"1;0;{value.owner.address or value.owner.proxy}"
 
 
-def _plan_segments(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
-    before = {segment.number: segment for segment in old.value.segments}
+def _plan_segments(root: str, old: StreamMetadata, new: StreamMetadata) -> list[Op]:
     ops: list[Op] = []
-    for segment in new.segments:
-        was = before.pop(segment.number, None)
-        if was is segment or was == segment:
+    gone: list[Op] = []
+    for was, now in new.changes_since(old):
+        if was is not None and now is not None and was.completed == now.completed:
+            ops.append(Set(_path(root, now), encode_segment(now), was.metadata_version))
             continue
-        data = encode_segment(segment)
-        if was is None:
-            ops.append(Create(_path(root, segment), data))
-        elif was.completed == segment.completed:
-            ops.append(Set(_path(root, segment), data, old.segments[segment_name(segment)]))
-        else:
-            assert segment.completed, "a completed segment is never reopened"
-            ops.append(Create(_path(root, segment), data))
-            ops.append(Delete(_path(root, was), old.segments[segment_name(was)]))
-    return ops + [Delete(_path(root, gone), old.segments[segment_name(gone)]) for gone in before.values()]
+        if now is not None:
+            assert was is None or now.completed, "a completed segment is never reopened"
+            ops.append(Create(_path(root, now), encode_segment(now)))
+        if was is not None:
+            (ops if now is not None else gone).append(Delete(_path(root, was), was.metadata_version))
+    return ops + gone
+
+
+def _encode_owner(value: StreamMetadata, life: str) -> bytes:
+    return encode_owner(value.owner, life, value.first_number if value.truncated else 0)
 
 
 def _set_or_create(path: str, data: bytes, version: int | None) -> Op:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from dlog.errors import CookieError, MetadataUnavailableError
-from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, Unsubscribe
+from dlog.io.metadata import BookieInfo, Members, ProxyInfo, SessionState, StreamHead, Unsubscribe
 from dlog.io.zookeeper import ZooKeeper, report_crash
 from dlog.io.zookeeper_cluster import check_layout, read_instance_id
 from dlog.io.zookeeper_layout import PROXY_ROLES, LedgerPaths, StreamPaths
@@ -129,6 +129,9 @@ class ZooKeeperMetadata:
 
     async def streams(self) -> list[StreamName]:
         return await self._streams.names()
+
+    async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
+        return await self._streams.heads(streams)
 
     # ---- the cluster and who is in it ------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from aiozk.protocol.primitives import Int, Long, UString, Vector
 from aiozk.protocol.request import Request
 from aiozk.protocol.transaction import MultiHeader
 
-from dlog.errors import InvalidRequestError, MetadataUnavailableError
+from dlog.errors import InvalidRequestError, MetadataUnavailableError, Remedy
 
 REQUEST_BYTES_MAX = 1024 * 1024 - 1  # the servers' jute.maxbuffer, above which they drop the connection
 REPLY_BYTES_MAX = 32 * 1024 * 1024
@@ -90,9 +90,16 @@ class AuthFailedError(ZnodeError):
     zookeeper_code = -115
 
 
-_ERRORS = {
-    cls.zookeeper_code: cls for cls in (NoNodeError, BadVersionError, NodeExistsError, NotEmptyError, AuthFailedError)
-}
+class NoRightsError(ZnodeError):
+    """This process may not do that to the znode, by the znode's access control list."""
+
+    remedy = Remedy.FIX
+    next_step = "give the service's user of ZooKeeper all rights to this path and what is below it"
+    zookeeper_code = -102
+
+
+_KNOWN = (NoNodeError, BadVersionError, NodeExistsError, NotEmptyError, AuthFailedError, NoRightsError)
+_ERRORS = {cls.zookeeper_code: cls for cls in _KNOWN}
 _UNDECIDED = {-4: "connection loss", -7: "operation timeout", -112: "session expired", -118: "session moved"}
 
 

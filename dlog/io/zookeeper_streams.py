@@ -25,13 +25,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError
+from dlog.errors import DamagedError, InvalidStreamNameError, MetadataUnavailableError, UnsupportedVersionError
 from dlog.io import stream_metadata
-from dlog.io.metadata import Absent, SessionState, Unsubscribe
+from dlog.io.metadata import Absent, SessionState, StreamHead, Unsubscribe
 from dlog.io.stream_marks import StreamMarks
 from dlog.io.stream_metadata import StreamVersion
 from dlog.io.stream_rechecks import PAUSE_S, ZNODE_BYTES, StreamRechecks
@@ -46,9 +46,10 @@ from dlog.io.zookeeper_protocol import (
     Op,
     ZnodeError,
 )
-from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned
+from dlog.machine import Conflict, Missing, Outcome, OutcomeUnknown, Versioned, unknown
 from dlog.model.ids import SegmentNumber, StreamName, Txid, stream_name
-from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings
+from dlog.model.segment import Owner, Segment, StreamMetadata, StreamSettings, Truncation
+from dlog.model.segment_list import EMPTY, SegmentList
 from dlog.wire.stream_metadata import (
     decode_life,
     decode_number,
@@ -56,11 +57,16 @@ from dlog.wire.stream_metadata import (
     decode_segment,
     decode_settings,
     decode_sinks,
+    decode_trim,
     parse_segment_name,
+    segment_names,
 )
 
 CACHED_STREAMS_MAX = 4096
 MIRROR_S = 60.0  # after which a list is read anew by the next reading, whatever its watch told
+MIRROR_SEGMENT_S = (
+    0.05  # ... and so much for each of its segments, so that reading them costs a small share of the time
+)
 READ_TRIES = 200  # of a stream that changes while it is read
 LOCK_TRIES = 10
 DELETE_TRIES = 20
@@ -76,7 +82,7 @@ class _Mirror:
     """The segment list of one stream as last read, and what has happened to it since. root: path of the stream."""
 
     root: str
-    nodes: dict[str, tuple[Segment | None, int]] = field(default_factory=dict)  # None: not a segment's znode
+    nodes: dict[str, Segment | None] = field(default_factory=dict)  # None: not a segment's znode
     touched: dict[str, None] = field(default_factory=dict)  # a set; an empty one has three times the size
     complete: bool = False  # nodes and touched together name every child there is
     listed_s: float = 0.0  # when the whole list was read
@@ -84,7 +90,7 @@ class _Mirror:
     owner: int = -1  # version of the owner's znode, as far as changes of it are known here
     life: str = ""  # that the list was read in; counts and versions may be the same in the next one
     epoch: int = 0  # counts invalidations
-    segments: tuple[Segment, ...] = ()
+    segments: SegmentList = EMPTY
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     unsubscribe: Unsubscribe = lambda: None
 
@@ -96,6 +102,41 @@ class _Mirror:
     def invalidate(self) -> None:
         self.complete = False
         self.epoch += 1
+
+    def is_old(self, now_s: float) -> bool:
+        """Whether the whole list is to be read again, though nothing told of a change."""
+        return now_s - self.listed_s > max(MIRROR_S, MIRROR_SEGMENT_S * len(self.nodes))
+
+    def named(self, names: Iterable[str]) -> set[str]:
+        """Those of the names that are known to be there."""
+        return {name for name in names if name in self.nodes}
+
+    def put(self, name: str, found: tuple[bytes, Stat] | None, known: Segment | None) -> None:
+        """Take a znode below R/ledgers as it was just read; None: it is gone. known: the segment that it was before; if
+        nothing has changed it stays the same object, so that lists are compared by reference."""
+        if found is None:
+            self.nodes.pop(name, None)
+            return
+        if parse_segment_name(name) is None:
+            self.nodes[name] = None
+            return
+        segment = _segment(name, *found)
+        self.nodes[name] = known if known is not None and _given(known) == _given(segment) else segment
+
+    def take_up(self, names: list[str], *, all_of_them: bool) -> None:
+        """Bring `segments` up to the znodes of these names, or to all there are. Should a number be there twice, the
+        completed segment counts: it is the later."""
+        if all_of_them:
+            found = [s for s in self.nodes.values() if s is not None]
+            by_number = {s.number: s for s in sorted(found, key=lambda s: s.completed)}
+            self.segments = SegmentList(by_number[number] for number in sorted(by_number))
+            return
+        numbers = {named[1] for named in map(parse_segment_name, names) if named is not None}
+        self.segments = self.segments.updated({number: self._of_number(number) for number in numbers})
+
+    def _of_number(self, number: SegmentNumber) -> Segment | None:
+        completed, in_progress = segment_names(number)
+        return self.nodes.get(completed) or self.nodes.get(in_progress)
 
     def changed(self, path: str | None) -> None:
         """The watch fired; None: it may have missed anything."""
@@ -181,7 +222,7 @@ class StreamTree:
                     return OutcomeUnknown(f"the stream changes faster than it can be read: stream={stream}")
             except MetadataUnavailableError as error:
                 mirror.invalidate()
-                return OutcomeUnknown(error.message)
+                return unknown(error)
             except BaseException:
                 mirror.invalidate()
                 raise
@@ -192,7 +233,7 @@ class StreamTree:
         return Missing(left=found) if found.value.owner.deleted else found
 
     async def compare_and_set(self, stream: StreamName, value: StreamMetadata, version: object) -> Outcome:
-        """Raises RequestTooLargeError when more changes at once than a multi can hold (about 5,000 segments)."""
+        """Raises RequestTooLargeError for more changes at once than a multi can hold (about 5,000 segments)."""
         assert value.name == stream
         try:
             if version is None or isinstance(version, Absent):
@@ -200,7 +241,7 @@ class StreamTree:
             assert isinstance(version, StreamVersion)
             return await self._change(stream, value, version)
         except MetadataUnavailableError as error:
-            return OutcomeUnknown(error.message)
+            return unknown(error)
 
     async def remove(self, stream: StreamName, life: str) -> None:
         """Remove what is left of a stream that was marked as deleted in this life; another one is not touched."""
@@ -252,6 +293,12 @@ class StreamTree:
             except InvalidStreamNameError:
                 continue
         return streams
+
+    async def heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
+        """See Metadata.stream_heads."""
+        roots = [self._paths.root(stream) for stream in streams]
+        found = await self._zk.get_many([f"{root}/{name}" for root in roots for name in ("owner", "settings")])
+        return [_head(owner, settings) for owner, settings in zip(found[::2], found[1::2], strict=True)]
 
     async def run(self) -> None:
         """Look after a reconnect at what is watched, and in every new session show again that we hold what we hold; for
@@ -316,20 +363,21 @@ class StreamTree:
         root = self._paths.root(stream)
         epoch = mirror.epoch
         now_s = asyncio.get_running_loop().time()
-        listed = not mirror.complete or now_s - mirror.listed_s > MIRROR_S
+        listed = not mirror.complete or mirror.is_old(now_s)
+        former = mirror.nodes
         if listed:
             try:
                 names, stat = await self._zk.children(f"{root}/ledgers", fresh=True)
             except NoNodeError:
                 return Missing()
             mirror.moves = stat.cversion
-            mirror.nodes.clear()
+            mirror.nodes = {}
             mirror.touched = dict.fromkeys(names)
             mirror.listed_s = now_s
         names, mirror.touched = sorted(mirror.touched), {}
         heads = [f"{root}/{name}" for name in _HEADS]
         below = (f"{root}/ledgers/{name}" for name in names)
-        before = set(names) if listed else mirror.nodes.keys() & set(names)
+        before = set(names) if listed else mirror.named(names)
         found = await self._zk.get_many([*heads, *below, *heads[:2]], fresh=not listed)
         first, segments, last = found[: len(heads)], found[len(heads) : -2], found[-2:]
         owner = first[1][1].version if first[1] is not None else -1
@@ -337,21 +385,16 @@ class StreamTree:
         if listed:
             mirror.owner, mirror.life = owner, life
         for name, item in zip(names, segments, strict=True):
-            if item is None:
-                mirror.nodes.pop(name, None)
-            else:
-                known = parse_segment_name(name) is not None
-                mirror.nodes[name] = (_segment(name, *item) if known else None, item[1].version)
+            mirror.put(name, item, former.get(name))
         if listed or names:
-            mirror.segments = _in_order(mirror.nodes)  # now: if this reading is thrown away, the next finds no change
-        mirror.moves += len(before ^ (mirror.nodes.keys() & set(names)))
+            mirror.take_up(names, all_of_them=listed)  # now: if this reading is thrown away, the next finds no change
+        mirror.moves += len(before ^ mirror.named(names))
         if first[0] is None:
             return Missing()
         if epoch != mirror.epoch:
             return None
-        mirror.complete = self._zk.tree_is_watched(root) and len(mirror.nodes | mirror.touched) == (
-            first[0][1].children
-        )
+        known = len(mirror.nodes) + len(mirror.touched) - len(mirror.named(mirror.touched))
+        mirror.complete = self._zk.tree_is_watched(root) and known == first[0][1].children
         if mirror.touched or [_stat(item) for item in first[:2]] != [_stat(item) for item in last]:
             return None
         told = len(mirror.nodes), mirror.moves, mirror.owner, mirror.life
@@ -389,7 +432,8 @@ class StreamTree:
                     continue  # somebody made (or removed) part of it; look again
                 raise
             value = replace(value, life=life).stamped(stream_metadata.time_of(results))
-            return Versioned(value, stream_metadata.version_of_creation(value, life))
+            made = stream_metadata.version_of_creation(value, life)
+            return Versioned(made.value, made)
         return Conflict()
 
     async def _change(self, stream: StreamName, value: StreamMetadata, version: StreamVersion) -> Outcome:
@@ -421,10 +465,9 @@ class StreamTree:
                 return await self._refused(stream, failed)
             if value.owner.released or value.owner.deleted:
                 self._held.pop(stream, None)
-            value = value.stamped(stream_metadata.time_of(results))
             changed = stream_metadata.version_after(root, version, value, ops, results[: len(ops)])
             self._marks.saw(stream, changed)
-            return Versioned(value, changed)
+            return Versioned(changed.value, changed)
         return OutcomeUnknown(f"lock members come and go faster than they can be replaced: stream={stream}")
 
     async def _give_life(self, stream: StreamName, version: StreamVersion) -> Outcome:
@@ -445,7 +488,9 @@ class StreamTree:
     async def _refused(self, stream: StreamName, failed: MultiFailedError) -> Outcome:
         if isinstance(failed.error, NoNodeError) and await self._zk.exists(self._paths.root(stream)) is None:
             return Missing()
-        return Conflict()
+        if isinstance(failed.error, (NoNodeError, NodeExistsError, BadVersionError)):
+            return Conflict()
+        raise failed.error
 
     async def _lock_ops(self, stream: StreamName, value: StreamMetadata, *, claims: bool, releases: bool) -> list[Op]:
         if not claims and not releases:
@@ -556,20 +601,36 @@ def _nothing() -> None:
 def _segment(name: str, data: bytes, stat: Stat) -> Segment:
     """The znode of a completed segment is made when it is completed."""
     segment = decode_segment(name, data)
-    return replace(segment, metadata_unix_ms=stat.ctime_ms) if segment.completed else segment
+    made_ms = stat.ctime_ms if segment.completed else 0
+    return replace(segment, metadata_unix_ms=made_ms, metadata_version=stat.version)
+
+
+def _given(segment: Segment) -> tuple[Segment, int, int]:
+    """All that is known of a segment, to compare it by."""
+    return segment, segment.metadata_unix_ms, segment.metadata_version
 
 
 def _stat(item: tuple[bytes, Stat] | None) -> Stat | None:
     return item[1] if item is not None else None
 
 
-def _in_order(nodes: dict[str, tuple[Segment | None, int]]) -> tuple[Segment, ...]:
-    """By number. Should a number be there twice, the completed one counts: it is the later."""
-    by_number: dict[SegmentNumber, Segment] = {}
-    for segment, _ in nodes.values():
-        if segment is not None and (segment.completed or segment.number not in by_number):
-            by_number[segment.number] = segment
-    return tuple(by_number[number] for number in sorted(by_number))
+def _at_trim_point(segments: SegmentList, trim: int) -> tuple[SegmentList, SegmentList]:
+    """The truncated segments, and those that may be read. Java has no trim point, it marks the segments one by one."""
+    at = segments.index_of(trim)
+    while at < len(segments) and segments[at].truncation is Truncation.TRUNCATED:
+        at += 1
+    first_open = segments.in_progress[:1]
+    return segments.split(min(at, segments.index_of(first_open[0].number)) if first_open else at)
+
+
+def _head(owner: tuple[bytes, Stat] | None, settings: tuple[bytes, Stat] | None) -> StreamHead | None:
+    if owner is None:
+        return None
+    try:
+        chosen = decode_settings(settings[0]) if settings is not None else StreamSettings()
+        return StreamHead(decode_owner(owner[0]), chosen.retention_s, decode_trim(owner[0]) > 0)
+    except (DamagedError, UnsupportedVersionError):
+        return None
 
 
 def _allocated(data: bytes, stream: StreamName) -> str:
@@ -584,9 +645,11 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
     assert ledgers is not None
     if max_txid is None:
         raise DamagedError(f"the stream has no maxtxid: stream={stream}")
+    truncated, segments = _at_trim_point(mirror.segments, decode_trim(owner[0]) if owner else 0)
     value = StreamMetadata(
         name=stream,
-        segments=mirror.segments,
+        segments=segments,
+        truncated=truncated,
         max_segment=SegmentNumber(decode_number(ledgers[0], f"{stream}/ledgers")),
         max_txid=Txid(decode_number(max_txid[0], f"{stream}/maxtxid")),
         allocated=_allocated(allocation[0], stream) if allocation else "",
@@ -604,7 +667,6 @@ def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirro
         owner=owner[1].version if owner else None,
         settings=settings[1].version if settings else None,
         sinks=sinks[1].version if sinks else None,
-        segments={name: node_version for name, (_, node_version) in mirror.nodes.items()},
         life=value.life,
     )
     return Versioned(value, version)

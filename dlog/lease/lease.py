@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from dlog.errors import DLogError, MetadataWentBackError, OwnedElsewhereError, StreamNotFoundError
+from dlog.errors import DLogError, OwnedElsewhereError, StreamNotFoundError
 from dlog.machine import (
     CancelTimer,
     CompareAndSet,
@@ -24,9 +24,10 @@ from dlog.machine import (
     Effect,
     MetadataSeen,
     Missing,
-    Outcome,
     OutcomeUnknown,
     ReadMetadata,
+    Refused,
+    SeenOutcome,
     SetTimer,
     TimerFired,
     Versioned,
@@ -144,7 +145,7 @@ class Lease:
     def _is_ours(self, value: StreamMetadata) -> bool:
         return value.owner.claim == self.claimant.nonce
 
-    def _heard(self, outcome: Outcome) -> list[Effect]:
+    def _heard(self, outcome: SeenOutcome) -> list[Effect]:
         match outcome:
             case Versioned(value, _):
                 assert isinstance(value, StreamMetadata)
@@ -155,8 +156,8 @@ class Lease:
                 return [CancelTimer(self._token())]
             case Conflict():
                 return self._read()  # somebody changed the stream: it may have been us, with the reply lost
-            case OutcomeUnknown(defect=MetadataWentBackError() as defect):
-                self._lose(defect)
+            case Refused(error):
+                self._lose(error)
                 return [CancelTimer(self._token())]
             case OutcomeUnknown():
                 cancel = CancelTimer(self._token())

@@ -45,11 +45,12 @@ from dlog.machine import (
     Fact,
     MetadataSeen,
     Missing,
-    Outcome,
     OutcomeUnknown,
     PeerLost,
     ReadMetadata,
     Received,
+    Refused,
+    SeenOutcome,
     Send,
     SetTimer,
     Tell,
@@ -290,7 +291,7 @@ class LedgerAdder:
                 else:
                     self._die(NotEnoughBookiesError(why, outcome_unknown=True))
 
-    def _note_metadata(self, token: object, outcome: Outcome) -> None:
+    def _note_metadata(self, token: object, outcome: SeenOutcome) -> None:
         if self._question is None or token != self._question:
             return
         kind, self._question = self._question[0], None
@@ -303,6 +304,9 @@ class LedgerAdder:
                 self._read_metadata()
             case Missing():
                 self._die(LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}", outcome_unknown=True))
+            case Refused(error):
+                text = f"metadata refuses: {error.message}: ledger={self.ledger}"
+                self._die(MetadataUnavailableError(text, outcome_unknown=True))
             case OutcomeUnknown() if kind == "write":
                 self._read_metadata()
             case OutcomeUnknown():

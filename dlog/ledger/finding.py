@@ -42,11 +42,12 @@ from dlog.machine import (
     Fact,
     MetadataSeen,
     Missing,
-    Outcome,
     OutcomeUnknown,
     PeerLost,
     ReadMetadata,
     Received,
+    Refused,
+    SeenOutcome,
     Send,
     SetTimer,
     Ticket,
@@ -161,7 +162,7 @@ class TailFinder:
 
     # ---- facts -------------------------------------------------------------------------------------------------------
 
-    def _note_metadata(self, outcome: Outcome) -> None:
+    def _note_metadata(self, outcome: SeenOutcome) -> None:
         match outcome:
             case _ if self._stage not in (_Stage.METADATA, _Stage.DECIDING):
                 return
@@ -173,6 +174,8 @@ class TailFinder:
                 self._begin(value, version)
             case Conflict():
                 self._read_metadata()
+            case Refused(error):
+                self._answer(error)
             case OutcomeUnknown(reason):
                 self._stage = _Stage.METADATA
                 self._reason = f"metadata out of reach: {reason}"

@@ -26,10 +26,10 @@ from dlog.machine import (
     Fact,
     MetadataSeen,
     Missing,
-    Outcome,
     PeerLost,
     ReadMetadata,
     Received,
+    SeenOutcome,
     Send,
     SetTimer,
     Ticket,
@@ -252,7 +252,7 @@ class LedgerReader:
             if read.value is None:
                 self._ask_next(read, EntryId(entry_id))
 
-    def _note_metadata(self, ticket: Ticket, outcome: Outcome) -> None:
+    def _note_metadata(self, ticket: Ticket, outcome: SeenOutcome) -> None:
         waiting = self._ranges.get(ticket)
         if waiting is None or waiting.refreshing is None:
             return

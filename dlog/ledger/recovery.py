@@ -49,11 +49,12 @@ from dlog.machine import (
     Fact,
     MetadataSeen,
     Missing,
-    Outcome,
     OutcomeUnknown,
     PeerLost,
     ReadMetadata,
     Received,
+    Refused,
+    SeenOutcome,
     Send,
     SetTimer,
     Tell,
@@ -195,7 +196,7 @@ class LedgerRecoverer:
 
     # ---- metadata ----------------------------------------------------------------------------------------------------
 
-    def _note_metadata(self, token: object, outcome: Outcome) -> None:
+    def _note_metadata(self, token: object, outcome: SeenOutcome) -> None:
         if self._question is None or token != self._question:
             return
         kind, self._question = self._question[0], None
@@ -210,6 +211,8 @@ class LedgerRecoverer:
                 self._note_value(value, version)
             case Conflict():
                 self._read_metadata()
+            case Refused(error):
+                self._fail(error)
             case OutcomeUnknown() if kind in ("mark", "close"):
                 self._read_metadata()
             case OutcomeUnknown(reason):

@@ -24,11 +24,12 @@ from dlog.machine import (
     Fact,
     MetadataSeen,
     Missing,
-    Outcome,
     OutcomeUnknown,
     PeerLost,
     ReadMetadata,
     Received,
+    Refused,
+    SeenOutcome,
     Send,
     SetTimer,
     Ticket,
@@ -188,7 +189,7 @@ class LedgerTailer:
         """The bookie cannot tell; a poll goes on with the next one at its next turn."""
         self._mute.add(bookie)
 
-    def _note_metadata(self, outcome: Outcome) -> None:
+    def _note_metadata(self, outcome: SeenOutcome) -> None:
         match outcome:
             case Versioned(value):
                 self._learn(value)
@@ -201,6 +202,8 @@ class LedgerTailer:
                 error = LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}")
                 self._effects += [Answer(ticket, error) for ticket in self._waiters]
                 self._waiters.clear()
+                self._end_round(error)
+            case Refused(error) if self._round is _Round.METADATA:
                 self._end_round(error)
             case OutcomeUnknown(reason) if self._round is _Round.METADATA:
                 self._end_round(MetadataUnavailableError(f"ledger={self.ledger} reason={reason}"))

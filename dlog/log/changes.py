@@ -24,6 +24,14 @@ class Refresh:
 
 
 @dataclass(frozen=True, slots=True)
+class Touch:
+    """Write the stream as it is: metadata then says when, by its own clock."""
+
+    def apply(self, value: StreamMetadata) -> StreamMetadata:
+        return value
+
+
+@dataclass(frozen=True, slots=True)
 class StartSegment:
     """Put a segment in progress into the list. Its place is allocated no longer.
 
@@ -88,7 +96,7 @@ class CompleteSegment:
 
 def _start_sequence_id(value: StreamMetadata, number: int) -> int:
     """Of segment `number`: records of the stream before it, as far as the list counts them."""
-    before = value.segment(number - 1)
+    before = value.segment(number - 1) or value.truncated_segment(number - 1)
     if before is None or not before.completed or before.start_sequence_id < 0:
         return 0
     return before.start_sequence_id + before.record_count
@@ -132,65 +140,64 @@ class Deallocate:
 
 @dataclass(frozen=True, slots=True)
 class TruncateTo:
-    """Records before `dlsn` may go: whole segments are TRUNCATED, the one holding it PARTIAL, be it in progress or not.
-    Only moves forward. dlsn: not beyond what was confirmed when this was wanted.
+    """Records before `dlsn` may go: the trim point moves to the segment that holds it, which becomes PARTIAL, be it in
+    progress or not. Only moves forward. dlsn: not beyond what was confirmed when this was wanted.
 
-    The last segment of the list and any in progress are never TRUNCATED: the list keeps what the next one follows.
+    The trim point stops at the last segment of the list and at any in progress: the list keeps what the next one
+    follows. One small change however many segments are truncated; `MarkTruncated` and `ForgetTruncated` follow it.
     """
 
     dlsn: DLSN
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
-        return replace(value, segments=tuple(self._one(s, s is value.segments[-1]) for s in value.segments))
-
-    def _one(self, segment: Segment, is_last: bool) -> Segment:
-        if segment.truncation is Truncation.TRUNCATED:
-            return segment
-        if segment.completed and segment.last_dlsn < self.dlsn and not is_last:
-            return replace(segment, truncation=Truncation.TRUNCATED)
-        first = min(self.dlsn, segment.last_dlsn.next_slot()) if segment.completed else self.dlsn
-        if segment.first_dlsn < first and first.segment == segment.number:
-            return replace(segment, truncation=Truncation.PARTIAL, min_entry=first.entry, min_slot=first.slot)
-        return segment
+        holding = value.segment(self.dlsn.segment)
+        is_behind = holding is not None and holding.completed and holding.last_dlsn < self.dlsn
+        value = value.trimmed(self.dlsn.segment + is_behind)
+        if not value.segments:
+            return value
+        first = value.segments[0]
+        point = min(self.dlsn, first.last_dlsn.next_slot()) if first.completed else self.dlsn
+        if point.segment != first.number or point <= first.first_dlsn:
+            return value
+        partial = replace(first, truncation=Truncation.PARTIAL, min_entry=point.entry, min_slot=point.slot)
+        return value.with_segment(partial)
 
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Completed segments may go for which the stream's retention is over at `now_unix_ms`, oldest first, never the last
-    of the list. A retention that was changed meanwhile counts as it is now.
-
-    A segment's age begins at the later of two moments: when its writer says that it was completed, and when metadata
-    got to know of that by metadata's own clock. One of which nothing is known has no age.
+    """Completed segments are truncated for which the stream's retention is over at `now_unix_ms`, oldest first, never
+    the last of the list. A retention that was changed meanwhile counts as it is now.
     """
 
     now_unix_ms: int
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
-        retention_ms = value.settings.retention_s * 1000
-        if retention_ms <= 0:
-            return value
-        kept = list(value.segments)
-        for at, segment in enumerate(value.segments[:-1]):
-            completed_ms = max(segment.completed_unix_ms, segment.metadata_unix_ms)
-            is_known = segment.completed and segment.metadata_unix_ms > 0
-            if not is_known or self.now_unix_ms - completed_ms <= retention_ms:
-                break
-            kept[at] = replace(segment, truncation=Truncation.TRUNCATED)
-        return replace(value, segments=tuple(kept))
+        for segment in value.segments:
+            expires_ms = value.expires_unix_ms(segment)
+            if expires_ms is None or self.now_unix_ms <= expires_ms:
+                return value.trimmed(segment.number)
+        return value.trimmed(value.segments[-1].number) if value.segments else value
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetSegment:
-    """The store has deleted a TRUNCATED segment; take it out of the list."""
+class MarkTruncated:
+    """Say of the truncated segments up to this number, in DistributedLog's form, that they are: Java readers, who know
+    no trim point, skip them from then on, and their data may be deleted."""
 
-    number: SegmentNumber
-    place: str
+    upto: SegmentNumber
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
-        segment = value.segment(self.number)
-        if segment is None or segment.place != self.place or segment.truncation is not Truncation.TRUNCATED:
-            return value
-        return value.without_segment(self.number)
+        return value.with_marks(self.upto)
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetTruncated:
+    """The stores have deleted the truncated segments up to this number; take them out of metadata."""
+
+    upto: SegmentNumber
+
+    def apply(self, value: StreamMetadata) -> StreamMetadata:
+        return value.without_truncated(self.upto)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +230,7 @@ class TakeSegmentsIn:
         if record is not None and not may_remember(value, record, or_repeated=True):
             return value
         for stage in self.stages:
-            number = SegmentNumber(value.segments[-1].number + 1 if value.segments else max(1, value.max_segment))
+            number = value.next_number()
             listed = Segment(
                 number=number,
                 place=stage.place,
@@ -279,7 +286,7 @@ class Relocate:
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         segment = value.segment(self.number)
-        if segment is None or not segment.completed or segment.truncation is Truncation.TRUNCATED:
+        if segment is None or not segment.completed:
             return value
         if (segment.store, segment.place) != (self.store, self.place):
             return value
@@ -318,6 +325,7 @@ class MarkDeleted:
 
 Change = (
     Refresh
+    | Touch
     | StartSegment
     | CompleteSegment
     | DropEmptySegment
@@ -325,7 +333,8 @@ Change = (
     | Deallocate
     | TruncateTo
     | Expire
-    | ForgetSegment
+    | MarkTruncated
+    | ForgetTruncated
     | TakeSegmentsIn
     | RememberSink
     | Relocate

@@ -138,6 +138,8 @@ class StreamDeletion:
         while self._register is not None and self._lease.error is None and not self.has_ended:
             self._out += self._register.effects()
             done = self._register.take_done()
+            for _, error in self._register.take_refused():
+                self._end(error)
             if not done:
                 break
             if any(isinstance(change, MarkDeleted) for change in done):

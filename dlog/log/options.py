@@ -32,6 +32,7 @@ class OwnerOptions:
     answer_timeout_s: float = option(5.0, sim=(0.05, 2.0))  # of a metadata question
     clocks_apart_max_s: float = option(60.0, sim=(0.2, 100.0))  # own and metadata's; further apart nothing expires
     deletes_max: int = option(4, sim=(1, 4))  # segments deleted at once
+    truncate_portion: int = option(200, sim=(1, 3))  # truncated segments marked, deleted and forgotten together
 
     def __post_init__(self) -> None:
         if not 0 < self.producers_max <= PRODUCERS_MAX:

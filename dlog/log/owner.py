@@ -33,26 +33,29 @@ from dlog.errors import (
     StreamNotFoundError,
     StreamUnavailableError,
 )
-from dlog.events import LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
-from dlog.events import SegmentDeleted as SegmentGone
+from dlog.events import ChangeRefused, LacMoved, LeaseLost, SegmentCompleted, StreamOwned, StreamReleased, StreamSealed
 from dlog.lease.lease import Claimant, LeaseState
 from dlog.log import recovery
 from dlog.log.changes import (
+    Allocate,
     Change,
     CompleteSegment,
+    Deallocate,
     DropEmptySegment,
     Expire,
-    ForgetSegment,
+    ForgetTruncated,
     MarkReleased,
+    MarkTruncated,
     Refresh,
     Relocate,
     RememberSink,
     StartSegment,
     TakeSegmentsIn,
+    Touch,
     TruncateTo,
 )
 from dlog.log.confirming import Confirming
-from dlog.log.expiring import RETENTION_TIMER, Expiring
+from dlog.log.expiring import DUE_TIMER, RETENTION_TIMER, Expiring
 from dlog.log.messages import (
     AppendEntry,
     AppendOnce,
@@ -286,6 +289,8 @@ class StreamOwner:
                 self._rolling.aged()
             case ("retention",):
                 self._expiring.judge(fact.now_s)
+            case ("due",):
+                self._expiring.due(fact.now_s)
 
     def _hear_store(self, message: Any) -> None:
         t = self._tenure
@@ -326,6 +331,8 @@ class StreamOwner:
                 t.out += t.disposal.effects()
             t.out += t.register.effects()
             done = t.register.take_done()
+            for change, error in t.register.take_refused():
+                self._refused(change, error)
             if not done:
                 break
             for change in done:
@@ -340,7 +347,7 @@ class StreamOwner:
         t.out.append(Tell(StreamOwned(t.stream, t.lease.epoch, t.lease.previous.proxy)))
         if t.value.allocated:
             self._truncating.doom_allocated(t.value.allocated, t.value.max_segment + 1)
-        self._truncating.doom()
+        self._truncating.delete_next()
         self._taking.begin()
 
     def _progress(self) -> None:
@@ -382,10 +389,14 @@ class StreamOwner:
                 self._taking_in.remembered(change)
             case Relocate():
                 self._taking_in.relocated(change)
+            case Touch():
+                self._expiring.look()
             case Expire():
-                self._truncating.doom()
-            case ForgetSegment(number, place):
-                t.out.append(Tell(SegmentGone(t.stream, number, place)))
+                self._truncating.delete_next()
+            case MarkTruncated():
+                self._truncating.marked()
+            case ForgetTruncated():
+                self._truncating.forgotten()
             case Refresh():
                 if t.is_closing and t.value.is_sealed:
                     self._end_sealed()
@@ -393,6 +404,19 @@ class StreamOwner:
                     self._taking.refreshed()
             case _:
                 t.allocation.recorded(change)
+
+    def _refused(self, change: Change, error: DLogError) -> None:
+        """Metadata will never take a change of ours, which has not taken place."""
+        t = self._tenure
+        match change:
+            case TruncateTo():
+                self._truncating.refused(change, error)
+            case TakeSegmentsIn() | RememberSink() | Relocate():
+                self._taking_in.refused(change, error)
+            case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
+                t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
+            case _:
+                t.lease.lose(error)  # without it there is no next segment, and no end of this one
 
     # ---- serving ----------------------------------------------------------------------------------------------------
 
@@ -569,6 +593,7 @@ class StreamOwner:
         self._taking.stop()
         t.out.append(Tell(StreamSealed(t.stream, t.value.max_segment)))
         self._cancel_timers()
+        self._expiring.look()
         self._answer_takers(t.value.max_segment)
         self._taking.admit_early()
         ended = EndOfStreamError("the stream is sealed")
@@ -612,7 +637,7 @@ class StreamOwner:
         self._cancel_timers()
 
     def _cancel_timers(self) -> None:
-        keys = (AGE_TIMER, RETENTION_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
+        keys = (AGE_TIMER, RETENTION_TIMER, DUE_TIMER, MEND_TIMER, CONTROL_TIMER, recovery.TIMER)
         self._tenure.out.extend(CancelTimer(key) for key in keys)
 
     def _stat(self) -> StreamStat:

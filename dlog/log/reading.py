@@ -206,13 +206,12 @@ class StreamReader:
                     self._number = segments[-1].number + 1
 
     def _begin_at_first(self, stream: StreamMetadata) -> None:
-        first = next((s for s in stream.segments if s.truncation is not Truncation.TRUNCATED), None)
-        if first is not None:
-            self._number, self._entry, self._slot = first.first_dlsn
+        if stream.segments:
+            self._number, self._entry, self._slot = stream.first_dlsn
 
     def _begin_at(self, stream: StreamMetadata, dlsn: DLSN) -> None:
-        first = next((s.first_dlsn for s in stream.segments if s.truncation is not Truncation.TRUNCATED), None)
-        if first is not None and dlsn < first:
+        first = stream.first_dlsn
+        if stream.segments and dlsn < first:
             if first <= of(1, 0, 0):
                 self._begin_at_first(stream)  # nothing was ever before it
             else:
@@ -251,9 +250,8 @@ class StreamReader:
             self._next_segment()
             segment = stream.segment(self._number)
         if segment is None:
-            first = next((s for s in stream.segments if s.truncation is not Truncation.TRUNCATED), None)
-            if first is not None and first.number > self._number > 0:
-                self._end_truncated(first.first_dlsn)
+            if self._number > 0 and stream.has_lost(self._number):
+                self._end_truncated(stream.first_dlsn)
             elif self._segment is not None and self._is_untouched:
                 self._segment = None  # it was empty and is gone; its number comes again
                 self._asked = self._watched = None
@@ -287,11 +285,9 @@ class StreamReader:
     def _is_cut_off(self, segment: Segment) -> bool:
         """Whether the truncation point has passed our position; if so, that ends the reader."""
         assert self._stream is not None
-        is_behind = segment.truncation is Truncation.TRUNCATED or self.position < segment.first_dlsn
-        if not is_behind or self._is_read:
+        if self.position >= segment.first_dlsn or self._is_read:
             return False
-        first = next((s for s in self._stream.segments if s.truncation is not Truncation.TRUNCATED), segment)
-        self._end_truncated(first.first_dlsn)
+        self._end_truncated(self._stream.first_dlsn)
         return True
 
     # ---- what the source says ---------------------------------------------------------------------------------------

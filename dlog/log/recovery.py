@@ -17,7 +17,7 @@ and do not count.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from dlog.errors import DamagedError, DLogError, Remedy
@@ -37,7 +37,7 @@ from dlog.log.note import Note
 from dlog.log.options import OwnerOptions
 from dlog.machine import Effect, Send, SetTimer
 from dlog.model.ids import NO_ENTRY, EntryId, Epoch, SegmentNumber, Txid
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamMetadata
 
 TIMER = ("recovery",)
 _ANY_ENTRY = 2**63 - 1  # above every entry of its segment
@@ -66,7 +66,7 @@ class _Ending:
 class Recovery:
     """Of one take-over, or of one's own segment after its store failed.
 
-    under_way: store and place of the segments that hold entries of ours without an answer.
+    under_way: store and place, by number, of the segments that hold entries of ours without an answer.
 
     `is_done`: `ends` has the end of each segment in progress, and of the completed ones that were asked about, None for
     an empty one, and (if a table was handed in) the table is as the log has it. `error`: it cannot be done.
@@ -78,7 +78,7 @@ class Recovery:
         epoch: Epoch,
         options: OwnerOptions,
         table: ProducerTable | None,
-        under_way: Collection[tuple[str, str]] = (),
+        under_way: Mapping[int, tuple[str, str]] | None = None,
     ) -> None:
         self.is_done = False
         self.error: DLogError | None = None
@@ -87,11 +87,11 @@ class Recovery:
         self._options = options
         self._table = table
         self._retry_after_s = options.retry_after_s
-        self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value, under_way)}
-        self._segments = value.segments
-        self._max_segment = value.max_segment
+        self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value, under_way or {})}
+        self._value = value
         self._failed: list[StoreQuestion] = []
-        self._search: list[Segment] = []  # segments in which the table may be, newest first
+        self._search: Iterator[Segment] = iter(())  # segments in which the table may be, newest first
+        self._candidate: Segment | None = None  # the next of them
         self._budget = options.recover_segments_max  # how many of them may be looked into
         self._sees_all = False  # no segment before those, and none that is gone
         self._replaying: Segment | None = None
@@ -124,11 +124,7 @@ class Recovery:
     def next_number(self) -> SegmentNumber:
         """The number of the segment that follows: numbers are dense, that of an empty segment is used again."""
         assert self.are_ends_known
-        empty = {number for number, end in self.ends.items() if end is None}
-        kept = [s.number for s in self._segments if s.completed or s.number not in empty]
-        if kept:
-            return SegmentNumber(kept[-1] + 1)
-        return self._segments[0].number if self._segments else SegmentNumber(max(1, self._max_segment))
+        return self._value.next_number({number for number, end in self.ends.items() if end is None})
 
     def begin(self) -> list[Effect]:
         effects: list[Effect] = [Send(STORE, RecoverSegment(e.segment, self._epoch)) for e in self._endings.values()]
@@ -153,10 +149,15 @@ class Recovery:
         failed, self._failed = self._failed, []
         return [Send(STORE, question) for question in failed]
 
-    def _to_recover(self, value: StreamMetadata, under_way: Collection[tuple[str, str]]) -> list[Segment]:
-        completed = [s for s in value.segments if s.completed and s.truncation is not Truncation.TRUNCATED]
-        last = completed[-1].place if completed else None
-        return [s for s in value.segments if not s.completed or s.place == last or (s.store, s.place) in under_way]
+    def _to_recover(self, value: StreamMetadata, under_way: Mapping[int, tuple[str, str]]) -> list[Segment]:
+        found: dict[int, Segment] = {s.number: s for s in value.in_progress}
+        if value.last_completed is not None:
+            found[value.last_completed.number] = value.last_completed
+        for number, place in under_way.items():
+            segment = value.segment(number)
+            if segment is not None and (segment.store, segment.place) == place:
+                found[number] = segment
+        return [found[number] for number in sorted(found)]
 
     # ---- ending segments --------------------------------------------------------------------------------------------
 
@@ -189,15 +190,14 @@ class Recovery:
             self.is_done = True
             return []
         if self._replaying is None:
-            self._search = [s for s in map(self._as_ended, reversed(self._segments)) if s is not None]
+            self._search = (s for s in map(self._as_ended, reversed(self._value.segments)) if s is not None)
+            self._candidate = next(self._search, None)
             self._sees_all = self._reaches_back()
             return self._look_into_next()
         return []
 
     def _as_ended(self, segment: Segment) -> Segment | None:
-        """The segment with its end known; None if it holds nothing, or may be deleted by now."""
-        if segment.truncation is Truncation.TRUNCATED:
-            return None
+        """The segment with its end known; None if it holds nothing."""
         ending = self._endings.get(segment.number)
         if ending is None:
             return segment if segment.last_entry != NO_ENTRY else None
@@ -208,18 +208,17 @@ class Recovery:
 
     def _reaches_back(self) -> bool:
         """Whether the list goes back to the stream's beginning, with nothing truncated."""
-        if any(s.truncation is Truncation.TRUNCATED for s in self._segments):
-            return False
-        return self._segments[0].number == 1 if self._segments else self._max_segment <= 1
+        return self._value.first_number == 1 if self._value.segments else self._value.next_number() <= 1
 
     def _look_into_next(self) -> list[Effect]:
         assert self._table is not None
-        if not self._search or not self._budget:
-            if self._search or not self._sees_all:  # else nobody wrote with a producer id
+        segment = self._candidate
+        if segment is None or not self._budget:
+            if segment is not None or not self._sees_all:  # else nobody wrote with a producer id
                 self._table.horizon = (self.next_number - 1, _ANY_ENTRY)
             self.is_done = True
             return []
-        self._replaying = segment = self._search.pop(0)
+        self._replaying, self._candidate = segment, next(self._search, None)
         self._budget -= 1
         self._replay_from, self._newest_note = -1, None
         ending = self._endings.get(segment.number)

@@ -3,16 +3,16 @@
 The law of this room: no write without a fresh look at the owner. A change is written with the version of the value it
 was computed from; a conflict or an unknown outcome is followed by a read, and the read decides: another claim means
 that everything is over, ours means that the change is computed again from what was read. One question at a time, and
-only the newest question's answer counts.
+only the newest question's answer counts. A change that metadata refuses for good is given up, and no other with it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dlog.errors import MetadataWentBackError, StreamNotFoundError
+from dlog.errors import DLogError, StreamNotFoundError
 from dlog.lease.lease import Lease
-from dlog.log.changes import Change, Refresh, Relocate
+from dlog.log.changes import Change, Refresh, Relocate, Touch
 from dlog.log.options import OwnerOptions
 from dlog.machine import (
     CancelTimer,
@@ -21,9 +21,10 @@ from dlog.machine import (
     Effect,
     MetadataSeen,
     Missing,
-    Outcome,
     OutcomeUnknown,
     ReadMetadata,
+    Refused,
+    SeenOutcome,
     SetTimer,
     TimerFired,
     Versioned,
@@ -57,7 +58,9 @@ class Register:
         "_options",
         "_question",
         "_reads",
+        "_refused",
         "_requested_read",
+        "_tries_alone",
         "_version",
         "_waiting",
         "_wanted",
@@ -76,6 +79,8 @@ class Register:
         self._done: tuple[Change, ...] = ()
         self._question: _Question | None = None
         self._number = 0
+        self._refused: tuple[tuple[Change, DLogError], ...] = ()
+        self._tries_alone = False  # what waits together was refused together
         self._waiting = False  # for the retry timer
         self._reads = 0  # begun so far
         self._needed_read = 0  # changes wait until one of this number or a later one has found the claim ours
@@ -102,6 +107,11 @@ class Register:
     def take_done(self) -> tuple[Change, ...]:
         done, self._done = self._done, ()
         return done
+
+    def take_refused(self) -> tuple[tuple[Change, DLogError], ...]:
+        """Changes that were given up since the last call, because metadata will never take them."""
+        refused, self._refused = self._refused, ()
+        return refused
 
     def effects(self) -> list[Effect]:
         """Ask the next question, if there is one to ask and none in flight."""
@@ -132,7 +142,7 @@ class Register:
         self._heard(question, fact.outcome)
         return [CancelTimer(fact.token), *self._after_unknown(fact.outcome), *self.effects()]
 
-    def _heard(self, question: _Question, outcome: Outcome) -> None:
+    def _heard(self, question: _Question, outcome: SeenOutcome) -> None:
         match outcome:
             case Versioned(value, version):
                 assert isinstance(value, StreamMetadata)
@@ -144,13 +154,23 @@ class Register:
                     self._finish(question.changes)
             case Missing():
                 self._lease.lose(StreamNotFoundError(f"the stream was deleted: stream={self._lease.key.stream}"))
-            case OutcomeUnknown(defect=MetadataWentBackError() as defect):
-                self._lease.lose(defect)
+            case Refused(error):
+                self._hear_refusal(question, error)
             case Conflict() | OutcomeUnknown():
                 self.failed_read = question.read or self.failed_read
                 self._needed_read = self._reads + 1
 
-    def _after_unknown(self, outcome: Outcome) -> list[Effect]:
+    def _hear_refusal(self, question: _Question, error: DLogError) -> None:
+        """One of the changes will never be taken: which of them, shows when each is tried alone."""
+        if question.read:
+            self._lease.lose(error)
+        elif len(question.changes) > 1:
+            self._tries_alone = True
+        else:
+            self._wanted = self._wanted[1:]
+            self._refused += ((question.changes[0], error),)
+
+    def _after_unknown(self, outcome: SeenOutcome) -> list[Effect]:
         if not isinstance(outcome, OutcomeUnknown) or not self._is_held():
             return []
         self._waiting = True
@@ -164,13 +184,13 @@ class Register:
         return [ReadMetadata(self._token(), self._lease.key), SetTimer(self._token(), self._options.answer_timeout_s)]
 
     def _write(self) -> list[Effect]:
-        value = self.value
-        for change in self._wanted:
+        value, changes = self.value, self._wanted[:1] if self._tries_alone else self._wanted
+        for change in changes:
             value = change.apply(value)
-        if value == self.value:
-            self._finish(self._wanted)  # it is so already: an earlier write with its reply lost, or nothing to do
+        if value == self.value and not any(isinstance(change, Touch) for change in changes):
+            self._finish(changes)  # it is so already: an earlier write with its reply lost, or nothing to do
             return []
-        self._question = _Question(self._wanted)
+        self._question = _Question(changes)
         self._number += 1
         return [
             CompareAndSet(self._token(), self._lease.key, value, self._version),
@@ -180,6 +200,7 @@ class Register:
     def _finish(self, changes: tuple[Change, ...]) -> None:
         self._done += changes
         self._wanted = self._wanted[len(changes) :]
+        self._tries_alone = self._tries_alone and bool(self._wanted)
 
     def _is_held(self) -> bool:
         return self._lease.error is None

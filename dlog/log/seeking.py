@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dlog.log.contents import Contents
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamMetadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +23,6 @@ class Goal:
     def segment_of(self, stream: StreamMetadata) -> Segment | None:
         """The first readable segment that may hold it; None: it is not written yet."""
         for segment in stream.segments:
-            if segment.truncation is Truncation.TRUNCATED:
-                continue
             end = segment.completed_unix_ms if self.by_time else segment.last_txid
             if not segment.completed or end >= self.least:
                 return segment

@@ -92,7 +92,7 @@ class Taking:
             t.lease.lose(LeaseLostError(f"truncated while records were on their way to it: segment={pending.segment}"))
             return
         table = None if self.table_known else t.table
-        places = () if pending is None else (pending.place,)
+        places = {} if pending is None else {pending.segment: pending.place}
         self._recovery = Recovery(t.value, t.lease.epoch, t.options, table, places)
         t.out += self._recovery.begin()
 

@@ -52,7 +52,6 @@ from dlog.log.tenure import Tenure
 from dlog.machine import Answer, Send, Tell, Ticket
 from dlog.model.dlsn import DLSN_INVALID
 from dlog.model.ids import NO_ENTRY, NO_TXID, SegmentNumber, Txid
-from dlog.model.segment import Truncation
 from dlog.model.sink import SINKS_MAX, SinkBatch, SinkRecord, Standing, standing
 
 WAITING_MAX = 64
@@ -322,7 +321,7 @@ class TakingIn:
         """The change has been applied: it took place, or could not, since somebody else writes."""
         t, head = self._tenure, self._head
         assert head is not None and head.change is change
-        listed = {(s.store, s.place): s for s in t.value.segments}
+        listed = {(s.store, s.place): s for s in t.value.listed}
         found = [listed[s.store, s.place] for s in change.stages if (s.store, s.place) in listed]
         t.tell_dropped()  # before its number is told again
         for s in found:
@@ -337,6 +336,17 @@ class TakingIn:
         self._release_held()
         self._taking.restart()
 
+    def refused(self, change: TakeSegmentsIn | RememberSink | Relocate, error: DLogError) -> None:
+        """Metadata does not take the change, and never will: whoever asked for it hears why."""
+        if isinstance(change, Relocate):
+            self._answer_relocation(change, error)
+            return
+        self._waiting[0].change = None
+        self._drop(error)
+        if isinstance(change, TakeSegmentsIn):
+            self._release_held()
+            self._taking.restart()
+
     # ---- places -----------------------------------------------------------------------------------------------------
 
     def relocate(self, ticket: Ticket, request: RelocateSegment) -> None:
@@ -349,14 +359,17 @@ class TakingIn:
 
     def relocated(self, change: Relocate) -> None:
         """The change has been applied to metadata that was read since it was asked for, or changes nothing of it."""
+        is_done = change.took_place(self._tenure.value)
+        self._answer_relocation(change, None if is_done else self._not_relocated(change))
+
+    def _answer_relocation(self, change: Relocate, result: DLogError | None) -> None:
         heard = [ticket for ticket, asked in self._relocating if asked is change]
         self._relocating = tuple(waiting for waiting in self._relocating if waiting[1] is not change)
         for ticket in heard:
-            self._answer(ticket, None if change.took_place(self._tenure.value) else self._not_relocated(change))
+            self._answer(ticket, result)
 
     def _not_relocated(self, change: Relocate) -> DLogError:
-        segment = self._tenure.value.segment(change.number)
-        if segment is not None and segment.truncation is not Truncation.TRUNCATED:
+        if self._tenure.value.segment(change.number) is not None:
             where = f"segment={change.number} store={change.store} place={change.place}"
             return InvalidRequestError(f"the segment is not completed, or lies elsewhere: {where}")
         if change.number <= self._tenure.value.max_segment:

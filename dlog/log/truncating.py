@@ -1,29 +1,36 @@
-"""Truncation: the point before which records may go, and what is deleted for it. The point only moves forward."""
+"""Truncation: one change moves the trim point, and the segments before it are deleted in portions afterwards.
+
+    truncated by a request or by retention -> marked for Java readers -> deleted at their stores -> out of metadata
+
+Invariants:
+- the trim point only moves forward, and nothing before it is read again;
+- a segment's data are deleted only after metadata says, in DistributedLog's form too, that it is truncated;
+- segments leave metadata oldest first, after their stores have confirmed, and at most `truncate_portion` of them in
+  one change, so that no change is larger than metadata takes, however many segments are truncated.
+
+What a former owner left is found in the list of truncated segments, and goes on from there.
+"""
 
 from __future__ import annotations
 
 from dlog.errors import DLogError, NotReadyError, PositionBeyondEndError
-from dlog.log.changes import Deallocate, ForgetSegment, TruncateTo, allocated_place
+from dlog.events import SegmentDeleted
+from dlog.log.changes import Deallocate, ForgetTruncated, MarkTruncated, TruncateTo, allocated_place
 from dlog.log.disposal import Doomed
 from dlog.log.tenure import Tenure
-from dlog.machine import Answer, Ticket
-from dlog.model.dlsn import DLSN, DLSN_FIRST, of
-from dlog.model.segment import LEDGER, Truncation
+from dlog.machine import Answer, Tell, Ticket
+from dlog.model.dlsn import DLSN, of
+from dlog.model.segment import LEDGER, Segment
 
 
 class Truncating:
-    __slots__ = ("_deleted", "_tenure", "_waiting")
+    __slots__ = ("_deleting", "_portion", "_tenure", "_waiting")
 
     def __init__(self, tenure: Tenure) -> None:
         self._tenure = tenure
         self._waiting: tuple[tuple[Ticket, TruncateTo], ...] = ()
-        self._deleted: dict[str, None] = {}  # places of segments that may still be in the list
-
-    @property
-    def first_dlsn(self) -> DLSN:
-        """The first place that may still be read."""
-        kept = (s for s in self._tenure.value.segments if s.truncation is not Truncation.TRUNCATED)
-        return next((s.first_dlsn for s in kept), DLSN_FIRST)
+        self._portion: tuple[Segment, ...] = ()  # truncated segments being deleted, by number
+        self._deleting: dict[tuple[str, str], None] = {}  # their places that the stores have not confirmed yet
 
     @property
     def end(self) -> DLSN | None:
@@ -53,36 +60,53 @@ class Truncating:
             t.register.want(change)
 
     def done(self, change: TruncateTo) -> None:
-        first = self.first_dlsn
+        """The trim point is moved."""
+        self._answer(change, self._tenure.value.first_dlsn)
+        self.delete_next()
+
+    def refused(self, change: TruncateTo, error: DLogError) -> None:
+        """Metadata does not take it."""
+        self._answer(change, error)
+
+    def _answer(self, change: TruncateTo, result: DLSN | DLogError) -> None:
         heard = [ticket for ticket, asked in self._waiting if asked is change]
         self._waiting = tuple(waiting for waiting in self._waiting if waiting[1] is not change)
-        self._tenure.out.extend(Answer(ticket, first) for ticket in heard)
-        self.doom()
+        self._tenure.out.extend(Answer(ticket, result) for ticket in heard)
 
-    def doom(self) -> None:
-        """Have every TRUNCATED segment deleted and then taken out of the list; also the ledger where it lay before it
-        was moved: once the list does not know of that, it could be taken in as a stage again."""
-        add = self._tenure.disposal.add
-        for s in self._tenure.value.segments:
-            if s.truncation is Truncation.TRUNCATED:
-                add(Doomed(s.store, s.place, s.number, ForgetSegment(s.number, s.place)))
-                if s.former_ledger:
-                    add(Doomed(LEDGER, s.former_ledger, s.number, ForgetSegment(s.number, s.place)))
+    def delete_next(self) -> None:
+        """Begin to delete the oldest truncated segments, unless some are being deleted."""
+        t = self._tenure
+        if t.value.truncated and not self._portion:
+            self._portion = t.value.truncated[: t.options.truncate_portion]
+            t.register.want(MarkTruncated(self._portion[-1].number))
+
+    def marked(self) -> None:
+        """No reader begins to read the portion any more: have its data deleted, also in the ledger where a segment lay
+        before it was moved: once the list does not know of that, it could be taken in as a stage again."""
+        for segment in self._portion:
+            for store, place in _places(segment):
+                self._deleting[store, place] = None
+                self._tenure.disposal.add(Doomed(store, place, segment.number, None))
 
     def deleted(self, doomed: Doomed | None) -> None:
-        """A store has deleted a place: take its mark away. Segments leave the list oldest first, so it has no holes."""
+        """A store has deleted a place; after the last one of the portion metadata forgets it."""
         t = self._tenure
-        if doomed is None or doomed.then is None:
+        if doomed is None:
             return
-        if not isinstance(doomed.then, ForgetSegment):
+        if doomed.then is not None:
             t.register.want(doomed.then)
-            return
-        self._deleted[doomed.place] = None
-        for s in t.value.segments:
-            places = {s.place, s.former_ledger or s.place}
-            if s.truncation is not Truncation.TRUNCATED or not places <= self._deleted.keys():
-                break
-            t.register.want(ForgetSegment(s.number, s.place))
+        key = doomed.store, doomed.place
+        if key in self._deleting:
+            del self._deleting[key]
+            if not self._deleting:
+                t.register.want(ForgetTruncated(self._portion[-1].number))
+
+    def forgotten(self) -> None:
+        """Metadata does not name the portion any more."""
+        t = self._tenure
+        portion, self._portion = self._portion, ()
+        t.out.extend(Tell(SegmentDeleted(t.stream, s.number, s.place)) for s in portion)
+        self.delete_next()
 
     def doom_allocated(self, name: str, number: int) -> None:
         """Have deleted what `allocated` names, and then forgotten."""
@@ -92,3 +116,9 @@ class Truncating:
     def fail(self, error: DLogError) -> None:
         self._tenure.out.extend(Answer(ticket, error) for ticket, _ in self._waiting)
         self._waiting = ()
+
+
+def _places(segment: Segment) -> list[tuple[str, str]]:
+    """Store and place of all that may be left of a segment."""
+    places = [(segment.store, segment.place)]
+    return [*places, (LEDGER, segment.former_ledger)] if segment.former_ledger else places

@@ -25,7 +25,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, replace
 
-from dlog.model.segment import StreamMetadata, Truncation
+from dlog.model.segment import StreamMetadata
 
 COLD = "cold"  # name of the store of objects
 
@@ -101,11 +101,14 @@ class Decision:
 
 def decide(record: Record, value: StreamMetadata | None, *, now_unix_ms: int, grace_s: float) -> Decision:
     """What follows for a record. value: its stream's metadata, read after the record; None: there is no such stream."""
-    segment = value.segment(record.number) if value is not None else None
+    segment, is_truncated = None, False
+    if value is not None:
+        is_truncated = value.has_lost(record.number)
+        segment = value.segment(record.number) or value.truncated_segment(record.number)
     if segment is not None and (segment.store, segment.place) == (record.store, record.place):
-        return Decision(Step.WAIT if segment.truncation is Truncation.TRUNCATED else Step.TELL)
+        return Decision(Step.WAIT if is_truncated else Step.TELL)
     if segment is not None and segment.store == COLD and segment.place in record.objects:
-        if segment.truncation is Truncation.TRUNCATED:
+        if is_truncated:
             return Decision(Step.DROP, segment.place)
         if record.is_deleting:
             return Decision(Step.RETIRE, segment.place)

@@ -23,7 +23,7 @@ from dlog.errors import (
 from dlog.io.clock import unix_ms
 from dlog.log.contents import read_contents
 from dlog.model.ids import StreamName
-from dlog.model.segment import Segment, Truncation
+from dlog.model.segment import Segment
 from dlog.model.sink import SinkBatch
 from dlog.spark.proxies import proxies_of
 from dlog.spark.reach import Cluster
@@ -213,7 +213,7 @@ class _Publishing:
         for segment in value.segments:
             if not first <= segment.number <= last:
                 continue
-            if segment.truncation is Truncation.TRUNCATED or segment.store not in self._cluster.stores:
+            if segment.store not in self._cluster.stores:
                 break
             low = entry if segment.number == first else 0
             high = end - 1 if segment.number == last else await self._end_of(segment)

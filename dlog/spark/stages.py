@@ -289,7 +289,7 @@ async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
         value = await stream_of(cluster, stream)
     except StreamNotFoundError:
         return StreamLook(is_open=False)
-    places = frozenset(s.place if s.store == STORE else s.former_ledger for s in value.segments)
+    places = frozenset(s.place if s.store == STORE else s.former_ledger for s in value.listed)
     return StreamLook(value.sink(sink), places, is_open=not value.is_sealed, life=value.life)
 
 

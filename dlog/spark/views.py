@@ -18,7 +18,7 @@ from dlog.log.contents import Contents, read_contents
 from dlog.log.seeking import Goal, Halving
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import SEGMENT_FIRST, EntryId, LedgerId, StreamName, stream_name
-from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.spark.options import Bound, Kind, SourceOptions
 from dlog.spark.places import BEGINNING, Place
 from dlog.spark.planning import SegmentView, StreamView, Tally, prefix
@@ -105,11 +105,9 @@ class Views:
     def _view_of(self, value: StreamMetadata, shown: Sequence[SegmentView]) -> StreamView:
         ends = self._past.setdefault((value.name, value.life), {})
         ends |= {s.number: (s.last, s.idle) for s in shown if s.is_final}
-        ends |= {s.number: (s.last_entry, 0) for s in value.segments if s.completed and s.number not in ends}
+        ends |= {s.number: (s.last_entry, 0) for s in value.listed if s.completed and s.number not in ends}
         tallies = self._tallies.setdefault((value.name, value.life), {})
-        tallies |= {
-            s.number: Tally(s.number, s.start_sequence_id, s.record_count) for s in value.segments if s.completed
-        }
+        tallies |= {s.number: Tally(s.number, s.start_sequence_id, s.record_count) for s in value.listed if s.completed}
         for known in (ends, tallies):
             for number in sorted(known)[:-_PAST_MAX]:
                 del known[number]
@@ -123,7 +121,6 @@ class Views:
         return StreamView(value.name, tuple(shown), floor, past, counted, value.life)
 
     async def _segments(self, cluster: Cluster, value: StreamMetadata) -> list[SegmentView]:
-        kept = [segment for segment in value.segments if segment.truncation is not Truncation.TRUNCATED]
         turns = asyncio.Semaphore(_AT_ONCE)
 
         async def view_of(segment: Segment) -> SegmentView:
@@ -132,7 +129,7 @@ class Views:
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(view_of(one), name=f"{value.name} {one.number}") for one in kept]
+                tasks = [group.create_task(view_of(one), name=f"{value.name} {one.number}") for one in value.segments]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]

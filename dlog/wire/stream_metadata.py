@@ -52,7 +52,13 @@ _LEDGER = "ledger"
 
 def segment_name(segment: Segment) -> str:
     """Name of the segment's znode under R/ledgers."""
-    return f"{'logrecs' if segment.completed else 'inprogress'}_{segment.number:018d}"
+    completed, in_progress = segment_names(segment.number)
+    return completed if segment.completed else in_progress
+
+
+def segment_names(number: SegmentNumber) -> tuple[str, str]:
+    """Names of a segment's znode once it is completed, and before."""
+    return f"logrecs_{number:018d}", f"inprogress_{number:018d}"
 
 
 def parse_segment_name(name: str) -> tuple[bool, SegmentNumber] | None:
@@ -201,8 +207,9 @@ def decode_binding(data: Buffer) -> Binding:
 # ---- ours: owner and settings ---------------------------------------------------------------------------------------
 
 
-def encode_owner(owner: Owner, life: str = "") -> bytes:
-    """Data of R/owner. life: names the znode `R/life-<life>`; "" is not written."""
+def encode_owner(owner: Owner, life: str = "", trim: int = 0) -> bytes:
+    """Data of R/owner. life: names the znode `R/life-<life>`; "" is not written. trim: the number of the first segment
+    that may be read, while there are znodes of segments before it; 0 is not written."""
     told = {
         "epoch": owner.epoch,
         "proxy": owner.proxy,
@@ -211,7 +218,7 @@ def encode_owner(owner: Owner, life: str = "") -> bytes:
         "released": owner.released,
     }
     deleted = {"deleted": True} if owner.deleted else {}
-    return _json(told | deleted | ({"life": life} if life else {}))
+    return _json(told | deleted | ({"life": life} if life else {}) | ({"trim": trim} if trim else {}))
 
 
 def decode_owner(data: Buffer) -> Owner:
@@ -238,6 +245,14 @@ def decode_life(data: Buffer) -> str:
     if life and not LIFE_NAME.match(life):
         raise DamagedError(f"owner has a life that is no name of a znode: life={life[:40]!r}")
     return life
+
+
+def decode_trim(data: Buffer) -> int:
+    """The number of the first segment that may be read, as R/owner tells; 0 if it tells none. Raises DamagedError."""
+    trim = _typed(_object(_text(data), "owner"), "trim", int, 0) if data else 0
+    if not 0 <= trim < 2**63:
+        raise DamagedError(f"owner has a trim point out of range: trim={str(trim)[:40]}")
+    return trim
 
 
 def settings_to_map(settings: StreamSettings) -> dict[str, Any]:

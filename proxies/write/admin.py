@@ -2,13 +2,16 @@
 
 The law of this room: metadata decides, by compare-and-set, and is changed first when a stream is made and when it is
 deleted. Whoever asks names the life of the stream that is meant, so that what is repeated or comes late changes nothing
-of the next stream of that name. A deletion that was interrupted has left the stream marked, with all that it holds: the
-next who deletes it, or makes a stream of that name, finishes it.
+of the next stream of that name. A deletion that was interrupted has left the stream marked, with all that it holds:
+whoever deletes it next, makes a stream of that name, or finds it in a round (proxies/write/upkeep.py) finishes it.
 """
 
 from __future__ import annotations
 
+import asyncio
+import enum
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dlog.errors import (
@@ -16,9 +19,11 @@ from dlog.errors import (
     InvalidRequestError,
     MetadataUnavailableError,
     OwnedElsewhereError,
+    Remedy,
     StaleRequestError,
     StreamExistsError,
     StreamNotFoundError,
+    StreamUnavailableError,
 )
 from dlog.events import Event, SegmentDeleted, SegmentLeftBehind
 from dlog.io.metadata import Absent, Metadata
@@ -26,8 +31,8 @@ from dlog.log.changes import allocated_place
 from dlog.log.messages import DeleteStream, StatStream, StreamStat
 from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import SegmentNumber, StreamName, stream_name
-from dlog.model.segment import StreamKey, StreamMetadata, StreamSettings
-from dlog.stores.contract import SegmentRef, SegmentStore
+from dlog.model.segment import LEDGER, StreamKey, StreamMetadata, StreamSettings
+from dlog.stores.contract import SegmentRef, SegmentStore, StoreUnavailableError
 from dlog.wire.stream_metadata import settings_from_map, settings_to_map
 from proxies import catalog
 from proxies.streams import check_life, read_stream, which_life
@@ -36,6 +41,23 @@ from proxies.write.placing import Ours, Theirs
 
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_AGE_S_MIN = 1
+DELETES_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What was done for a stream that is marked as deleted. segments: deleted just now. is_removed: nothing is left."""
+
+    segments: int
+    is_removed: bool
+
+
+class _Fate(enum.Enum):
+    """Of a place that is to be deleted."""
+
+    DELETED = 1
+    GONE = 2  # or so damaged that asking again cannot help
+    LATER = 3
 
 
 class Admin:
@@ -77,7 +99,11 @@ class Admin:
         if await self._has_life(stream, life):
             return done
         self._check_ensemble(made.settings)
-        await self._finish_deletion(stream)
+        if not (await self.finish_deletion(stream)).is_removed:
+            raise StreamUnavailableError(
+                "a stream of that name was deleted, and not all that it holds can be deleted now; its bookies or its "
+                f"cold storage do not answer: try again: stream={stream}"
+            )
         outcome = await self._metadata.compare_and_set(StreamKey(stream), made, Absent(deletions))
         match outcome:
             case Versioned():
@@ -121,7 +147,7 @@ class Admin:
                 await self._mark_deleted(stream, life, force=force)
             case OutcomeUnknown(reason):
                 raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
-        return {"segments": await self._finish_deletion(stream, life)}
+        return {"segments": (await self.finish_deletion(stream, life)).segments}
 
     async def _mark_deleted(self, stream: StreamName, life: str, *, force: bool) -> None:
         try:
@@ -133,19 +159,28 @@ class Admin:
         if_epoch = advice.if_epoch if isinstance(advice, Ours) else advice.epoch
         await self._holdings.delete(stream, DeleteStream(life, if_epoch, force))
 
-    async def _finish_deletion(self, stream: StreamName, life: str | None = None) -> int:
-        """Delete what a stream that is marked as deleted has in stores, then the mark; returns how many segments went.
+    async def finish_deletion(self, stream: StreamName, life: str | None = None) -> Removed:
+        """Delete what a stream that is marked as deleted has in stores, then the mark. What cannot be deleted now keeps
+        the mark, for whoever comes next.
 
-        life: only of this one; None: of whichever is marked.
+        life: only of this one; None: of whichever is marked. Raises MetadataUnavailableError.
         """
         found = await self._metadata.read(StreamKey(stream))
         if not isinstance(found, Missing) or found.left is None or life not in (None, found.left.value.life):
-            return 0
-        deleted = 0
-        for store, ref in _places(found.left.value):
-            deleted += await self._delete_segment(store, ref)
-        await self._metadata.remove(stream, found.left.value.life)
-        return deleted
+            return Removed(0, True)
+        turns = asyncio.Semaphore(DELETES_AT_ONCE)
+
+        async def delete(store: str, ref: SegmentRef) -> _Fate:
+            async with turns:
+                return await self._delete_segment(store, ref)
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(delete(*place), name="delete a segment") for place in _places(found.left.value)]
+        fates = [task.result() for task in tasks]
+        is_removed = _Fate.LATER not in fates
+        if is_removed:
+            await self._metadata.remove(stream, found.left.value.life)
+        return Removed(fates.count(_Fate.DELETED), is_removed)
 
     async def stat(self, name: str) -> dict[str, Any]:
         """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
@@ -179,22 +214,25 @@ class Admin:
             )
         return settings
 
-    async def _delete_segment(self, store: str, ref: SegmentRef) -> bool:
+    async def _delete_segment(self, store: str, ref: SegmentRef) -> _Fate:
         try:
             if store not in self._stores:
-                raise InvalidRequestError(f"this proxy has no such store: store={store}")
+                raise StoreUnavailableError(f"this proxy has no such store: store={store}")
             await self._stores[store].delete(ref)
         except DLogError as error:
+            if error.remedy is Remedy.STOP:
+                return _Fate.GONE
             left: Event = SegmentLeftBehind(ref.stream, ref.number, ref.place, error.message)
             self._tell(left)
-            return False
+            return _Fate.GONE if error.remedy is Remedy.REPORT else _Fate.LATER
         self._tell(SegmentDeleted(ref.stream, ref.number, ref.place))
-        return True
+        return _Fate.DELETED
 
 
 def _places(value: StreamMetadata) -> list[tuple[str, SegmentRef]]:
-    """Everything a stream holds in stores."""
-    places = [(s.store, SegmentRef(value.name, s.number, s.place)) for s in value.segments]
+    """Everything a stream holds in stores, and where it may still hold what was moved."""
+    places = [(s.store, SegmentRef(value.name, s.number, s.place)) for s in value.listed]
+    places += [(LEDGER, SegmentRef(value.name, s.number, s.former_ledger)) for s in value.listed if s.former_ledger]
     if value.allocated:
         store, place = allocated_place(value.allocated)
         places.append((store, SegmentRef(value.name, SegmentNumber(value.max_segment + 1), place)))

@@ -23,6 +23,7 @@ class WriteOptions(ServingOptions):
     takes_at_once: int = option(16, sim=(1, 4))  # streams being taken, besides those that take longer than the next
     take_slow_s: float = option(2.0, sim=(0.1, 5.0))
     idle_s: float = option(600.0, sim=(0.5, 30.0))  # a stream that nobody used for so long is handed back
+    upkeep_s: float = option(300.0, sim=(2.0, 20.0))  # between rounds over streams without an owner; 0: none
     streams_max: int = option(10_000, sim=(2, 50))  # beyond these, one is handed back once quiet for a second
     ping_every_s: float = option(0.15, sim=(0.01, 0.5))
     ping_timeout_s: float = option(0.3, sim=(0.05, 1.0))

@@ -43,6 +43,7 @@ from proxies.write.placing import Placing
 from proxies.write.session import WriteSession
 from proxies.write.tails import Tails
 from proxies.write.takes import Takes
+from proxies.write.upkeep import Upkeep
 
 RELEASES_AT_ONCE = 32
 UNREGISTER_S = 2.0
@@ -110,6 +111,8 @@ class WriteProxy:
                 self.tasks.start(self._detector.run(), name="detector")
                 self.tasks.start(self.fitness.run(), name="fitness")
                 self.tasks.start(self.holdings.run(), name="holdings")
+                if options.upkeep_s:
+                    self.tasks.start(self._upkeep.run(), name="upkeep")
                 await self.listener.serve()
                 await self.health.listen(options.host, options.health_port)
                 await self._metadata.register_proxy(
@@ -226,6 +229,16 @@ class WriteProxy:
         )
         self.fitness = Fitness(self._metadata, self.holdings, has_peer=lambda: bool(self.other_writers()))
         self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, tell=self._tell)
+        self._upkeep = Upkeep(
+            self.id,
+            self._metadata,
+            self.holdings,
+            preferred=self.placing.preferred,
+            finish=self.admin.finish_deletion,
+            unix_ms=self._clock.unix_ms,
+            every_s=self.options.upkeep_s,
+            rng=random.Random(os.urandom(8)),
+        )
 
     def _open_session(self, connection: Connection, hello: Hello) -> Session:
         return WriteSession(self, connection, hello)

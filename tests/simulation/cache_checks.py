@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from actors.entry_cache import EntryCache
 from dlog.log.read_messages import LacSeen
 from dlog.model.dlsn import DLSN, of
-from dlog.model.segment import StreamMetadata, Truncation
+from dlog.model.segment import StreamMetadata
 from dlog.wire.entry import decode_entry
 from dlog.wire.proxy import Entries, ReaderEventKind
 from tests.simulation.cache_stream import StreamModel
@@ -124,7 +124,7 @@ class CacheChecks:
         could tell of it or not: the store finds its tail by itself.
         """
         self.contiguous(reader)
-        places = {self.stream.places[s.place].written_at for s in known.segments} if known is not None else set()
+        places = {self.stream.places[s.place].written_at for s in known.listed} if known is not None else set()
         for when, number, entry, name in reversed(self.stream.confirmed):
             if of(number, entry, 0) < position:
                 break
@@ -134,7 +134,7 @@ class CacheChecks:
 
     def _is_kept(self, place: str) -> bool:
         value = self.stream.value
-        return value is not None and any(self.stream.places[s.place].written_at == place for s in value.segments)
+        return value is not None and any(self.stream.places[s.place].written_at == place for s in value.listed)
 
     def end_of_stream(self, reader: Watched, position: DLSN) -> None:
         """R2: the stream's end is told of a sealed stream only, behind its last record."""
@@ -170,11 +170,10 @@ class CacheChecks:
             if segment is None:
                 if place not in came:
                     self.fail("R4", f"the cache holds {place}:{entry}, which left the stream's list")
-            elif segment.truncation is Truncation.TRUNCATED or entry < segment.min_entry:
+            elif entry < segment.min_entry:
                 self.fail("R4", f"the cache holds {place}:{entry}, which is truncated")
 
 
 def first_readable(value: StreamMetadata | None) -> DLSN | None:
     """The truncation point."""
-    segments = value.segments if value is not None else ()
-    return next((s.first_dlsn for s in segments if s.truncation is not Truncation.TRUNCATED), None)
+    return value.first_dlsn if value is not None and value.segments else None

@@ -333,14 +333,14 @@ class StreamModel:
         value = self.value
         if value is None:
             return
-        done = [s for s in value.segments if s.completed and s.truncation is not Truncation.TRUNCATED]
+        done = [s for s in value.segments if s.completed]
         if not done:
             return
         victim = self.rng.choice(done)
-        whole = [s for s in done if s.number < victim.number]
-        for segment in whole:
-            value = value.with_segment(replace(segment, truncation=Truncation.TRUNCATED))
-            self.after(self.rng.choice((0.3, 0.6, 4.0)), self._drop, segment)
+        value = value.trimmed(victim.number)
+        for segment in done:
+            if value.has_lost(segment.number):
+                self.after(self.rng.choice((0.3, 0.6, 4.0)), self._drop, segment)
         if victim.min_entry < victim.last_entry:
             entry = self.rng.randint(victim.min_entry, victim.last_entry)
             value = value.with_segment(replace(victim, truncation=Truncation.PARTIAL, min_entry=EntryId(entry)))
@@ -363,7 +363,7 @@ class StreamModel:
         """A completed segment is copied to cold storage, or taken back while its first copy is there; the copy that the
         list does not name any more is deleted a little later."""
         value = self.value
-        done = [s for s in value.segments if s.completed and s.truncation is not Truncation.TRUNCATED] if value else []
+        done = [s for s in value.segments if s.completed] if value else []
         if value is None or not done:
             return
         segment = self.rng.choice(done)
@@ -384,16 +384,16 @@ class StreamModel:
 
     def _forget_unnamed(self, place: Place) -> None:
         """Delete a copy, unless it is the one that the list names again."""
-        if self.value is None or all(s.place != place.name for s in self.value.segments):
+        if self.value is None or all(s.place != place.name for s in self.value.listed):
             self._forget(place.name)
 
     def _drop(self, segment: Segment) -> None:
         """The segment leaves the list, then the store."""
         value = self.value
-        if value is not None and value.segments and value.segments[0].place == segment.place:
-            self.write(value.without_segment(segment.number))
+        if value is not None and value.truncated and value.truncated[0].place == segment.place:
+            self.write(value.without_truncated(segment.number))
             self.after(0.3, self._forget, segment.place)
-        elif value is not None and any(s.place == segment.place for s in value.segments):
+        elif value is not None and any(s.place == segment.place for s in value.truncated):
             self.after(0.1, self._drop, segment)
 
     def _forget(self, place: str) -> None:
@@ -409,7 +409,7 @@ class StreamModel:
             self.owner.is_alive = False
             self._lose(self.owner)
         self.write(None)
-        for segment in value.segments:
+        for segment in value.listed:
             place = self.places[segment.place]
             if place.end is None:
                 self.decide(place, place.confirmed)

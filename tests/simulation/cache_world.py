@@ -198,7 +198,7 @@ def listed(value: StreamMetadata | None) -> str:
     segments = ", ".join(
         f"{s.place} {'ended at ' + str(s.last_entry) if s.completed else 'goes on'}"
         f"{'' if s.truncation is Truncation.ACTIVE else f' {s.truncation.name.lower()} from {s.min_entry}'}"
-        for s in value.segments
+        for s in value.listed
     )
     return f"of life {value.life}, epoch {value.owner.epoch}: {segments or 'empty'}"
 

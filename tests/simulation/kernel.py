@@ -52,11 +52,11 @@ from dlog.machine import (
     Fact,
     Machine,
     MetadataSeen,
-    Outcome,
     OutcomeUnknown,
     Persist,
     Persisted,
     ReadMetadata,
+    SeenOutcome,
     Send,
     SetTimer,
     Tell,
@@ -348,7 +348,7 @@ class Simulation:
         self.metadata.compare_and_set(effect.key, effect.value, effect.version)
 
     def _serve_metadata(self, host: Host, effect: ReadMetadata | CompareAndSet, replies: bool, applied: bool) -> None:
-        outcome: Outcome = OutcomeUnknown("not sent")
+        outcome: SeenOutcome = OutcomeUnknown("not sent")
         if isinstance(effect, ReadMetadata):
             outcome = self.metadata.read(effect.key)
         elif applied:
@@ -364,7 +364,7 @@ class Simulation:
             delay += int(self.rng.random() * late_s * S)
         self.at(self.now + delay, self._reply_metadata, host, effect.token, outcome)
 
-    def _reply_metadata(self, host: Host, token: Hashable, outcome: Outcome) -> None:
+    def _reply_metadata(self, host: Host, token: Hashable, outcome: SeenOutcome) -> None:
         self.hand(host, MetadataSeen(token, outcome))
 
     # ---- faults ------------------------------------------------------------------------------------------------------

@@ -271,7 +271,8 @@ class LivesWorld:
             raise Violation("D1", f"{life} was deleted, nobody asked for it")
         if new.is_sealed and not old.is_sealed and SealStream not in asked:
             raise Violation("D1", f"{life} was sealed, nobody asked for it")
-        first, is_cut = first_readable(new), any(s.truncation is not Truncation.ACTIVE for s in new.segments)
+        first = first_readable(new)
+        is_cut = bool(new.truncated) or any(s.truncation is not Truncation.ACTIVE for s in new.segments)
         if is_cut and first is not None and first > self.points.get(life, of(1, 0, 0)):
             raise Violation("D1", f"{life} was truncated to {first}, asked for was {self.points.get(life)}")
 
@@ -297,7 +298,7 @@ class LivesWorld:
         assert value is not None
         for dlsn in self.acked[value.life]:
             segment = value.segment(dlsn.segment)
-            if segment is None or segment.truncation is Truncation.TRUNCATED:
+            if segment is None:
                 if dlsn >= self.points.get(value.life, of(0, 0, 0)):
                     raise Violation("D1", f"{dlsn} was acknowledged in {value.life} and its segment is gone")
                 continue

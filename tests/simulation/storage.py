@@ -9,7 +9,8 @@ import random
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from dlog.machine import Conflict, Missing, Outcome, Versioned
+from dlog.errors import DLogError
+from dlog.machine import Conflict, Missing, Outcome, Refused, SeenOutcome, Versioned
 from dlog.model.segment import StreamMetadata
 
 
@@ -47,6 +48,7 @@ class MetadataModel:
         self.history: list[tuple[Hashable, Any, int]] = []
         self._version = 0
         self.stamp: Callable[[Any], Any] = lambda value: value  # what metadata's own clock adds to what is written
+        self.refusal: Callable[[Any, Any], DLogError | None] = lambda old, new: None  # why it takes no such change
         self.on_change: Callable[[Hashable, Any, Any], None] | None = None  # (key, old value, new value)
 
     def create(self, key: Hashable, value: Any) -> Versioned:
@@ -72,13 +74,14 @@ class MetadataModel:
         if found is not None and found.value.life == life and found.value.owner.deleted:
             del self.values[key]
 
-    def compare_and_set(self, key: Hashable, value: Any, version: Any) -> Outcome:
+    def compare_and_set(self, key: Hashable, value: Any, version: Any) -> SeenOutcome:
         current = self.values.get(key)
         if current is None:
             return self.create(key, value) if version is None else Missing()
         if version is None or current.version != version:
             return Conflict()
-        return self.create(key, value)
+        refusal = self.refusal(current.value, value)
+        return self.create(key, value) if refusal is None else Refused(refusal)
 
     def touch(self) -> None:
         """Rewrite everything unchanged, as a repair of other parts would: every version moves."""

@@ -83,22 +83,31 @@ class StreamChecks:
             self.claims.add((new.owner.epoch, new.owner.claim))
         elif new.owner.epoch != old.owner.epoch:
             self.fail("T3", "the epoch changed without a claim")
-        before = {s.number: s for s in old.segments}
-        for segment in new.segments:
+        before = {s.number: s for s in old.listed}
+        for segment in new.listed:
             known = before.get(segment.number)
             if known is None or known.place != segment.place:
                 self._started(segment, new, store)
             if known is not None and known.completed and not self._may_be(known, segment, store):
                 self.fail("S9", f"a completed segment changed: {known} -> {segment}")
         for number, segment in before.items():
-            gone = new.segment(number)
-            if gone is None and segment.truncation is not Truncation.TRUNCATED and not self._is_empty(segment, store):
+            if new.listed.find(number) is not None or self._is_empty(segment, store):
+                continue
+            if old.truncated_segment(number) is None:
                 self.fail("S9", f"segment {number} left the list without being truncated")
+            if segment.place in store.segments:
+                self.fail("S9", f"segment {number} left the list and is still at {segment.place}")
         first_old, first_new = first_readable(old), first_readable(new)
         if first_old is not None and first_new is not None and first_new < first_old:
             self.fail("S9", f"the truncation point moved back from {first_old} to {first_new}")
         if new.max_txid < old.max_txid:
             self.fail("S7", f"the highest txid fell from {old.max_txid} to {new.max_txid}")
+
+    def deleted(self, place: str, value: StreamMetadata) -> None:
+        """S9: a store deletes only what nobody may read, by what Java is told of it too."""
+        for segment in value.listed:
+            if segment.place == place and segment.truncation is not Truncation.TRUNCATED:
+                self.fail("S9", f"segment {segment.number} was deleted at {place} before it was marked as truncated")
 
     def truncated(self, point: DLSN, told: DLSN, value: StreamMetadata) -> None:
         """S9: an answered truncation holds: nothing before the point can be read any more."""
@@ -226,13 +235,13 @@ class StreamChecks:
     def _master(self, value: StreamMetadata, store: StoreModel) -> dict[DLSN, bytes]:
         master: dict[DLSN, bytes] = {}
         last_txid = -1
-        numbers = [s.number for s in value.segments]
+        numbers = [s.number for s in value.listed]
         if numbers != list(range(numbers[0], numbers[0] + len(numbers))) if numbers else False:
             self.fail("S1", f"segment numbers are not dense: {numbers}")
-        for segment in value.segments:
+        for segment in value.listed:
             held = store.segments.get(segment.place)
             if held is None:
-                if segment.truncation is not Truncation.TRUNCATED:
+                if not value.has_lost(segment.number):
                     self.fail("S9", f"segment {segment.number} is in the list and not in the store")
                 continue
             is_misstated = segment.place in self.misstated and segment.last_entry != held.end
@@ -273,7 +282,7 @@ class StreamChecks:
         found: dict[bytes, list[DLSN]] = {}
         for dlsn, payload in master.items():
             found.setdefault(payload, []).append(dlsn)
-        numbers = [s.number for s in value.segments if s.truncation is not Truncation.TRUNCATED]
+        numbers = [s.number for s in value.segments]
         kept_from = min(numbers, default=value.max_segment + 1)
         for batch in self.batches:
             for i, payload in enumerate(batch.payloads):
@@ -379,4 +388,4 @@ def _grew(old: Segment, new: Segment) -> bool:
 
 
 def first_readable(value: StreamMetadata) -> DLSN | None:
-    return next((s.first_dlsn for s in value.segments if s.truncation is not Truncation.TRUNCATED), None)
+    return value.first_dlsn if value.segments else None

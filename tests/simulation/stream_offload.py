@@ -33,7 +33,7 @@ from dlog.machine import (
 )
 from dlog.model.ids import SegmentNumber
 from dlog.model.offloading import COLD, Record, Step, decide
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamMetadata
 from tests.simulation.store_model import StoredSegment
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class Run:
         value, _ = yield from self._read(self._world.key)
         if value is None:
             return
-        still = {(s.store, s.place) for s in value.segments}
+        still = {(s.store, s.place) for s in value.listed}
         if (record.store, record.place) in still:
             return
         yield from self._delete(record.store, record.place, record.number)
@@ -254,6 +254,5 @@ class OffloadChecks:
     def check(self, value: StreamMetadata) -> None:
         """E2, whenever metadata was written or something was deleted."""
         for segment in value.segments:
-            is_named = segment.truncation is not Truncation.TRUNCATED
-            if is_named and segment.place in self._world.store.deleted:
+            if segment.place in self._world.store.deleted:
                 self._world.checks.fail("E2", f"segment {segment.number} lies at {segment.place}, which was deleted")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamMetadata
 
 if TYPE_CHECKING:
     from tests.simulation.stream_world import StreamWorld
@@ -76,16 +76,12 @@ class RetentionChecks:
 
     def changed(self, old: StreamMetadata, new: StreamMetadata) -> None:
         """Metadata was written: E1."""
-        before = {s.number: s for s in old.segments}
         for segment in new.segments:
-            was = before.get(segment.number)
-            if was is None and segment.completed:
+            if segment.completed and old.segment(segment.number) is None:
                 self.stored(segment.place)  # taken in
-            if was is not None and segment.truncation > was.truncation and not self._was_asked_for(segment):
+        for segment in new.truncated:
+            if old.segment(segment.number) is not None and not segment.last_dlsn < self._world.highest_point:
                 self._check(segment, new.settings.retention_s)
-
-    def _was_asked_for(self, segment: Segment) -> bool:
-        return segment.truncation is not Truncation.TRUNCATED or segment.last_dlsn < self._world.highest_point
 
     def _check(self, segment: Segment, retention_s: float) -> None:
         self._world.sim.reach("expired")

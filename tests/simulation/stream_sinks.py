@@ -57,7 +57,7 @@ from dlog.machine import (
     Versioned,
 )
 from dlog.model.ids import EntryId, Epoch, SegmentNumber, Txid
-from dlog.model.segment import StreamMetadata, Truncation
+from dlog.model.segment import StreamMetadata
 from dlog.model.sink import RegisteredStage, SinkBatch, StreamLook, Sweep, Verdict
 from dlog.stores.contract import STAGE
 from dlog.wire.entry import build_record_set, decode_entry
@@ -132,7 +132,7 @@ class Sweeper:
             case Asked():
                 return self._go_on()
             case MetadataSeen(_, Versioned(StreamMetadata() as value)):
-                places = frozenset(s.place for s in value.segments if s.store == "ledger")
+                places = frozenset(s.place for s in value.listed if s.store == "ledger")
                 self._looks.append(StreamLook(value.sink(SINK), places, is_open=not value.is_sealed))
                 pause_s = self._rng.choice((0.0, 0.0, 0.01, 0.05, 0.2))
                 return [SetTimer("go on", pause_s)] if pause_s else self._go_on()
@@ -396,13 +396,13 @@ class SinkChecks:
     def listed(self, value: StreamMetadata) -> None:
         """S13 and T7, whenever the list changed or something was deleted: no stage that is in the list was swept, and
         none came into it whose program was shut out."""
-        for segment in value.segments:
+        for segment in value.listed:
             stage = self.world.stages.get(segment.place)
             if stage is not None and segment.place not in self._listed:
                 self._listed.add(segment.place)
                 if stage.batch.epoch < self._epoch:
                     self.world.checks.fail("T7", f"{stage.batch} was taken in, epoch {self._epoch} writes")
-            if segment.place in self.world.store.deleted and segment.truncation is not Truncation.TRUNCATED:
+            if segment.place in self.world.store.deleted and not value.has_lost(segment.number):
                 self.world.checks.fail("S13", f"segment {segment.number} was swept, it lay at {segment.place}")
 
     def swept(self, place: str) -> None:

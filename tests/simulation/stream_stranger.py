@@ -155,8 +155,8 @@ class Stranger:
         return self._set("completed", value, self._version)
 
     def _next_number(self) -> SegmentNumber:
-        if self._value.segments:
-            return SegmentNumber(self._value.segments[-1].number + 1)
+        if self._value.listed:
+            return SegmentNumber(self._value.listed[-1].number + 1)
         return SegmentNumber(self._dropped or max(1, self._value.max_segment))
 
     def _start(self, number: SegmentNumber, place: str) -> list[Effect]:

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dlog.errors import DLogError
+from dlog.errors import DLogError, InvalidRequestError
 from dlog.events import LacMoved
 from dlog.log.messages import ReleaseStream, SealStream, StatStream, TruncateBefore
 from dlog.log.options import OwnerOptions
@@ -116,6 +116,7 @@ PROGRESS = {
 }
 RARE = ("ready_after_2", "sealed_failed", "truncated_failed", "released_failed", "reader_truncated")
 SETTLE_S = 40.0
+CHANGED_SEGMENTS_MAX = 3  # by one change; what waits together may be more, and is then tried one by one
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:
@@ -214,7 +215,12 @@ class StreamWorld:
         self.offload = OffloadChecks(self)
         options = random.Random(f"{plan.seed}/options")
         drawn = draw(OwnerOptions, options)
-        self.owner_options = replace(drawn, producers_max=config["producers_max"], pending_bytes_max=10**6)
+        self.owner_options = replace(
+            drawn,
+            producers_max=config["producers_max"],
+            pending_bytes_max=10**6,
+            truncate_portion=min(drawn.truncate_portion, CHANGED_SEGMENTS_MAX),
+        )
         if config["style"] == "forget":
             self.owner_options = replace(self.owner_options, pending_bytes_max=drawn.pending_bytes_max)
         self._txid = 0
@@ -233,6 +239,7 @@ class StreamWorld:
         )
         sim.metadata.on_change = self._changed
         sim.metadata.stamp = self._stamp
+        sim.metadata.refusal = self._refusal
         sim.node(STORE_NODE, start=self._start_store)
         sim.metadata.create(KEY, StreamMetadata(name=STREAM, settings=settings))
         self.proxies: dict[str, Proxy] = {}
@@ -285,19 +292,27 @@ class StreamWorld:
         self.checks.appended(stored, self.value, self.store)
         self.retention.stored(stored.place)
 
+    def _refusal(self, old: StreamMetadata, new: StreamMetadata) -> DLogError | None:
+        """ZooKeeper takes no change that is larger than so many segments."""
+        if sum(1 for _ in new.changes_since(old)) <= CHANGED_SEGMENTS_MAX:
+            return None
+        self.sim.reach("refused")
+        return InvalidRequestError("more than metadata takes at once")
+
     def _stamp(self, value: Any) -> Any:
         return value.stamped(self.retention.metadata_unix_ms) if isinstance(value, StreamMetadata) else value
 
     def _deleted(self, place: str) -> None:
         self.offload.check(self.value)
         self.sink_checks.swept(place)
+        self.checks.deleted(place, self.value)
 
     def _changed(self, key: Any, old: Any, new: Any) -> None:
         if key != KEY:
             return
         self.older_value = old or new
         if old is not None:
-            self.older_segments.update({s.number: s for s in old.segments})
+            self.older_segments.update({s.number: s for s in old.listed})
             self._note_dropped(old, new)
             self.retention.changed(old, new)
         self.checks.changed(old, new, self.store)
@@ -452,7 +467,7 @@ class StreamWorld:
     def _is_settled(self) -> bool:
         if not (all(c.is_done for c in self.clients) and all(p.is_done for p in self.programs)):
             return False
-        if self.config["seal"] and not self.value.is_sealed:
+        if self.value.truncated or (self.config["seal"] and not self.value.is_sealed):
             return False
         return all(self._has_reached_tail(r) for r in self.readers.values())
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from dlog.errors import ConfigError, DLogError
 from dlog.model.ids import stream_name
-from dlog.model.segment import Truncation
 from dlog.options import MiB
 from dlog.spark.jobs.audit_entries import Piece
 from dlog.spark.jobs.audit_findings import Finding, Kind, rows
@@ -145,8 +144,7 @@ def _look(
 
 
 def _truncated(facts: StreamFacts) -> int:
-    segments = facts.value.segments if facts.value is not None else ()
-    return sum(segment.truncation is Truncation.TRUNCATED for segment in segments)
+    return len(facts.value.truncated) if facts.value is not None else 0
 
 
 def _tell_plan(report: Report, streams: Sequence[StreamFacts], options: AuditOptions) -> None:
@@ -207,7 +205,7 @@ def _gone(of_cluster: Reach, facts: StreamFacts, gone: set[int], options: AuditO
     async def again(cluster: Cluster) -> set[tuple[int, str]]:
         value = await read_stream(cluster, stream_name(facts.name))
         kept = () if value is None else value.segments
-        return {(s.number, s.place) for s in kept if s.truncation is not Truncation.TRUNCATED}
+        return {(s.number, s.place) for s in kept}
 
     try:
         named = of_cluster.ask(again, retries=options.retries)

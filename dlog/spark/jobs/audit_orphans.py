@@ -112,7 +112,7 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
             continue
         if isinstance(outcome, Versioned):
             value: StreamMetadata = outcome.value
-            places = [(segment.store, segment.place) for segment in value.segments]
+            places = [(segment.store, segment.place) for segment in value.listed]
             places += [allocated_place(value.allocated)] if value.allocated else []
             named.ledgers |= {int(place) for store, place in places if store == "ledger" and place.isdigit()}
         elif not isinstance(outcome, Missing):

@@ -16,7 +16,7 @@ from dlog.errors import DamagedError, DLogError, LedgerNotFoundError, MetadataUn
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import EntryId, LedgerId, StreamName, stream_name
 from dlog.model.ledger import LedgerMetadata
-from dlog.model.segment import Segment, StreamKey, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamKey, StreamMetadata
 from dlog.options import KiB
 from dlog.spark.jobs.audit_copies import Reading
 from dlog.spark.jobs.audit_findings import Finding, Kind
@@ -174,9 +174,8 @@ async def _look_at_segments(
         async with how.turns:
             return await _segment(cluster, facts, segment, suspect, how)
 
-    kept = [segment for segment in value.segments if segment.truncation is not Truncation.TRUNCATED]
     async with _plainly(), asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(s), name=f"audit {facts.name} {s.number}") for s in kept]
+        tasks = [group.create_task(one(s), name=f"audit {facts.name} {s.number}") for s in value.segments]
     facts.segments = tuple(task.result() for task in tasks)
     for segment in value.in_progress:
         later = [s.number for s in value.segments if s.number > segment.number]

@@ -46,7 +46,7 @@ def judge(facts: StreamFacts, pieces: Mapping[int, Sequence[Piece]]) -> Judged:
     number_before = None
     by_number = {segment.listed.number: segment for segment in facts.segments}
     ends: list[End] = []
-    for listed in facts.value.segments:
+    for listed in facts.value.listed:
         segment = by_number.get(listed.number)
         if segment is None:
             held.sequence_id = None  # truncated: not looked at
@@ -65,7 +65,7 @@ def judge(facts: StreamFacts, pieces: Mapping[int, Sequence[Piece]]) -> Judged:
 
 def _judge_list(value: StreamMetadata) -> list[Finding]:
     found = []
-    numbers = [segment.number for segment in value.segments]
+    numbers = [segment.number for segment in value.listed]
     for before, number in itertools.pairwise(numbers):
         if number != before + 1:
             found.append(_finding(value.name, Kind.SEGMENT_GAP, number, str(before + 1), str(number)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamMetadata
 from dlog.spark.jobs.offload_copy import Source
 from dlog.stores.cold import store as cold
 from dlog.stores.cold.format import Head
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 def named(value: StreamMetadata | None) -> set[tuple[str, str]]:
     """Store and place of every segment that a stream has."""
-    return {(segment.store, segment.place) for segment in value.segments} if value is not None else set()
+    return {(segment.store, segment.place) for segment in value.listed} if value is not None else set()
 
 
 def candidates(
@@ -37,7 +37,7 @@ def candidates(
 ) -> list[Segment]:
     """Completed segments that are old enough, not among the newest, and not on their way already; and those that lie in
     cold storage."""
-    sealed = [s for s in value.segments if s.completed and s.truncation is not Truncation.TRUNCATED]
+    sealed = [s for s in value.segments if s.completed]
     before_unix_ms = now_unix_ms - older_than_s * 1000
     return [
         s

@@ -128,6 +128,12 @@ class Stage:
         assert isinstance(seen, Versioned)
         await self.metadata.compare_and_set(KEY, seen.value.with_segment(segment), seen.version)
 
+    async def truncate(self, number: int) -> None:
+        """Move the trim point to this segment."""
+        seen = await self.metadata.read(KEY)
+        assert isinstance(seen, Versioned)
+        await self.metadata.compare_and_set(KEY, seen.value.trimmed(number), seen.version)
+
 
 @asynccontextmanager
 async def stage(options: TailerOptions = SHORT) -> AsyncIterator[Stage]:

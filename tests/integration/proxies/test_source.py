@@ -14,7 +14,7 @@ from dlog.errors import DamagedError, DLogError, OwnedElsewhereError, Remedy, Un
 from dlog.io.metadata import SessionState
 from dlog.log.read_messages import EntriesGot, GetEntries, GetStream, LacSeen, SourceFailed, StreamSeen, WatchLac
 from dlog.machine import Key, Outcome, OutcomeUnknown, Versioned
-from dlog.model.ids import EntryId, Epoch, ProxyId, StreamName
+from dlog.model.ids import EntryId, Epoch, ProxyId, SegmentNumber, StreamName
 from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
 from dlog.stores.contract import ReaderClosedError, StoreUnavailableError
 from dlog.stores.memory import MemoryReader
@@ -548,7 +548,11 @@ async def test_what_an_owner_sends_along_is_served_unless_it_is_truncated_by_the
         assert (await asker.hear(LacSeen)).lac == 2
         asker.view.ask(GetEntries(segment, EntryId(1), EntryId(2), 1000))
         assert (await asker.hear(EntriesGot)).payloads == (b"1", b"2")
-        await on.change(replace(ended(segment, 2), truncation=Truncation.TRUNCATED))
+        await on.change(replace(segment, number=SegmentNumber(2), place="next"))
+        await asker.hear(StreamSeen)
+        await on.change(ended(segment, 2))
+        await asker.hear(StreamSeen)
+        await on.truncate(2)
         await asker.hear(StreamSeen)
         on.words.hear.entries(1, 1, [b"1", b"2"])
         assert len(on.cache) == 0

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
@@ -135,26 +135,30 @@ async def test_a_stream_lives_from_creation_to_deletion(pair: Pair) -> None:
     assert await two.compare_and_set(KEY, FRESH, None) == Conflict()
     assert (await seen(two, KEY)).value == FRESH
     assert await two.streams() == [KEY.stream]
-    value = replace(FRESH, owner=OWNER)
-    steps = [
-        value,
-        value := replace(value, allocated="17"),
-        value := replace(value.with_segment(started(1, "17")), allocated=""),
-        value := replace(value, allocated="18"),
-        value := replace(value.with_segment(completed(started(1, "17"), 40, 900)), max_txid=Txid(900)),
-        value := replace(value.with_segment(started(2, "18", 901)), allocated=""),
-        value := replace(value, settings=replace(value.settings, retention_s=5.0)),
-        value := value.with_segment(
+    steps: list[Callable[[StreamMetadata], StreamMetadata]] = [
+        lambda value: replace(value, owner=OWNER),
+        lambda value: replace(value, allocated="17"),
+        lambda value: replace(value.with_segment(started(1, "17")), allocated=""),
+        lambda value: replace(value, allocated="18"),
+        lambda value: replace(value.with_segment(completed(value.segments[0], 40, 900)), max_txid=Txid(900)),
+        lambda value: replace(value.with_segment(started(2, "18", 901)), allocated=""),
+        lambda value: replace(value, settings=replace(value.settings, retention_s=5.0)),
+        lambda value: value.with_segment(
             replace(value.segments[0], truncation=Truncation.PARTIAL, min_entry=EntryId(12), min_slot=1)
         ),
-        value := replace(value.with_segment(completed(value.segments[1], 3, 950)), max_txid=Txid(950)),
-        value := value.without_segment(1),
-        value := replace(value, owner=replace(OWNER, released=True)),
+        lambda value: replace(value.with_segment(completed(value.segments[1], 3, 950)), max_txid=Txid(950)),
+        lambda value: value.trimmed(2),
+        lambda value: value.with_marks(1),
+        lambda value: value.without_truncated(1),
+        lambda value: replace(value, owner=replace(OWNER, released=True)),
     ]
+    value = FRESH
     for step in steps:
-        version = (await change(one, step, version)).version
-        assert (await seen(two, KEY)).value == step
-        assert (await seen(one, KEY)).value == step
+        written = await change(one, step(value), version)
+        assert written.value == step(value)
+        value, version = written.value, written.version
+        assert (await seen(two, KEY)).value == value
+        assert (await seen(one, KEY)).value == value
     await delete_stream(two, KEY.stream)
     assert await one.read(KEY) == Missing()
     assert await one.compare_and_set(KEY, value, version) == Missing()
@@ -256,8 +260,8 @@ async def test_of_two_changes_from_one_read_only_one_takes_place(pair: Pair) -> 
         replace(base.value, allocated="99"),
         replace(base.value, settings=replace(base.value.settings, retention_s=1.0)),
         replace(base.value, max_txid=Txid(5000)),
-        base.value.with_segment(replace(base.value.segments[0], truncation=Truncation.TRUNCATED)),
         base.value.with_segment(started(2, "18")),
+        base.value.with_segment(started(2, "18")).trimmed(2),
         base.value.without_segment(1),
         base.value,
         replace(base.value, owner=replace(OWNER, epoch=Epoch(2), claim="c2")),

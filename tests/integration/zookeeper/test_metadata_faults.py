@@ -187,7 +187,7 @@ async def test_changes_hidden_by_a_reconnect_are_read_after_it(zookeeper_hosts: 
         toxic.refuse()
         toxic.cut()
         await until(states, SessionState.SUSPENDED)
-        value = value.with_segment(replace(segments[6], truncation=Truncation.TRUNCATED))
+        value = value.with_segment(replace(segments[6], truncation=Truncation.PARTIAL))
         changed = await other.compare_and_set(KEY, value, created.version)
         assert isinstance(changed, Versioned)
         await toxic.listen(port)

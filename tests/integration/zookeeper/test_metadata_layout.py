@@ -10,16 +10,21 @@ from dataclasses import replace
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.security import make_acl
 
-from dlog.errors import ClusterNotFoundError, ConfigError, UnsupportedVersionError
+from dlog.errors import ClusterNotFoundError, ConfigError, Remedy, UnsupportedVersionError
 from dlog.io.metadata import BookieInfo, ProxyInfo
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.io.zookeeper_protocol import NoRightsError, RequestTooLargeError
+from dlog.log.changes import ForgetTruncated, MarkTruncated, TruncateTo
 from dlog.machine import Conflict, Missing, Versioned
+from dlog.model.dlsn import of
 from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata, LedgerState
 from dlog.model.quorum import Quorum
-from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
+from dlog.wire.stream_metadata import decode_segment, encode_segment
 from tests.deleting import delete_stream
 
 pytestmark = pytest.mark.zookeeper
@@ -316,13 +321,104 @@ async def test_a_change_behind_our_back_to_one_segment_is_seen(metadata: ZooKeep
     kazoo.set(path, data(kazoo, path).replace(b"51539607557", b"51539608069"))
     again = await metadata.read(KEY)
     assert isinstance(again, Versioned)
-    assert [s.truncation.name for s in again.value.segments] == ["TRUNCATED"]
+    assert [s.truncation.name for s in again.value.truncated] == ["TRUNCATED"]
+    assert again.value.segments == ()
     assert await metadata.compare_and_set(KEY, read.value.without_segment(1), read.version) == Conflict()
     kazoo.create(f"{R}/ledgers/something_else", b"?")
     kazoo.delete(path)
     gone = await metadata.read(KEY)
     assert isinstance(gone, Versioned)
-    assert gone.value.segments == ()
+    assert gone.value.listed == ()
+
+
+async def test_truncating_many_segments_is_one_small_change(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:
+    """More than one multi could mark. The trim point lies with the owner; Java is told of it portion by portion."""
+    await written(metadata, StreamMetadata(name=KEY.stream, owner=OWNER), None)
+    read = await metadata.read(KEY)
+    for first in range(1, 12_000, 2000):
+        assert isinstance(read, Versioned)
+        more = (ended_segment(number) for number in range(first, first + 2000))
+        value = replace(read.value, segments=(*read.value.segments, *more))
+        read = await metadata.compare_and_set(KEY, value, read.version)
+    assert isinstance(read, Versioned)
+    truncated = TruncateTo(of(11_900, 0, 0)).apply(read.value)
+    changed = await metadata.compare_and_set(KEY, truncated, read.version)
+    assert isinstance(changed, Versioned) and changed.value == truncated
+    assert json.loads(data(kazoo, f"{R}/owner"))["trim"] == 11_900
+    other = await metadata.read(KEY)
+    assert isinstance(other, Versioned)
+    assert (len(other.value.truncated), other.value.segments[0].number) == (11_899, 11_900)
+    marked = await metadata.compare_and_set(KEY, MarkTruncated(SegmentNumber(200)).apply(other.value), other.version)
+    assert isinstance(marked, Versioned)
+    assert parse(kazoo, 200).truncation is Truncation.TRUNCATED
+    assert parse(kazoo, 201).truncation is Truncation.ACTIVE
+    forgotten = ForgetTruncated(SegmentNumber(200)).apply(marked.value)
+    outcome = await metadata.compare_and_set(KEY, forgotten, marked.version)
+    assert isinstance(outcome, Versioned)
+    again = await metadata.read(KEY)
+    assert isinstance(again, Versioned)
+    assert again.value == outcome.value == forgotten
+    assert not kazoo.exists(f"{R}/ledgers/logrecs_{200:018d}")
+
+
+async def test_a_change_that_zookeeper_will_never_take_is_refused_and_not_unknown(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
+    await written(metadata, StreamMetadata(name=KEY.stream, owner=OWNER), None)
+    read = await metadata.read(KEY)
+    assert isinstance(read, Versioned)
+    large = replace(read.value, segments=tuple(ended_segment(number) for number in range(1, 10_000)))
+    with pytest.raises(RequestTooLargeError) as too_large:
+        await metadata.compare_and_set(KEY, large, read.version)
+    assert too_large.value.remedy is Remedy.FIX
+    kazoo.set_acls(f"{R}/owner", [make_acl("world", "anyone", read=True)])
+    with pytest.raises(NoRightsError) as forbidden:
+        await metadata.compare_and_set(KEY, replace(read.value, allocated="7"), read.version)
+    assert forbidden.value.remedy is Remedy.FIX and f"{R}/owner" in forbidden.value.message
+    again = await metadata.read(KEY)
+    assert isinstance(again, Versioned) and again.value == read.value
+
+
+def ended_segment(number: int) -> Segment:
+    return Segment(
+        number=SegmentNumber(number),
+        place=str(number),
+        first_txid=Txid(number),
+        completed=True,
+        last_entry=EntryId(3),
+        last_slot=0,
+    )
+
+
+def parse(kazoo: KazooClient, number: int) -> Segment:
+    name = f"logrecs_{number:018d}"
+    return decode_segment(name, data(kazoo, f"{R}/ledgers/{name}"))
+
+
+async def test_segments_that_java_truncated_may_not_be_read_and_one_in_progress_may(
+    metadata: ZooKeeperMetadata, kazoo: KazooClient
+) -> None:
+    """Java marks each segment, up to the last one too, and keeps no trim point."""
+    done = Segment(
+        number=SegmentNumber(1), place="9", first_txid=Txid(0), completed=True, truncation=Truncation.TRUNCATED
+    )
+    make_as_java_does(kazoo)
+    for number in (1, 2):
+        stored = encode_segment(replace(done, number=SegmentNumber(number)))
+        kazoo.create(f"{R}/ledgers/logrecs_{number:018d}", stored)
+    read = await metadata.read(KEY)
+    assert isinstance(read, Versioned)
+    assert (numbers(read.value.truncated), numbers(read.value.segments)) == ([1, 2], [])
+    assert (read.value.next_number(), read.value.first_dlsn) == (3, of(3, 0, 0))
+    opened = Segment(number=SegmentNumber(3), place="11", first_txid=Txid(7), truncation=Truncation.TRUNCATED)
+    kazoo.create(f"{R}/ledgers/inprogress_{3:018d}", encode_segment(opened))
+    read = await metadata.read(KEY)
+    assert isinstance(read, Versioned)
+    assert (numbers(read.value.truncated), numbers(read.value.segments)) == ([1, 2], [3])
+
+
+def numbers(segments: tuple[Segment, ...]) -> list[int]:
+    return [s.number for s in segments]
 
 
 async def test_a_deleted_stream_leaves_nothing(metadata: ZooKeeperMetadata, kazoo: KazooClient) -> None:

@@ -23,11 +23,11 @@ from dlog.io.memory_metadata import MemoryMetadata
 from dlog.io.metadata import Metadata
 from dlog.io.zookeeper_cluster import cluster_init
 from dlog.io.zookeeper_metadata import ZooKeeperMetadata
-from dlog.machine import Key, Missing, Outcome, Versioned
+from dlog.machine import Key, Missing, Outcome, SeenOutcome, Versioned
 from dlog.model.ids import BookieId, EntryId, Epoch, LedgerId, ProxyId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerKey, LedgerMetadata
 from dlog.model.quorum import Quorum
-from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata, Truncation
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from tests.deleting import delete_stream
 from tests.simulation.storage import MetadataModel
 
@@ -46,7 +46,7 @@ class MapOfWorlds:
     async def read(self, key: Key) -> Outcome:
         return self.model.read(key)
 
-    async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
+    async def compare_and_set(self, key: Key, value: object, version: object) -> SeenOutcome:
         return self.model.compare_and_set(key, value, version)
 
 
@@ -108,9 +108,11 @@ def changed(value: Any, draw: tuple[float, int]) -> Any:
         )
         return replace(value.with_segment(ended), max_txid=ended.last_txid)
     if segments and chance < 0.6:
-        return value.with_segment(replace(segments[0], truncation=Truncation.TRUNCATED))
-    if segments and chance < 0.7 and segments[0].truncation is Truncation.TRUNCATED and len(segments) > 1:
-        return value.without_segment(segments[0].number)
+        return value.trimmed(segments[0].number + number)
+    if value.truncated and chance < 0.7:
+        return value.with_marks(value.truncated[0].number + number)
+    if value.truncated and chance < 0.8:
+        return value.without_truncated(value.truncated[0].number)
     new = SegmentNumber(value.max_segment + 1)
     segment = Segment(number=new, place=str(1000 + number), first_txid=Txid(value.max_txid + 1))
     return replace(value.with_segment(segment), max_segment=new)

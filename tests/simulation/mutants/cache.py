@@ -35,7 +35,7 @@ COHERENCE = (
             (
                 "__call__",
                 "self._listener.believe(self, number)",
-                "self.place(number, self._listener._segments.get(number))",
+                "self.place(number, self._listener.listed(number))",
             ),
         ),
     ),
@@ -43,7 +43,7 @@ COHERENCE = (
         name="what is sent along is kept for the place that the number has in the list as it is known",
         invariants=("R1",),
         style="roll",
-        parts=planted(Heard, ("entries", "self._placed.get(number)", "self._listener._segments.get(number)")),
+        parts=planted(Heard, ("entries", "self._placed.get(number)", "self._listener.listed(number)")),
     ),
     Mutant(
         name="reads of metadata may be older than the question",
@@ -193,9 +193,7 @@ FORGETTING = (
         name="truncated segments stay in the cache until they leave the list",
         invariants=("R4",),
         style="trim",
-        parts=planted(
-            StreamTailer, ("_forget", "new is None or new.truncation is Truncation.TRUNCATED", "new is None")
-        ),
+        parts=planted(StreamTailer, ("_forget", "now.readable_changes_since(before)", "now.changes_since(before)")),
     ),
     Mutant(
         name="what was truncated while it was fetched is kept",

@@ -10,7 +10,7 @@ from typing import Any
 
 from actors.upstream import Heard
 from dlog.lease.lease import Lease
-from dlog.log.changes import Expire, MarkDeleted, Relocate, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
+from dlog.log.changes import MarkDeleted, Relocate, RememberSink, StartSegment, TakeSegmentsIn, TruncateTo
 from dlog.log.dedupe import Producer, ProducerTable
 from dlog.log.deleting import StreamDeletion
 from dlog.log.expiring import Expiring
@@ -22,8 +22,10 @@ from dlog.log.rolling import Rolling
 from dlog.log.seeking import Goal
 from dlog.log.taking import Taking
 from dlog.log.taking_in import TakingIn
+from dlog.log.truncating import Truncating
 from dlog.log.writing import Writing
 from dlog.model.offloading import Record
+from dlog.model.segment import StreamMetadata
 from dlog.model.sink import Sweep
 from proxies.write.tails import Run, Tail
 from tests.simulation.mutants import edited
@@ -177,7 +179,7 @@ TAKING = (
         name="only the last of two segments is fenced",
         invariants=("S6", "T4"),
         style="roll",
-        parts=planted(Recovery, ("_to_recover", "in value.segments if not", "in value.segments[-1:] if not")),
+        parts=planted(Recovery, ("_to_recover", "in value.in_progress}", "in value.in_progress[-1:]}")),
     ),
     Mutant(
         name="nothing is fenced, by the order of the take-over",
@@ -319,7 +321,7 @@ WRITING = (
         name="what survived in a segment that somebody else completed is written again",
         invariants=("S2",),
         style="stranger",
-        parts=planted(Recovery, ("_to_recover", " or s.place == last or (s.store, s.place) in under_way]", "]")),
+        parts=planted(Recovery, ("_to_recover", "sorted(found)]", "sorted(found) if not found[number].completed]")),
     ),
     Mutant(
         name="what is turned away keeps its place in its producer's order",
@@ -351,7 +353,7 @@ WRITING = (
         invariants=("S9",),
         parts=planted(
             TruncateTo,
-            ("_one", "segment.first_dlsn < first and first", "first"),
+            ("apply", " or point <= first.first_dlsn", ""),
         ),
     ),
     Mutant(
@@ -359,8 +361,52 @@ WRITING = (
         invariants=("S9",),
         parts=planted(
             TruncateTo,
-            ("_one", "segment.first_dlsn < first and", "segment.completed and segment.first_dlsn < first and"),
+            ("apply", "point.segment != first.number or", "not first.completed or"),
         ),
+    ),
+)
+
+TRUNCATED = (
+    Mutant(
+        name="truncated segments are deleted before Java readers can know",
+        invariants=("S9",),
+        parts=planted(
+            Truncating, ("delete_next", "t.register.want(MarkTruncated(self._portion[-1].number))", "self.marked()")
+        ),
+    ),
+    Mutant(
+        name="truncated segments are forgotten while they are being deleted",
+        invariants=("S9",),
+        parts=planted(
+            Truncating,
+            (
+                "marked",
+                "self._deleting[store, place] = None",
+                "self._tenure.register.want(ForgetTruncated(self._portion[-1].number))",
+            ),
+        ),
+    ),
+    Mutant(
+        name="the truncated segments of a former owner are left",
+        invariants=("T5",),
+        parts=planted(StreamOwner, ("_hold", "self._truncating.delete_next()", "pass")),
+    ),
+    Mutant(
+        name="all truncated segments are marked at once",
+        invariants=("T5",),
+        style="clocks",
+        parts=planted(Truncating, ("delete_next", "[: t.options.truncate_portion]", "[:]")),
+    ),
+    Mutant(
+        name="what waits together with a change that is refused is given up with it",
+        invariants=("T5", "T6"),
+        style="clocks",
+        parts=planted(Register, ("_hear_refusal", "len(question.changes) > 1", "False")),
+    ),
+    Mutant(
+        name="one portion of the truncated segments is deleted",
+        invariants=("T5",),
+        parts=planted(Truncating, ("forgotten", "self.delete_next()", "pass")),
     ),
 )
 
@@ -641,7 +687,7 @@ def _by_clock(now: str, completed: str) -> dict[str, Any]:
     return {
         "planted": (
             (Expiring, edited(Expiring, _ALWAYS, ("judge", _AGE, f"Expire({now})"))),
-            (Expire, edited(Expire, ("apply", _COMPLETED, completed))),
+            (StreamMetadata, edited(StreamMetadata, ("expires_unix_ms", _COMPLETED, completed))),
         ),
     }
 
@@ -764,4 +810,16 @@ OFFLOADING = (
     ),
 )
 
-MUTANTS = (*SAYING, *LEASE, *TAKING, *WRITING, *READING, *FOLLOWING, *SINKS, *RETENTION, *LIVES, *OFFLOADING)
+MUTANTS = (
+    *SAYING,
+    *LEASE,
+    *TAKING,
+    *WRITING,
+    *TRUNCATED,
+    *READING,
+    *FOLLOWING,
+    *SINKS,
+    *RETENTION,
+    *LIVES,
+    *OFFLOADING,
+)

@@ -95,7 +95,7 @@ def test_entries_that_are_sent_along_are_had_once_their_place_is_certain() -> No
     heard.place(1, lying("a"))
     heard.entries(1, 2, [b"c", b"d"])
     assert listener.had == [("a", 2, [b"c", b"d"])]
-    heard.moved({1: lying("b")})
+    heard.moved({1: lying("b")}.get)
     heard.entries(1, 4, [b"e"])
     assert len(listener.had) == 1, "what lies elsewhere than we believed is looked up anew"
 

@@ -24,6 +24,7 @@ from dlog.machine import (
     PeerLost,
     ReadMetadata,
     Received,
+    Refused,
     Send,
     SetTimer,
     Tell,
@@ -64,6 +65,8 @@ class OneKey:
 
     async def compare_and_set(self, key: Any, value: Any, version: Any) -> Any:
         await self.gate.wait()
+        if self.error is not None:
+            raise self.error
         return Versioned(value, version + 1)
 
 
@@ -198,7 +201,7 @@ async def test_metadata_questions_come_back_with_their_token() -> None:
     assert seen == {"t1": Versioned("value of k", 7), "t2": Versioned("new", 2)}
 
 
-async def test_a_metadata_error_is_an_unknown_outcome_and_a_bug_is_not() -> None:
+async def test_a_metadata_error_is_an_unknown_outcome_or_a_refusal_and_a_bug_is_neither() -> None:
     metadata = OneKey()
     metadata.gate.set()
     metadata.error = UnavailableError("away")
@@ -207,6 +210,13 @@ async def test_a_metadata_error_is_an_unknown_outcome_and_a_bug_is_not() -> None
         driver.post(Received("p", "go"))
         await until(lambda: len(machine.facts) == 2)
     assert machine.facts[1] == MetadataSeen("t", OutcomeUnknown("away"))
+
+    metadata.error = too_large = InvalidRequestError("more than a server takes")
+    machine = Scripted(lambda fact: [CompareAndSet("t", "k", "new", 1)] if isinstance(fact, Received) else [])
+    async with running(machine, metadata=metadata) as driver:
+        driver.post(Received("p", "go"))
+        await until(lambda: len(machine.facts) == 2)
+    assert machine.facts[1] == MetadataSeen("t", Refused(too_large))
 
     metadata.error = ZeroDivisionError("bug")
     driver = Driver(machine, name="m", send=lambda *_: None, metadata=metadata)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ def version(
     owner: int | None, *, epoch: int = 1, ledgers: int = 3, max_txid: int = 2, life: str = "a"
 ) -> StreamVersion:
     value = StreamMetadata(name=STREAM, owner=Owner(epoch=Epoch(epoch)), life=life)
-    return StreamVersion(value, ledgers, max_txid, None, owner, None, None, {}, life)
+    return StreamVersion(value, ledgers, max_txid, None, owner, None, None, life)
 
 
 def deleted(owner: int, *, life: str = "a") -> StreamVersion:

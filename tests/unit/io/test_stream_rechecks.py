@@ -80,7 +80,7 @@ class Rig:
         """This process reads the stream."""
         value = StreamMetadata(name=stream, owner=owner(epoch), life=LIFE)
         seen: dict[str, Any] = {"ledgers": 0, "max_txid": 0, "allocation": None, "settings": None, "sinks": None}
-        self.marks.saw(stream, StreamVersion(value=value, owner=version, segments={}, life=LIFE, **seen))
+        self.marks.saw(stream, StreamVersion(value=value, owner=version, life=LIFE, **seen))
 
     def doubt(self, heard_zxid: int = HEARD) -> None:
         for stream in self.streams:

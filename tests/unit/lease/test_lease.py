@@ -14,6 +14,7 @@ from dlog.machine import (
     Missing,
     OutcomeUnknown,
     ReadMetadata,
+    Refused,
     SetTimer,
     TimerFired,
     Versioned,
@@ -128,7 +129,7 @@ def test_metadata_that_went_back_is_not_asked_for_again() -> None:
     one = lease()
     asked = read(one.claim(None))
     gone_back = MetadataWentBackError("metadata went back")
-    effects = one.handle(MetadataSeen(asked.token, OutcomeUnknown("", gone_back)))
+    effects = one.handle(MetadataSeen(asked.token, Refused(gone_back)))
     assert one.state is LeaseState.LOST
     assert one.error is gone_back
     assert not [effect for effect in effects if isinstance(effect, SetTimer | ReadMetadata | CompareAndSet)]

@@ -48,6 +48,7 @@ from dlog.machine import (
     Missing,
     ReadMetadata,
     Received,
+    Refused,
     Send,
     SetTimer,
     Tell,
@@ -104,6 +105,7 @@ class Stage:
         self.actors: list[Actor] = []
         self.now_s = 0.0  # monotonic seconds of everybody
         self.unix_ms = 1000  # by metadata's clock
+        self.refusal: Callable[[StreamMetadata, StreamMetadata], DLogError | None] = lambda before, after: None
 
     def owner(self, name: str, options: OwnerOptions | None = None, **kw: Any) -> Actor:
         """A proxy's owner, not yet claiming."""
@@ -164,6 +166,9 @@ class Stage:
         if isinstance(question, CompareAndSet):
             if question.version != self.version:
                 return MetadataSeen(question.token, Conflict())
+            refusal = self.refusal(self.value, question.value)
+            if refusal is not None:
+                return MetadataSeen(question.token, Refused(refusal))
             self.value, self.version = question.value.stamped(self.unix_ms), self.version + 1
             seen = Versioned(self.value, self.version)
         elif self.value.owner.deleted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,9 @@ from dlog.log.changes import (
     Deallocate,
     DropEmptySegment,
     Expire,
-    ForgetSegment,
+    ForgetTruncated,
     MarkReleased,
+    MarkTruncated,
     SegmentEnd,
     Stage,
     StartSegment,
@@ -27,7 +29,7 @@ from dlog.log.changes import (
 )
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_END_OF_STREAM, EntryId, SegmentNumber, StreamName, Txid
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamMetadata
 from dlog.model.sink import SinkBatch, SinkRecord
 
 
@@ -59,6 +61,10 @@ def stream(completed: int, in_progress: int = 1) -> StreamMetadata:
     )
 
 
+def numbers(segments: Iterable[Segment]) -> list[int]:
+    return [s.number for s in segments]
+
+
 def kept_for(retention_s: float, value: StreamMetadata) -> StreamMetadata:
     return replace(value, settings=replace(value.settings, retention_s=retention_s))
 
@@ -73,7 +79,8 @@ CHANGES: list[Change] = [
     Deallocate("4a"),
     TruncateTo(of(2, 1, 1)),
     Expire(6500),
-    ForgetSegment(SegmentNumber(1), "1a"),
+    MarkTruncated(SegmentNumber(1)),
+    ForgetTruncated(SegmentNumber(1)),
     MarkReleased(),
 ]
 
@@ -133,17 +140,32 @@ def test_an_empty_segment_leaves_no_trace_but_its_place_to_delete() -> None:
     assert DropEmptySegment(SegmentNumber(3), "other", "x").apply(stream(2)) == stream(2)
 
 
-def test_a_segment_is_forgotten_only_once_it_is_truncated() -> None:
-    assert ForgetSegment(SegmentNumber(1), "1a").apply(stream(2)) == stream(2)
-    truncated = TruncateTo(of(2, 0, 0)).apply(stream(2))
-    assert [s.number for s in ForgetSegment(SegmentNumber(1), "1a").apply(truncated).segments] == [2, 3]
+def test_truncated_segments_are_marked_and_forgotten_up_to_a_number_and_no_other() -> None:
+    before = stream(4)
+    for change in (MarkTruncated(SegmentNumber(2)), ForgetTruncated(SegmentNumber(2))):
+        assert change.apply(before) == before, "nothing is truncated"
+    truncated = TruncateTo(of(4, 0, 0)).apply(before)
+    assert (numbers(truncated.truncated), numbers(truncated.segments)) == ([1, 2, 3], [4, 5])
+    assert truncated.listed == before.listed, "one small change, which rewrites no segment"
+    marked = MarkTruncated(SegmentNumber(2)).apply(truncated)
+    assert [s.truncation.name for s in marked.truncated] == ["TRUNCATED", "TRUNCATED", "ACTIVE"]
+    assert MarkTruncated(SegmentNumber(9)).apply(truncated).segments == before.segments[3:]
+    assert numbers(ForgetTruncated(SegmentNumber(2)).apply(marked).listed) == [3, 4, 5]
+    assert numbers(ForgetTruncated(SegmentNumber(9)).apply(marked).listed) == [4, 5]
+
+
+def test_the_trim_point_stops_at_a_segment_in_progress() -> None:
+    value = stream(2, in_progress=2)
+    value = CompleteSegment(SegmentNumber(4), "4a", END, 9000).apply(value)
+    after = TruncateTo(of(5, 0, 0)).apply(value)
+    assert (numbers(after.truncated), numbers(after.segments)) == ([1, 2], [3, 4])
+    assert after.in_progress == (value.segments[2],)
 
 
 def test_expiry_takes_the_oldest_only_and_never_the_last() -> None:
     before = kept_for(5.0, stream(4, 0))
-    states = [s.truncation for s in Expire(7500).apply(before).segments]
-    assert states == [Truncation.TRUNCATED, Truncation.TRUNCATED, Truncation.ACTIVE, Truncation.ACTIVE]
-    assert Expire(10**9).apply(before).segments[-1].truncation is Truncation.ACTIVE
+    assert numbers(Expire(7500).apply(before).truncated) == [1, 2]
+    assert numbers(Expire(10**9).apply(before).segments) == [4]
     assert Expire(10**9).apply(stream(4, 0)) == stream(4, 0), "kept for ever"
 
 
@@ -154,7 +176,7 @@ def test_a_segment_is_as_old_as_the_later_of_what_its_writer_and_metadata_say() 
         told = replace(first, completed_unix_ms=writer_ms, metadata_unix_ms=metadata_ms)
         told_before = replace(before, segments=(told, *others))
         assert Expire(14_000).apply(told_before) == told_before
-        assert Expire(14_001).apply(told_before).segments[0].truncation is Truncation.TRUNCATED
+        assert numbers(Expire(14_001).apply(told_before).truncated) == [1, 2]
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 3)), max_size=5))
@@ -162,12 +184,11 @@ def test_the_truncation_point_only_moves_forward(points: list[tuple[int, int, in
     value = stream(3)
     for point in points:
         after = TruncateTo(of(*point)).apply(value)
-        kept = [s for s in after.segments if s.truncation is not Truncation.TRUNCATED]
-        before = [s for s in value.segments if s.truncation is not Truncation.TRUNCATED]
+        kept, before = after.segments, value.segments
         assert kept[0].first_dlsn >= before[0].first_dlsn
         newly = {s.number for s in before} - {s.number for s in kept}
         assert all(s.last_dlsn < of(*point) for s in before if s.number in newly), "and nothing goes from the point on"
-        assert after.segments[-1].truncation is not Truncation.TRUNCATED
+        assert kept[-1].number == value.segments[-1].number
         assert kept[0].first_dlsn >= min(of(*point), after.segments[-1].first_dlsn), "and it holds"
         value = after
 

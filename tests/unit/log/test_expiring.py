@@ -51,6 +51,13 @@ class Clocks:
     def pass_s(self, seconds: float) -> None:
         self.stage.now_s += seconds
 
+    def fall_due(self, owner: Actor) -> None:
+        """The timer of the oldest segment fires."""
+        self._set()
+        self._judge(owner)
+        owner.fire("due")
+        self._judge(owner)
+
     def _set(self) -> None:
         self.stage.unix_ms = self.true_ms + self.metadata_ms
 
@@ -191,3 +198,53 @@ def test_a_segment_is_completed_when_the_store_says_so_however_long_its_last_bat
     owner.ask(SealStream())
     (segment,) = clocks.stage.value.segments
     assert segment.completed_unix_ms >= clocks.true_ms
+
+
+def test_a_stream_that_falls_silent_loses_what_expires() -> None:
+    clocks = Clocks()
+    owner = clocks.owner()
+    clocks.write(owner)
+    clocks.pass_s(60)
+    clocks.write(owner)
+    assert owner.timers["due",] == RETENTION_S - 60 + 0.001
+    clocks.pass_s(RETENTION_S - 60)
+    clocks.fall_due(owner)
+    assert kept(clocks) == [1, 2, 3], "exactly as old as it may be"
+    clocks.pass_s(1)
+    clocks.fall_due(owner)
+    assert kept(clocks) == [2, 3]
+    clocks.fall_due(owner)
+    assert owner.timers["due",] == 60 - 1 + 0.001
+    clocks.pass_s(60)
+    clocks.fall_due(owner)
+    assert kept(clocks) == [3]
+    clocks.fall_due(owner)
+    clocks.pass_s(100 * RETENTION_S)
+    assert ("due",) not in owner.timers and kept(clocks) == [3], "the last one stays"
+
+
+def test_a_sealed_stream_loses_what_expires_but_its_last_segment() -> None:
+    clocks = Clocks()
+    owner = clocks.owner()
+    clocks.write(owner)
+    clocks.write(owner)
+    owner.ask(SealStream())
+    clocks.pass_s(RETENTION_S + 1)
+    clocks.fall_due(owner)
+    assert kept(clocks) == [3] and clocks.stage.value.is_sealed
+
+
+def test_while_clocks_are_apart_a_silent_stream_is_looked_at_now_and_then() -> None:
+    clocks = Clocks()
+    owner = clocks.owner()
+    clocks.write(owner)
+    clocks.write(owner)
+    clocks.pass_s(RETENTION_S + 1)
+    clocks.metadata_ms = 10 * DAY_MS
+    clocks.fall_due(owner)
+    assert kept(clocks) == [1, 2, 3] and any(isinstance(e, RetentionHeld) for e in owner.events)
+    assert owner.timers["due",] == OwnerOptions().clocks_apart_max_s
+    clocks.metadata_ms = 0
+    clocks.pass_s(OwnerOptions().clocks_apart_max_s)
+    clocks.fall_due(owner)
+    assert kept(clocks) == [3]

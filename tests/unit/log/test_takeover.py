@@ -5,7 +5,6 @@ Numbers are those of the issues: DistributedLog #2898 and #2099, woodpecker #155
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from dlog.errors import (
@@ -36,7 +35,6 @@ from dlog.log.tenure import Phase
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, ReadMetadata, Received
 from dlog.model.dlsn import of
 from dlog.model.ids import TXID_END_OF_STREAM, EntryId, SegmentNumber
-from dlog.model.segment import Segment, Truncation
 from dlog.stores.contract import SegmentFencedError, StoreUnavailableError
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
 from tests.unit.log.stage import ALICE, BOB, Stage, batch, notes, numbers
@@ -350,16 +348,12 @@ def test_a_table_that_went_with_truncated_segments_is_not_taken_for_that_of_a_ne
     stage = Stage(retention_s=0.001, segment_bytes=1)
     first = stage.taken("p1")
     first.ask(batch(0, now=5000))
-    stage.value = replace(stage.value, segments=tuple(map(_truncated, stage.value.segments)))
-    assert numbers(stage.value) == [(1, True), (2, False)]
+    stage.value = stage.value.trimmed(2)
+    assert numbers(stage.value) == [(2, False)]
     second = stage.taken("p2")
     refused = second.ask(batch(0, retry=True))
     assert isinstance(refused, ProducerUnknownError)
     assert refused.outcome_unknown
-
-
-def _truncated(segment: Segment) -> Segment:
-    return replace(segment, truncation=Truncation.TRUNCATED) if segment.completed else segment
 
 
 def test_a_strangers_first_batch_that_waited_is_judged_by_since_when_it_writes() -> None:

@@ -58,8 +58,8 @@ def step(kept: Kept, value: StreamMetadata | None, grace_s: float = 3600.0) -> t
 def test_a_segment_that_lies_where_it_lay_is_to_be_told_of() -> None:
     assert step(record(), stream(segment(1))) == (Step.TELL, "")
     assert step(record(moved_unix_ms=5), stream(segment(1))) == (Step.TELL, ""), "it was taken back"
-    truncated = segment(1, truncation=Truncation.TRUNCATED)
-    assert step(record(), stream(truncated)) == (Step.WAIT, ""), "its stream deletes what it names"
+    truncated = stream(segment(1), segment(2)).trimmed(2)
+    assert step(record(), truncated) == (Step.WAIT, ""), "its stream deletes what it names"
 
 
 @pytest.mark.parametrize("place", OBJECTS)
@@ -69,7 +69,7 @@ def test_a_segment_in_one_of_its_objects_waits_for_the_grace_period(place: str) 
     assert step(record(moved_unix_ms=NOW - HOUR_MS + 1), moved) == (Step.WAIT, place)
     assert step(record(moved_unix_ms=NOW - HOUR_MS), moved) == (Step.RETIRE, place)
     assert step(record(moved_unix_ms=NOW + HOUR_MS), moved, grace_s=0.0) == (Step.WAIT, place), "clocks may differ"
-    gone = stream(segment(1, store="cold", place=place, truncation=Truncation.TRUNCATED))
+    gone = stream(segment(1, store="cold", place=place), segment(2)).trimmed(2)
     assert step(record(), gone) == (Step.DROP, place)
 
 
@@ -113,12 +113,12 @@ def test_old_segments_go_but_for_the_newest() -> None:
 
 def test_open_truncated_and_empty_segments_stay() -> None:
     value = stream(
-        segment(1, truncation=Truncation.TRUNCATED),
+        segment(1),
         segment(2, last_entry=EntryId(-1)),
         segment(3, truncation=Truncation.PARTIAL, min_entry=EntryId(1), min_slot=2),
         segment(4, store="cold", place=OBJECTS[0]),
         segment(5, completed=False),
-    )
+    ).trimmed(2)
     found = candidates(value, {4}, now_unix_ms=NOW, older_than_s=0.0, keep=0)
     assert [int(one.number) for one in found] == [3, 4], "a cold one may still want its Parquet"
     source = source_of(value, found[0], folder="file:///cold/x", payload_bytes=7, parquet="", compression="snappy")

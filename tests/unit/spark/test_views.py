@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
@@ -12,7 +12,7 @@ from dlog.machine import Versioned
 from dlog.model.ids import BookieId, EntryId, LedgerId, SegmentNumber, StreamName, Txid
 from dlog.model.ledger import Fragment, LedgerMetadata
 from dlog.model.quorum import Quorum
-from dlog.model.segment import Segment, StreamMetadata, Truncation
+from dlog.model.segment import Segment, StreamMetadata
 from dlog.spark import views
 from dlog.spark.options import SourceOptions
 from dlog.spark.places import Place
@@ -129,7 +129,7 @@ async def test_what_is_truncated_meanwhile_is_looked_at_again() -> None:
 
     def truncate(look: int) -> None:
         if look == 2:
-            world.segments = (replace(world.segments[0], truncation=Truncation.TRUNCATED), world.segments[1])
+            world.segments = world.segments[1:]
 
     world.on_look = truncate
     assert (await world.look()).view.earliest == Place(2, 0)

@@ -1,0 +1,95 @@
+"""What metadata refuses for good is told to who asked for it, and stops nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from dlog.errors import InvalidRequestError
+from dlog.events import ChangeRefused
+from dlog.log.messages import BatchWritten, RelocateSegment, TakeIn, TakenIn, TruncateBefore
+from dlog.log.options import OwnerOptions
+from dlog.log.tenure import Phase
+from dlog.model.segment import StreamMetadata
+from tests.unit.log.stage import Actor, Stage, batch
+
+TOO_LARGE = InvalidRequestError("more than a ZooKeeper server takes")
+
+
+def rolling() -> tuple[Stage, Actor]:
+    """An owner that begins a segment with each batch of 300 bytes, and has written five."""
+    stage = Stage(segment_bytes=300)
+    owner = stage.taken("p1", OwnerOptions(truncate_portion=3))
+    for sequence in range(5):
+        owner.ask(batch(sequence, size=300))
+    return stage, owner
+
+
+def refuse_more_than(stage: Stage, segments: int) -> None:
+    """Metadata takes changes of so many segments at most."""
+
+    def refusal(before: StreamMetadata, after: StreamMetadata) -> InvalidRequestError | None:
+        return TOO_LARGE if sum(1 for _ in after.changes_since(before)) > segments else None
+
+    stage.refusal = refusal
+
+
+def test_a_refused_truncation_is_told_to_who_asked_and_the_stream_goes_on_rolling() -> None:
+    stage, owner = rolling()
+    stage.refusal = lambda before, after: TOO_LARGE if len(after.truncated) > len(before.truncated) else None
+    assert owner.ask(TruncateBefore(owner.answers[5].dlsn)) is TOO_LARGE
+    for sequence in range(5, 9):
+        assert isinstance(owner.ask(batch(sequence, size=300)), BatchWritten)
+    assert stage.value.segments[0].number == 1 and len(stage.value.segments) > 6
+
+
+def test_what_is_too_much_together_is_written_one_by_one() -> None:
+    """A roll and a truncation wait for the same answer, and travel together."""
+    stage, owner = rolling()
+    refuse_more_than(stage, 1)
+    for sequence in range(5, 12):
+        assert isinstance(owner.ask(batch(sequence, size=300)), BatchWritten)
+    point = owner.answers[6].dlsn
+    assert owner.ask(TruncateBefore(point)) == point
+    assert stage.value.segments[0].number == point.segment
+
+
+def test_an_owners_own_change_that_is_refused_is_an_event_and_nothing_else() -> None:
+    stage, owner = rolling()
+    refuse_more_than(stage, 2)
+    point = owner.answers[5].dlsn
+    assert owner.ask(TruncateBefore(point)) == point, "the point itself is a small change"
+    assert [e.change for e in owner.events if isinstance(e, ChangeRefused)] == ["MarkTruncated"]
+    assert len(stage.value.truncated) == 3
+    for sequence in range(5, 9):
+        assert isinstance(owner.ask(batch(sequence, size=300)), BatchWritten)
+    stage.refusal = lambda before, after: None
+    stage.taken("p2")
+    assert not stage.value.truncated, "the next owner goes on"
+
+
+@pytest.mark.parametrize("what", ["claim", "segment"])
+def test_a_stream_that_cannot_be_claimed_or_given_a_segment_is_not_owned(what: str) -> None:
+    stage = Stage()
+    owner = stage.owner("p1")
+    stage.refusal = lambda before, after: TOO_LARGE if what == "claim" or after.segments else None
+    assert owner.take() is TOO_LARGE
+    assert owner.machine.phase is Phase.LOST
+
+
+def test_segments_that_cannot_be_taken_in_are_refused_and_writing_goes_on() -> None:
+    stage = Stage()
+    owner = stage.taken("p1")
+    owner.ask(batch(0, txid=5))
+    stages = [stage.staged(f"stage-{n}", 10 + n) for n in range(4)]
+    refuse_more_than(stage, 3)
+    assert owner.ask(TakeIn(None, tuple(stages))) is TOO_LARGE
+    assert isinstance(owner.ask(batch(1, txid=40)), BatchWritten)
+    assert isinstance(owner.ask(TakeIn(None, (stage.staged("fits", 50),))), TakenIn)
+
+
+def test_a_relocation_that_is_refused_is_told_to_who_asked() -> None:
+    stage, owner = rolling()
+    moved = stage.value.segments[0]
+    stage.refusal = lambda before, after: TOO_LARGE if after.segments[0].store != "ledger" else None
+    assert owner.ask(RelocateSegment(moved.number, moved.store, moved.place, "cold", "cold")) is TOO_LARGE
+    assert isinstance(owner.ask(batch(5)), BatchWritten)

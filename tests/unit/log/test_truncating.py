@@ -1,0 +1,105 @@
+"""The trim point moves at once, whatever lies before it; what lies before it goes in portions, and nothing waits for
+that."""
+
+from __future__ import annotations
+
+from dlog.errors import UnavailableError
+from dlog.events import SegmentDeleted
+from dlog.log.messages import STORE, BatchWritten, DeleteSegment, RelocateSegment, StoreFailed, TruncateBefore
+from dlog.log.options import OwnerOptions
+from dlog.machine import CompareAndSet, MetadataSeen, ReadMetadata, Received
+from dlog.model.dlsn import DLSN
+from dlog.model.segment import LEDGER, StreamMetadata, Truncation
+from tests.unit.log.stage import Actor, Stage, batch
+
+THREE = OwnerOptions(truncate_portion=3)
+
+
+class WatchedStage(Stage):
+    """Keeps every value of the stream that was written. Each batch of `written_by` fills a segment."""
+
+    def __init__(self) -> None:
+        super().__init__(segment_bytes=300)
+        self.written: list[StreamMetadata] = []
+
+    def metadata(self, question: ReadMetadata | CompareAndSet) -> MetadataSeen:
+        before = self.value
+        answer = super().metadata(question)
+        if self.value is not before:
+            self.written.append(self.value)
+        return answer
+
+
+def written_by(owner: Actor, segments: int) -> DLSN:
+    """Fill so many segments; returns the place of the record behind them."""
+    for sequence in range(segments + 1):
+        owner.ask(batch(sequence, size=300))
+    place: DLSN = owner.answers[len(owner.answers)].dlsn
+    return place
+
+
+def changes(stage: WatchedStage) -> list[int]:
+    """How many segments each written value changed of the one before it."""
+    pairs = zip(stage.written, stage.written[1:], strict=False)
+    return [sum(1 for _ in after.changes_since(before)) for before, after in pairs]
+
+
+def test_truncated_segments_go_in_portions() -> None:
+    stage = WatchedStage()
+    owner = stage.taken("p1", THREE)
+    point = written_by(owner, 9)
+    stage.written.clear()
+    assert owner.ask(TruncateBefore(point)) == point
+    assert not stage.value.truncated and stage.value.segments[0].first_dlsn == point
+    assert max(changes(stage)) == 3
+    assert [e.segment for e in owner.events if isinstance(e, SegmentDeleted)] == list(range(1, point.segment))
+    first = stage.written[0].truncated
+    assert [s.truncation for s in first] == [Truncation.ACTIVE] * 9, "the point moves before Java is told of a segment"
+    assert not {s.place for s in first} & stage.places.keys()
+
+
+def test_nothing_waits_for_a_store_that_does_not_delete() -> None:
+    stage = WatchedStage()
+    owner = stage.taken("p1", THREE)
+    point = written_by(owner, 5)
+    stage.hold(DeleteSegment)
+    assert owner.ask(TruncateBefore(point)) == point
+    left = stage.value.truncated
+    assert len(left) == 5
+    assert isinstance(owner.ask(batch(6, size=300)), BatchWritten)
+    stage.held.clear()
+    for segment in left[:3]:
+        question = DeleteSegment(LEDGER, segment.place, segment.number)
+        owner.post(Received(STORE, StoreFailed(question, UnavailableError("away"))))
+    later = owner.ask(batch(7, size=300)).dlsn
+    assert owner.ask(TruncateBefore(later)) == later, "and the point moves on"
+    assert len(stage.value.truncated) > 5
+    stage.hold()
+    owner.fire("disposal")
+    assert not stage.value.truncated and not {s.place for s in left} & stage.places.keys()
+
+
+def test_the_ledger_where_a_segment_lay_before_goes_with_it() -> None:
+    stage = WatchedStage()
+    owner = stage.taken("p1", THREE)
+    point = written_by(owner, 2)
+    hot = stage.value.segments[0]
+    stage.places["cold"] = stage.places[hot.place]
+    owner.ask(RelocateSegment(hot.number, hot.store, hot.place, "cold", "cold"))
+    assert stage.value.segments[0].former_ledger == hot.place
+    owner.ask(TruncateBefore(point))
+    assert not {hot.place, "cold"} & stage.places.keys() and not stage.value.truncated
+
+
+def test_what_was_left_by_the_owner_before_goes_on() -> None:
+    stage = WatchedStage()
+    first = stage.taken("p1", THREE)
+    point = written_by(first, 7)
+    stage.hold(DeleteSegment)
+    first.ask(TruncateBefore(point))
+    left = stage.value.truncated
+    assert len(left) == 7
+    stage.held.clear()
+    stage.hold()
+    stage.taken("p2", THREE)
+    assert not stage.value.truncated and not {s.place for s in left} & stage.places.keys()

@@ -1,0 +1,126 @@
+"""A list of segments is what a plain list of them would be, at a cost that does not grow with its length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dlog.log.changes import CompleteSegment, ForgetTruncated, MarkTruncated, SegmentEnd, StartSegment, TruncateTo
+from dlog.model.dlsn import of
+from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment_list import SegmentList, differences
+from tests.operations import operations
+
+numbers = st.integers(1, 400)
+
+
+def segment(number: int, *, completed: bool = True, place: str = "") -> Segment:
+    return Segment(
+        number=SegmentNumber(number),
+        place=place or f"{number}a",
+        first_txid=Txid(number),
+        completed=completed,
+        last_entry=EntryId(3 if completed else -1),
+        last_slot=0 if completed else -1,
+    )
+
+
+def listed(first: int, count: int, open_ones: frozenset[int] = frozenset()) -> SegmentList:
+    return SegmentList(segment(n, completed=n not in open_ones) for n in range(first, first + count))
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> SegmentList:
+    first, count = draw(numbers), draw(st.integers(0, 300))
+    return listed(first, count, draw(st.frozensets(st.integers(first, first + count), max_size=3)))
+
+
+@given(lists(), st.dictionaries(numbers, st.sampled_from(["out", "in", "open"]), max_size=8))
+def test_an_updated_list_has_the_changes_and_everything_else(before: SegmentList, told: dict[int, str]) -> None:
+    changes = {n: None if how == "out" else segment(n, completed=how == "in", place="new") for n, how in told.items()}
+    expected = {s.number: s for s in before} | {SegmentNumber(n): s for n, s in changes.items() if s is not None}
+    for number, changed in changes.items():
+        if changed is None:
+            expected.pop(SegmentNumber(number), None)
+    after = before.updated(changes)
+    assert after == tuple(expected[n] for n in sorted(expected))
+    assert after.in_progress == tuple(s for s in after if not s.completed)
+    assert all(after.find(n) is expected.get(SegmentNumber(n)) for n in (*told, 1, 200, 999))
+
+
+@given(lists(), st.integers(-2, 320))
+def test_a_list_is_split_and_joined_again(before: SegmentList, at: int) -> None:
+    first, rest = before.split(at)
+    assert (first, rest) == (before[: max(0, at)], before[max(0, at) :])
+    for part in (first, rest, first.joined(rest)):
+        assert part.in_progress == tuple(s for s in part if not s.completed)
+    assert first.joined(rest) == before
+
+
+@given(lists(), lists())
+def test_differences_are_those_of_the_numbers(before: SegmentList, after: SegmentList) -> None:
+    was, now = {s.number: s for s in before}, {s.number: s for s in after}
+    expected = [(was.get(n), now.get(n)) for n in sorted(was.keys() | now.keys()) if was.get(n) != now.get(n)]
+    assert list(differences(before, after)) == expected
+
+
+@given(lists(), st.dictionaries(numbers, st.booleans(), max_size=5))
+def test_differences_of_a_list_made_from_another_are_the_changes(before: SegmentList, told: dict[int, bool]) -> None:
+    after = before.updated({n: segment(n, place="new") if stays else None for n, stays in told.items()})
+    pairs = list(differences(before, after))
+    changes: dict[int, Segment | None] = {s.number: now for was, now in pairs for s in (was or now,) if s is not None}
+    assert changes.keys() <= told.keys() and before.updated(changes) == after
+
+
+def stream(count: int) -> StreamMetadata:
+    segments = SegmentList([*listed(1, count - 1), segment(count, completed=False)])
+    assert segments.in_progress
+    return StreamMetadata(name=StreamName("s"), segments=segments, max_segment=SegmentNumber(count))
+
+
+def roll(value: StreamMetadata) -> StreamMetadata:
+    last = value.segments[-1].number
+    started = StartSegment(segment(last + 1, completed=False), "").apply(value)
+    return CompleteSegment(last, f"{last}a", SegmentEnd(EntryId(5), 0, Txid(last), 6), 1000).apply(started)
+
+
+def truncate_one(value: StreamMetadata) -> StreamMetadata:
+    first = value.segments[0].number
+    marked = MarkTruncated(first).apply(TruncateTo(of(first + 1, 0, 0)).apply(value))
+    return ForgetTruncated(first).apply(marked)
+
+
+def look_around(value: StreamMetadata) -> None:
+    middle = value.segments[len(value.segments) // 2].number
+    assert value.segment(middle) is not None and not value.has_lost(middle) and value.in_progress
+    assert value.last_completed is not None and value.next_number() > middle and value.first_dlsn
+
+
+def compare(value: StreamMetadata) -> None:
+    assert sum(1 for _ in roll(value).changes_since(value)) == 2
+    assert sum(1 for _ in truncate_one(value).readable_changes_since(value)) == 1
+
+
+@pytest.mark.parametrize("work", [roll, truncate_one, look_around, compare])
+def test_what_happens_at_each_roll_looks_at_few_segments(work: Callable[[StreamMetadata], object]) -> None:
+    few, many = stream(1000), stream(20_000)
+    assert operations(lambda: work(many)) <= 1.2 * operations(lambda: work(few))
+
+
+def test_truncating_costs_the_same_however_many_segments_go() -> None:
+    value = stream(20_000)
+    few = operations(lambda: TruncateTo(of(20, 0, 0)).apply(value))
+    assert operations(lambda: TruncateTo(of(19_000, 0, 0)).apply(value)) <= 1.5 * few
+
+
+def test_a_truncated_stream_gives_out_the_next_number_and_loses_what_lies_before() -> None:
+    value = replace(stream(3), segments=(), truncated=tuple(listed(1, 3)))
+    assert (value.next_number(), value.first_number, value.first_dlsn) == (4, 4, of(4, 0, 0))
+    assert value.has_lost(3) and not value.has_lost(4)
+    empty = StreamMetadata(name=StreamName("s"), max_segment=SegmentNumber(7))
+    assert (empty.next_number(), empty.has_lost(1)) == (7, False)

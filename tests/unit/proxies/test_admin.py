@@ -1,0 +1,132 @@
+"""What a deleted stream leaves in stores is deleted before its mark, by whoever comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from dlog.errors import StreamUnavailableError
+from dlog.events import SegmentDeleted, SegmentLeftBehind
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import EntryId, Epoch, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
+from dlog.stores.contract import (
+    Capabilities,
+    SegmentCorruptError,
+    SegmentNotFoundError,
+    SegmentRef,
+    SegmentStore,
+    StoreUnavailableError,
+)
+from proxies.write import admin
+from proxies.write.admin import Admin, Removed
+
+NAME = StreamName("orders")
+KEY = StreamKey(NAME)
+
+
+class Store:
+    """Deletes at once; places with an error in `errors` are not deleted."""
+
+    capabilities = Capabilities(visible_is_final=True, entry_bytes_max=1 << 20)
+
+    def __init__(self) -> None:
+        self.deleted: list[str] = []
+        self.errors: dict[str, Exception] = {}
+        self.under_way = self.peak = 0
+
+    async def delete(self, ref: SegmentRef) -> None:
+        self.under_way += 1
+        self.peak = max(self.peak, self.under_way)
+        await asyncio.sleep(0)
+        self.under_way -= 1
+        if ref.place in self.errors:
+            raise self.errors[ref.place]
+        self.deleted.append(ref.place)
+
+
+class Proxy:
+    """An Admin over metadata and one store."""
+
+    def __init__(self, metadata: MemoryMetadata, *stores: str) -> None:
+        self.store = Store()
+        self.events: list[Any] = []
+        made = cast(dict[str, SegmentStore], dict.fromkeys(stores or ("ledger",), self.store))
+        nobody = cast(Any, None)  # nothing here is owned
+        self.admin = Admin(metadata, made, nobody, nobody, tell=self.events.append)
+
+
+async def deleted_stream(metadata: MemoryMetadata, segments: Sequence[Segment]) -> str:
+    """A stream with these segments that is marked as deleted; returns its life."""
+    value = StreamMetadata(name=NAME, segments=tuple(segments), owner=Owner(epoch=Epoch(1), deleted=True))
+    made = await metadata.compare_and_set(KEY, value, None)
+    assert isinstance(made, Versioned)
+    return str(made.value.life)
+
+
+def segment(number: int, *, store: str = "ledger", former_ledger: str = "") -> Segment:
+    return Segment(
+        number=SegmentNumber(number),
+        place=str(number),
+        store=store,
+        former_ledger=former_ledger,
+        first_txid=Txid(0),
+        completed=True,
+        last_entry=EntryId(0),
+    )
+
+
+async def test_everything_a_deleted_stream_holds_goes_a_few_at_a_time_and_its_mark_last() -> None:
+    metadata = MemoryMetadata()
+    life = await deleted_stream(metadata, [segment(number) for number in range(1, 301)])
+    proxy = Proxy(metadata)
+    assert await proxy.admin.finish_deletion(NAME, life) == Removed(300, True)
+    assert len(proxy.store.deleted) == 300 and proxy.store.peak == admin.DELETES_AT_ONCE
+    assert sum(isinstance(event, SegmentDeleted) for event in proxy.events) == 300
+    assert await metadata.read(KEY) == Missing()
+    assert await proxy.admin.finish_deletion(NAME, life) == Removed(0, True)
+
+
+async def test_another_life_is_not_touched() -> None:
+    metadata = MemoryMetadata()
+    await deleted_stream(metadata, [segment(1)])
+    proxy = Proxy(metadata)
+    assert await proxy.admin.finish_deletion(NAME, "another") == Removed(0, True)
+    assert not proxy.store.deleted
+
+
+async def test_what_a_store_does_not_delete_now_keeps_the_mark_until_somebody_comes_again() -> None:
+    metadata = MemoryMetadata()
+    await deleted_stream(metadata, [segment(number) for number in (1, 2, 3)])
+    proxy = Proxy(metadata, "ledger", "memory")
+    proxy.store.errors["2"] = StoreUnavailableError("away")
+    assert await proxy.admin.finish_deletion(NAME) == Removed(2, False)
+    assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["2"]
+    with pytest.raises(StreamUnavailableError, match="try again"):
+        await proxy.admin.create(NAME, {"store": "memory"}, "a1", 0)
+    other = Proxy(metadata)
+    other.store.errors = {place: SegmentNotFoundError("gone") for place in ("1", "3")}
+    assert await other.admin.finish_deletion(NAME) == Removed(1, True)
+    assert await metadata.read(KEY) == Missing()
+
+
+async def test_a_store_that_this_proxy_does_not_have_is_left_to_another_one() -> None:
+    metadata = MemoryMetadata()
+    await deleted_stream(metadata, [segment(1, store="cold", former_ledger="9")])
+    assert await Proxy(metadata).admin.finish_deletion(NAME) == Removed(1, False)
+    with_cold = Proxy(metadata, "ledger", "cold")
+    assert await with_cold.admin.finish_deletion(NAME) == Removed(2, True)
+    assert sorted(with_cold.store.deleted) == ["1", "9"], "also where it lay before it was moved"
+
+
+async def test_what_is_damaged_is_told_and_does_not_keep_the_rest() -> None:
+    metadata = MemoryMetadata()
+    await deleted_stream(metadata, [segment(1), segment(2)])
+    proxy = Proxy(metadata)
+    proxy.store.errors["1"] = SegmentCorruptError("metadata of the ledger does not parse")
+    assert await proxy.admin.finish_deletion(NAME) == Removed(1, True)
+    assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1"]
