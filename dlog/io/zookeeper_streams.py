@@ -230,6 +230,9 @@ class StreamTree:
             self._forget(stream)
             return found
         self._marks.check(stream, before, found.version)
+        held = self._held.get(stream)
+        if held is not None and found.value.owner.epoch > held.owner.epoch:
+            del self._held[stream]  # another has claimed it since: the lock member is not shown again
         return Missing(left=found) if found.value.owner.deleted else found
 
     async def compare_and_set(self, stream: StreamName, value: StreamMetadata, version: object) -> Outcome:

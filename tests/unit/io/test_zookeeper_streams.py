@@ -91,6 +91,8 @@ def owned(epoch: int) -> Owner:
 class OneStream(NoServer):
     """A server with a stream of one segment. before_last: called when two of many znodes are still to be read."""
 
+    generation = 1
+
     def __init__(self) -> None:
         super().__init__()
         self.nodes: dict[str, tuple[bytes, int]] = {}  # data and version
@@ -172,3 +174,61 @@ async def test_the_list_of_a_deleted_stream_is_not_told_of_the_next_one_though_c
         del server.nodes[gone]
     server.change(1, "b2", "9")
     assert await places(tree) == ["9"]
+
+
+def long_list(server: OneStream, segments: int) -> None:
+    """A stream of so many completed segments and one in progress."""
+    server.write(OWNER, encode_owner(owned(1), "a1"))
+    for number in range(1, segments + 1):
+        write_segment(server, number, completed=number < segments)
+
+
+def write_segment(server: OneStream, number: int, *, completed: bool) -> str:
+    segment = Segment(number=SegmentNumber(number), place=str(number), first_txid=Txid(0), completed=completed)
+    path = f"{LEDGERS}/{segment_name(segment)}"
+    server.write(path, encode_segment(segment))
+    return path
+
+
+async def test_a_reading_after_a_roll_looks_at_the_segments_that_changed() -> None:
+    server = OneStream()
+    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    long_list(server, 300)
+    seen = await tree.read(S)
+    assert isinstance(seen, Versioned)
+    path = f"{LEDGERS}/{segment_name(seen.value.segments[7])}"
+    server.write(path, server.nodes[path][0])
+    server.fire(path)
+    again = await tree.read(S)
+    assert isinstance(again, Versioned)
+    same = [a is b for a, b in zip(seen.value.segments, again.value.segments, strict=True)]
+    assert same.count(False) == 1 and not same[7]
+    assert again.value.segments[7].metadata_version == seen.value.segments[7].metadata_version + 1
+
+
+async def test_a_whole_reading_keeps_the_segments_that_have_not_changed() -> None:
+    """Lists are compared by reference."""
+    server = OneStream()
+    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    long_list(server, 40)
+    seen = await tree.read(S)
+    tree._mirrors[S].invalidate()
+    again = await tree.read(S)
+    assert isinstance(seen, Versioned) and isinstance(again, Versioned)
+    assert all(a is b for a, b in zip(seen.value.segments, again.value.segments, strict=True))
+
+
+async def test_a_claim_that_was_lost_to_another_is_not_held() -> None:
+    server = OneStream()
+    tree = StreamTree(cast(ZooKeeper, server), StreamPaths("/dlog"), random.Random(1))
+    server.change(1, "a1", "7")
+    tree._hold(S, owned(1))
+    await tree.read(S)
+    assert S in tree._held
+    tree._hold(S, owned(2))
+    await tree.read(S)
+    assert S in tree._held, "what is being claimed is not in metadata yet"
+    server.write(OWNER, encode_owner(owned(3), "a1"))
+    server.fire(OWNER)
+    await tree.read(S)
+    assert S not in tree._held
