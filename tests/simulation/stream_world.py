@@ -292,9 +292,9 @@ class StreamWorld:
         self.checks.appended(stored, self.value, self.store)
         self.retention.stored(stored.place)
 
-    def _refusal(self, old: StreamMetadata, new: StreamMetadata) -> DLogError | None:
-        """ZooKeeper takes no change that is larger than so many segments."""
-        if sum(1 for _ in new.changes_since(old)) <= CHANGED_SEGMENTS_MAX:
+    def _refusal(self, old: Any, new: Any) -> DLogError | None:
+        """ZooKeeper takes no change of the stream that is larger than so many segments."""
+        if not isinstance(new, StreamMetadata) or sum(1 for _ in new.changes_since(old)) <= CHANGED_SEGMENTS_MAX:
             return None
         self.sim.reach("refused")
         return InvalidRequestError("more than metadata takes at once")

@@ -94,7 +94,8 @@ def settled(world: World) -> None:
 
 
 def not_silent(world: World) -> None:
-    """V4, where the plan says how long a stream that is written to may be silent. Raises Violation."""
+    """V4, where the plan says how long a stream that is written to may be silent, and how long a proxy that answers,
+    slowly as it may, may be suspected. Raises Violation."""
     silence_max_s = world.plan.config.get("silence_max_s")
     if silence_max_s is None:
         return
@@ -102,6 +103,11 @@ def not_silent(world: World) -> None:
         silence_s = max(notes.silence_ns, world.loop.now - (notes.heard_ns or world.loop.now)) / S
         if silence_s > silence_max_s or not notes.heard_ns:
             raise Violation("V4", f"{notes.name} had nothing acknowledged for {silence_s:.1f} s")
+    suspected_max_s = world.plan.config.get("suspected_max_s")
+    for (who, peer), since in world.suspected.items():
+        suspected_s = (world.loop.now - since) / S
+        if suspected_max_s is not None and suspected_s > suspected_max_s:
+            raise Violation("V4", f"{who} has suspected {peer} for {suspected_s:.1f} s, which answers")
 
 
 def _follow(world: World, write: Callable[[Process], Awaitable[list[str]]]) -> None:

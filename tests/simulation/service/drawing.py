@@ -146,7 +146,7 @@ def draw(seed: int, style: str) -> Plan:
         config |= {"events_lost": 0.0, "cancels": 0.0, "truncates": False, "look_s": 5.0}
         config["settings"]["segment_age_s"] = 3600.0
     if style == "starved":  # the network is as it should be: Linux receives 128 KiB for a process that does not run
-        config["windows_bytes"] = list(WINDOWS_BYTES[1:])
+        config |= {"windows_bytes": list(WINDOWS_BYTES[1:]), "suspected_max_s": 10.0}
     if style == "cut-off":
         config |= {"duration_s": 15.0, "pace_s": 0.1, "writers": 3, "silence_max_s": 3.5}
     faults = (

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from dlog.bookie.options import BookieOptions
 from dlog.client.options import ClientOptions
 from dlog.client.position import START, TAIL
-from dlog.events import Event
+from dlog.events import Event, ProxySuspected, ProxyTrusted
 from dlog.io.bookie_client import BookieClientOptions
 from dlog.io.ledgers import LedgersOptions
 from dlog.io.zookeeper_cluster import cluster_init
@@ -77,6 +77,7 @@ class World:
         self.mutant = dict(parts_)
         self.loop = SimulatedLoop(plan.seed)
         windows = config.get("windows_bytes", WINDOWS_BYTES)
+        self.suspected: dict[tuple[str, str], int] = {}  # by whom and of which address: since when, in ns
         self.network = Network(self.loop, latency_ns=int(config["latency_ms"] * MS), windows_bytes=windows)
         self.rng = random.Random(f"{plan.seed}/world")
         self.reached: Counter[str] = Counter()
@@ -189,6 +190,10 @@ class World:
             self.loop.note(f"tells {event}")
         self.reach(event.name)
         self.monitor.hear(node, event)
+        if isinstance(event, ProxySuspected):
+            self.suspected.setdefault((node.name, event.peer), self.loop.now)
+        elif isinstance(event, ProxyTrusted):
+            self.suspected.pop((node.name, event.peer), None)
 
     def _exited(self, node: Node, error: BaseException | None) -> None:
         """A process ended by itself; its supervisor begins another, unless it was asked to end."""
