@@ -283,7 +283,7 @@ class EmbeddedZooKeeper:
                 CONFIG,
             ]
             output = self.directory / OUTPUT
-            with contextlib.suppress(FileNotFoundError):
+            if output.is_file():
                 output.replace(self.directory / EARLIER_OUTPUT)
             with output.open("wb") as out:
                 process = subprocess.Popen(

@@ -116,7 +116,7 @@ PROGRESS = {
 }
 RARE = ("ready_after_2", "sealed_failed", "truncated_failed", "released_failed", "reader_truncated")
 SETTLE_S = 40.0
-CHANGED_SEGMENTS_MAX = 3  # by one change; what waits together may be more, and is then tried one by one
+CHANGED_SEGMENTS_MAX = 2  # by one change; what waits together may be more, and is then tried one by one
 
 
 def draw_plan(seed: int, style: str = "swarm") -> Plan:

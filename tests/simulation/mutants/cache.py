@@ -114,7 +114,8 @@ STALENESS = (
     Mutant(
         name="without an owner the tail is what the store shows by itself",
         invariants=("R2",),
-        style="lives",
+        style="roll",
+        seeds=1000,
         parts=planted(StorePort, ("find_tail", "self.find(ref.place).confirmed", "self.find(ref.place).lac_of_store")),
     ),
     Mutant(
