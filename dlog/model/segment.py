@@ -199,8 +199,8 @@ class StreamMetadata:
 
     @property
     def first_dlsn(self) -> DLSN:
-        """The first place that may still be read."""
-        return self.segments[0].first_dlsn if self.segments else of(max(1, self.first_number), 0, 0)
+        """The first place that may still be read; of an empty list where the next segment begins."""
+        return self.segments[0].first_dlsn if self.segments else of(self.next_number(), 0, 0)
 
     @property
     def last_completed(self) -> Segment | None:

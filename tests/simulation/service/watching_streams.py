@@ -35,12 +35,14 @@ CHANGES_A_S = 4.0
 
 
 class WatchingStreams:
-    """The subscriber's and the changer's work, and what became of it; nothing without `watched_streams` in the plan."""
+    """The subscriber's and the changer's work, and what became of it; nothing without `watched_streams` in the plan,
+    and where events are lost."""
 
     def __init__(self, world: World) -> None:
         config = world.plan.config
         self._world = world
-        self._keys = [StreamKey(StreamName(f"s{n}")) for n in range(int(config.get("watched_streams", 0)))]
+        count = 0 if config.get("events_lost") else int(config.get("watched_streams", 0))
+        self._keys = [StreamKey(StreamName(f"s{n}")) for n in range(count)]
         self._session_s = float(config.get("stream_session_s", 10.0))
         self._known: dict[StreamKey, Epoch] = {}  # that the subscriber read last
         self.is_over = not self._keys  # the last change was made

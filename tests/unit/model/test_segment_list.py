@@ -124,3 +124,5 @@ def test_a_truncated_stream_gives_out_the_next_number_and_loses_what_lies_before
     assert value.has_lost(3) and not value.has_lost(4)
     empty = StreamMetadata(name=StreamName("s"), max_segment=SegmentNumber(7))
     assert (empty.next_number(), empty.has_lost(1)) == (7, False)
+    assert empty.first_dlsn == of(7, 0, 0), "what was before it is gone"
+    assert StreamMetadata(name=StreamName("s")).first_dlsn == of(1, 0, 0)
