@@ -211,7 +211,7 @@ class StreamReader:
 
     def _begin_at(self, stream: StreamMetadata, dlsn: DLSN) -> None:
         first = stream.first_dlsn
-        if stream.segments and dlsn < first:
+        if dlsn < first:
             if first <= of(1, 0, 0):
                 self._begin_at_first(stream)  # nothing was ever before it
             else:

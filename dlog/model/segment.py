@@ -192,10 +192,10 @@ class StreamMetadata:
 
     @property
     def first_number(self) -> int:
-        """The trim point: no segment with a lower number may be read. 0: the list is empty."""
+        """The trim point: no segment with a lower number may be read. 0: there was never a segment."""
         if self.segments:
             return self.segments[0].number
-        return self.truncated[-1].number + 1 if self.truncated else 0
+        return self.truncated[-1].number + 1 if self.truncated else self.max_segment
 
     @property
     def first_dlsn(self) -> DLSN:
@@ -212,7 +212,7 @@ class StreamMetadata:
         last = next((s for s in reversed(self.segments) if s.completed or s.number not in dropped), None)
         if last is not None:
             return SegmentNumber(last.number + 1)
-        return SegmentNumber(self.first_number or max(1, self.max_segment))
+        return SegmentNumber(max(1, self.first_number))
 
     def places(self) -> set[tuple[str, str]]:
         """Store and place of every segment, and the ledgers where those lay that were moved."""

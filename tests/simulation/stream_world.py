@@ -477,7 +477,11 @@ class StreamWorld:
         if reader.ended or not reader.follow:
             begins_behind = reader.start is Start.DLSN and reader.next is None and of(*reader.value) > last
             return bool(reader.ended) or begins_behind
-        return reader.machine is not None and reader.machine.position > last
+        if reader.machine is None:
+            return False
+        position = reader.machine.position
+        waits_for_the_first = not self.value.segments and position.segment == 0  # all there was has expired
+        return position > last or waits_for_the_first
 
     def _unsettled(self) -> str:
         clients = {c.name: (c.left, len(c.queue), c.proxy) for c in self.clients if not c.is_done}

@@ -123,6 +123,6 @@ def test_a_truncated_stream_gives_out_the_next_number_and_loses_what_lies_before
     assert (value.next_number(), value.first_number, value.first_dlsn) == (4, 4, of(4, 0, 0))
     assert value.has_lost(3) and not value.has_lost(4)
     empty = StreamMetadata(name=StreamName("s"), max_segment=SegmentNumber(7))
-    assert (empty.next_number(), empty.has_lost(1)) == (7, False)
+    assert (empty.next_number(), empty.has_lost(6), empty.has_lost(7)) == (7, True, False)
     assert empty.first_dlsn == of(7, 0, 0), "what was before it is gone"
     assert StreamMetadata(name=StreamName("s")).first_dlsn == of(1, 0, 0)
