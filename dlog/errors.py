@@ -345,8 +345,8 @@ def with_outcome(error: _E, unknown: bool) -> _E:
 
 
 def to_raise(error: _E) -> _E:
-    """A copy of an error that is kept and may be raised often. What is raised holds the frames that it passed, and
-    these hold whoever keeps it: a reference cycle."""
+    """A copy of an error that an object stores and raises at each call. A raised error refers to the frames that it
+    passed, and these to that object: to raise the stored error itself would make a reference cycle."""
     told = copy.copy(error)
     told.__cause__ = error.__cause__
     return told

@@ -360,7 +360,8 @@ class ProxyDrained(Event):
 
 @dataclass(frozen=True, slots=True)
 class SegmentLeftBehind(Event):
-    """Its stream is deleted, its bytes could not be: nobody names them any more."""
+    """A stream is deleted, and one of its segments could not be. That is tried again within minutes, unless the segment
+    is damaged or the deletion was forced: then its data stay, and no stream names them."""
 
     name: ClassVar[str] = "segment.left_behind"
     level: ClassVar[str] = "warning"

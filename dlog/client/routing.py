@@ -181,7 +181,7 @@ class Router:
             del self._owners[stream]
 
     def forget_stream(self, stream: str) -> None:
-        """The stream was deleted. Whoever owns the next one of its name is asked for."""
+        """Forget the owner of a deleted stream: another one may own the next stream of that name."""
         self._owners.pop(stream, None)
 
     def candidates(self, role: str, avoid: Collection[str] = ()) -> list[str]:

@@ -280,7 +280,7 @@ class LedgerDir:
         writer.end()
         file.datasync()
         if writer.offset >= self._entry_log_bytes:
-            self._logs.drop(log.log)  # it is full: who reads it needs no second descriptor to write it with
+            self._logs.drop(log.log)  # full: nothing is written to it any more, and readers open it for themselves
         return LogFile(log.log, writer.offset, section)
 
     def _write_run(self, number: int, buffers: Iterable[bytes]) -> RunFile:

@@ -1,10 +1,10 @@
 """Entry logs of one ledger directory that are open for reading: the ones used last, up to a bound.
 
 Invariants:
-- At most `open_max` files are kept. What is not kept any more is closed when nobody holds it any more, so a thread that
-  reads it goes on, and its descriptor is never another file's meanwhile.
-- A log that does not exist any more is not kept, also if it was opened in the moment it was deleted: the space of a
-  deleted file is free once it is closed. Whoever deletes a log makes `exists` false, then calls `drop`.
+- At most `open_max` files are kept. A file that leaves the table is closed when its last reader lets go of it: a thread
+  that reads it goes on, and no other file gets its descriptor meanwhile.
+- A deleted log is not kept, even if it was opened while it was being deleted: its space is free only once it is closed.
+  To delete a log, first make `exists` false for it, then call `drop`.
 
 Any thread may call any method.
 """

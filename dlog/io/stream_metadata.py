@@ -28,8 +28,8 @@ from dlog.wire.stream_metadata import (
 
 @dataclass(frozen=True, slots=True)
 class StreamVersion:
-    """Opaque to whoever carries it: a value as read, and the versions of the znodes it was read from; those of segments
-    are in the value (`Segment.metadata_version`).
+    """The version of a stream that was read; callers only hand it back. It holds the value, and the versions of its
+    znodes; those of segments are in the value (`Segment.metadata_version`).
 
     None: there is no such znode (a stream made by Java has neither owner nor settings).
     """

@@ -109,7 +109,7 @@ class StreamRechecks:
         found: list[_Found | None]
         try:
             found = await self._zk.get_many(asked, like_bytes=ZNODE_BYTES)
-        except ZnodeError:  # one of them may not be read: who reads each hears which
+        except ZnodeError:  # this process has no right to one of them: have each read on its own
             found = [None] * len(asked)
         loop = asyncio.get_running_loop()
         for number, (stream, doubt) in enumerate(some):

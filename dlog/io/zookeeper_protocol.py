@@ -217,7 +217,7 @@ class AddWatchRequest(Request):  # type: ignore[misc]
     parts = (("path", UString), ("mode", Int))
 
 
-class SetWatches2Request(Request):  # type: ignore[misc]
+class SetWatches2Request(Request):  # type: ignore[misc]  # aiozk has no types
     """SetWatches for persistent watches too, which it sets as AddWatch does. ZooKeeper 3.6 and later."""
 
     opcode = 105

@@ -102,7 +102,8 @@ class Admin:
         if not (await self.finish_deletion(stream)).is_removed:
             raise StreamUnavailableError(
                 "a stream of that name was deleted, and not all that it holds can be deleted now; its bookies or its "
-                f"cold storage do not answer: try again: stream={stream}"
+                f"cold storage do not answer: try again, or if they are lost for good `dlog delete --force` it: "
+                f"stream={stream}"
             )
         outcome = await self._metadata.compare_and_set(StreamKey(stream), made, Absent(deletions))
         match outcome:
@@ -147,7 +148,7 @@ class Admin:
                 await self._mark_deleted(stream, life, force=force)
             case OutcomeUnknown(reason):
                 raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
-        return {"segments": (await self.finish_deletion(stream, life)).segments}
+        return {"segments": (await self.finish_deletion(stream, life, force=force)).segments}
 
     async def _mark_deleted(self, stream: StreamName, life: str, *, force: bool) -> None:
         try:
@@ -159,11 +160,12 @@ class Admin:
         if_epoch = advice.if_epoch if isinstance(advice, Ours) else advice.epoch
         await self._holdings.delete(stream, DeleteStream(life, if_epoch, force))
 
-    async def finish_deletion(self, stream: StreamName, life: str | None = None) -> Removed:
+    async def finish_deletion(self, stream: StreamName, life: str | None = None, *, force: bool = False) -> Removed:
         """Delete what a stream that is marked as deleted has in stores, then the mark. What cannot be deleted now keeps
         the mark, for whoever comes next.
 
-        life: only of this one; None: of whichever is marked. Raises MetadataUnavailableError.
+        life: only of this one; None: of whichever is marked. force: remove the mark even if a store, which may be gone for
+        good, has not deleted everything. Raises MetadataUnavailableError.
         """
         found = await self._metadata.read(StreamKey(stream))
         if not isinstance(found, Missing) or found.left is None or life not in (None, found.left.value.life):
@@ -177,7 +179,7 @@ class Admin:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(delete(*place), name="delete a segment") for place in _places(found.left.value)]
         fates = [task.result() for task in tasks]
-        is_removed = _Fate.LATER not in fates
+        is_removed = force or _Fate.LATER not in fates
         if is_removed:
             await self._metadata.remove(stream, found.left.value.life)
         return Removed(fates.count(_Fate.DELETED), is_removed)

@@ -119,7 +119,7 @@ class Connection:
 
     def __init__(self) -> None:
         self.itself = self
-        self.parts = [[] for _ in range(10)]  # type: ignore[var-annotated]
+        self.parts = [[] for _ in range(10)]  # type: ignore[var-annotated]  # of anything
 
 
 @pytest.fixture

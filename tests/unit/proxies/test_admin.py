@@ -130,3 +130,14 @@ async def test_what_is_damaged_is_told_and_does_not_keep_the_rest() -> None:
     proxy.store.errors["1"] = SegmentCorruptError("metadata of the ledger does not parse")
     assert await proxy.admin.finish_deletion(NAME) == Removed(1, True)
     assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1"]
+
+
+async def test_a_forced_deletion_waits_for_no_store() -> None:
+    metadata = MemoryMetadata()
+    life = await deleted_stream(metadata, [segment(1, store="lost"), segment(2)])
+    proxy = Proxy(metadata)
+    assert await proxy.admin.delete(NAME, life, force=False) == {"segments": 1}
+    assert await metadata.read(KEY) != Missing(), "it keeps its mark"
+    assert await proxy.admin.delete(NAME, life, force=True) == {"segments": 1}
+    assert await metadata.read(KEY) == Missing()
+    assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1", "1"]
