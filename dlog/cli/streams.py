@@ -173,7 +173,8 @@ def seal(stream: str, connect: str | None, directory: str | None, as_json: bool)
     "--force",
     is_flag=True,
     help="Delete it also if its last segment cannot be ended, because too few of its bookies are left. An owner that "
-    "is cut off may then acknowledge records that nobody will ever read. Stores that do not answer keep what they hold.",
+    "is cut off may then acknowledge records that nobody will ever read. Stores that do not answer keep what they "
+    "hold.",
 )
 @cluster_options
 def delete(stream: str, yes: bool, force: bool, connect: str | None, directory: str | None, as_json: bool) -> None:

@@ -164,8 +164,8 @@ class Admin:
         """Delete what a stream that is marked as deleted has in stores, then the mark. What cannot be deleted now keeps
         the mark, for whoever comes next.
 
-        life: only of this one; None: of whichever is marked. force: remove the mark even if a store, which may be gone for
-        good, has not deleted everything. Raises MetadataUnavailableError.
+        life: only of this one; None: of whichever is marked. force: remove the mark even if a store has not deleted
+        everything; it may be gone for good. Raises MetadataUnavailableError.
         """
         found = await self._metadata.read(StreamKey(stream))
         if not isinstance(found, Missing) or found.left is None or life not in (None, found.left.value.life):
