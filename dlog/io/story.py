@@ -1,10 +1,13 @@
 """A machine's story: its last few hundred facts and effects, kept without payloads, told when it dies.
 
 The law of this room: remembering is cheap (a fraction of a microsecond a value), holds no reference to a payload, and
-text is made only when somebody reads it. All stories of a process together remember about `PAIRS_OF_ALL`: where
-thousands of machines live, each remembers its last few facts, at least one, and one that has nothing new to remember
-forgets what those that came after it need. A value that can hold no payload is kept as it is; of the others the fields
-that name things are kept.
+text is made only when somebody reads it. All stories of a process together remember about `PAIRS_OF_ALL`, and one that
+has nothing new to remember forgets what those that came after it need. A value that can hold no payload is kept as it
+is; of the others the fields that name things are kept.
+
+Where so many machines live that each would remember fewer than DETAILED_MIN facts, only their kinds and those of the
+effects are remembered. Equal kinds are one object, so that a fact leaves nothing behind for the garbage collector to
+look at: in a proxy that writes to a thousand streams, outlines took a fifth of its CPU time.
 """
 
 from __future__ import annotations
@@ -17,10 +20,16 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from dlog.machine import Asked, Received
+
 PAIRS_OF_ALL = 16_384  # of the order of 600 B each
 PAIRS_MIN = 1
+DETAILED_MIN = 32
+KINDS_MAX = 16  # facts of which the kinds are remembered
+EFFECTS_MAX = 4  # of one fact whose kinds are remembered
 
 _Outliner = Callable[[Any], Any]
+_Kinds = tuple[type, ...]  # of a fact, of what it brings, of the effects
 
 _PLAIN = (int, float, str, bool, type(None), Enum)
 _BUFFERS = (bytes, bytearray, memoryview)
@@ -28,6 +37,7 @@ _IDS = frozenset({"LedgerId", "EntryId", "BookieId", "SegmentNumber", "Epoch", "
 _LIGHT = _IDS | {"int", "float", "str", "bool", "None", "Code", "Peer", "Token", "Ticket"}
 
 _outliners: dict[type, _Outliner | None] = {}  # None: kept as it is
+_kinds: dict[_Kinds, _Kinds] = {}  # each by itself: as many as there are kinds of facts and of what follows from them
 
 
 class _Share:
@@ -64,7 +74,7 @@ class Story:
     __slots__ = ("__weakref__", "_pairs", "_pairs_max")
 
     def __init__(self, pairs_max: int = 256) -> None:
-        self._pairs: list[tuple[Any, Any]] = []
+        self._pairs: list[Any] = []  # a fact and what it led to, or their _Kinds
         self._pairs_max = pairs_max
         _share.count(1)
 
@@ -74,6 +84,11 @@ class Story:
     def note(self, fact: Any, effects: Sequence[Any]) -> None:
         """Remember that `fact` led to `effects`."""
         pairs = self._pairs
+        if _share.pairs < DETAILED_MIN:
+            pairs.append(_kinds_of(fact, effects))
+            if len(pairs) > KINDS_MAX + (KINDS_MAX >> 3):
+                del pairs[:-KINDS_MAX]
+            return
         get = _outliners.get
         outliner = get(fact.__class__, outline)
         told: list[Any] | tuple[()] = ()
@@ -99,10 +114,23 @@ class Story:
     def text(self, title: str) -> str:
         """Oldest first; effects are indented under their fact."""
         lines = [f"story of {title}, last {len(self._pairs)} facts:"]
-        for fact, effects in self._pairs:
-            lines.append(f"  {_render(fact)}")
+        for pair in self._pairs:
+            if isinstance(pair[0], type):
+                fact, brought, *led_to = pair
+                of_what = "" if brought is type(None) else f" of {brought.__name__}"
+                lines.append(f"  {fact.__name__}{of_what}: {', '.join(kind.__name__ for kind in led_to) or 'nothing'}")
+                continue
+            told, effects = pair
+            lines.append(f"  {_render(told)}")
             lines.extend(f"      {_render(effect)}" for effect in effects)
         return "\n".join(lines)
+
+
+def _kinds_of(fact: Any, effects: Sequence[Any]) -> _Kinds:
+    cls = fact.__class__
+    brought = fact.message if cls is Received else fact.request if cls is Asked else None
+    kinds = (cls, brought.__class__, *[effect.__class__ for effect in effects[:EFFECTS_MAX]])
+    return _kinds.get(kinds) or _kinds.setdefault(kinds, kinds)
 
 
 def outline(value: Any) -> Any:

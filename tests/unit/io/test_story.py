@@ -84,6 +84,7 @@ def test_the_ring_is_bounded_and_errors_are_words() -> None:
 
 def test_many_stories_together_remember_no_more_than_the_process_may(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(story_module, "PAIRS_OF_ALL", 400)
+    monkeypatch.setattr(story_module, "DETAILED_MIN", 1)
     before = story_module._share.living
     crowd = [Story() for _ in range(40)]
     for number in range(20):
@@ -96,6 +97,7 @@ def test_many_stories_together_remember_no_more_than_the_process_may(monkeypatch
 
 def test_a_story_with_nothing_new_makes_room_for_those_that_come_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(story_module, "PAIRS_OF_ALL", 400)
+    monkeypatch.setattr(story_module, "DETAILED_MIN", 1)
     monkeypatch.setattr(story_module._share, "_asked", 400)
     old = Story()
     for number in range(100):
@@ -105,3 +107,26 @@ def test_a_story_with_nothing_new_makes_room_for_those_that_come_after(monkeypat
     assert len(old) <= 8 < held, "it was told nothing since, and holds its share only"
     assert "ticket=99" in old.text("x"), "what is left is what came last"
     del crowd
+
+
+def test_where_thousands_live_only_kinds_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(story_module, "DETAILED_MIN", 1 << 30)
+    story = Story()
+    for number in range(100):
+        add = AddEntry(LedgerId(1), EntryId(number), b"k" * 20, (Payload(1000),))
+        story.note(Asked(number, [Payload(1000)], 2.0), [Send("b", add)] * number)
+    del add
+    story.note(Received("b", EntryAdded(LedgerId(7), EntryId(3), Code.OK)), [])
+    assert len(story) <= story_module.KINDS_MAX + story_module.KINDS_MAX // 8
+    assert not [found for found in gc.get_objects() if isinstance(found, Payload)]
+    lines = story.text("a machine").splitlines()
+    assert lines[-2:] == ["  Asked of list: Send, Send, Send, Send", "  Received of EntryAdded: nothing"]
+    assert len({id(pair) for pair in story._pairs}) == 2, "equal kinds are one object"
+
+
+def test_a_story_that_began_in_detail_can_be_told_after_the_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    story = Story()
+    story.note(Answer(7, None), [])
+    monkeypatch.setattr(story_module, "DETAILED_MIN", 1 << 30)
+    story.note(Answer(8, None), [])
+    assert "Answer(ticket=7" in story.text("x") and "  Answer: nothing" in story.text("x")
