@@ -16,8 +16,8 @@ from actors.segment_desk import SegmentDesk
 from dlog.events import Event, LacMoved
 from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.driver import Driver, Sink
-from dlog.io.far_timers import FarTimers
 from dlog.io.metadata import Metadata
+from dlog.io.shared_timers import ProcessTimers
 from dlog.lease.lease import Claimant
 from dlog.log.messages import HINTS, ReleaseStream, StreamChanged, StreamTaken, TakeStream
 from dlog.log.options import OwnerOptions
@@ -63,7 +63,7 @@ class StreamOwner:
         on_lac: Callable[[LacMoved], None],
         tell: Callable[[StreamOwner, Event], None],
         on_end: Callable[[StreamOwner], None],
-        far: FarTimers | None = None,
+        shared: ProcessTimers | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.stream = stream
@@ -89,7 +89,7 @@ class StreamOwner:
             metadata=metadata,
             on_event=self._hear,
             requests_max=requests_max,
-            far=far,
+            shared=shared,
             clock=clock,
         )
 

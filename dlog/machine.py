@@ -158,10 +158,14 @@ class Persist:
 
 @value
 class SetTimer:
-    """Wake me with TimerFired(key) no earlier than `after_s` seconds from now; replaces a timer of the same key."""
+    """Wake me with TimerFired(key) no earlier than `after_s` seconds from now; replaces a timer of the same key.
+
+    can_wait: it may come any time later, in a process in which many machines wait for theirs.
+    """
 
     key: Token
     after_s: float
+    can_wait: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 
 from dlog.errors import ClosedError, DLogError, OverCapacityError, Remedy, UnavailableError
 from dlog.io.clock import SYSTEM_CLOCK, Clock
-from dlog.io.far_timers import FarTimers
 from dlog.io.metadata import Metadata
+from dlog.io.shared_timers import ProcessTimers
 from dlog.io.story import Story
 from dlog.machine import (
     Answer,
@@ -46,7 +46,7 @@ from dlog.machine import (
 )
 
 BATCH_MAX = 128  # facts in a row, before what they caused is sent and other actors run
-FAR_S = 30.0  # timers from here on go to `far`
+FAR_S = 30.0  # timers from here on are shared with other drivers of this process
 
 Sink = Callable[[Any], None]
 
@@ -71,7 +71,7 @@ class Driver:
     persist: where Persist goes; whoever performs it posts `Persisted` back.
     on_event: hears what the machine tells.
     requests_max: how many requests may wait for their answer at once.
-    far: timers of this process that are far off; without it the loop has all.
+    shared: timers of this process; without it the loop has all of them.
     """
 
     __slots__ = (
@@ -80,7 +80,6 @@ class Driver:
         "_context",
         "_ended",
         "_error",
-        "_far",
         "_is_idle",
         "_life",
         "_loop",
@@ -92,6 +91,7 @@ class Driver:
         "_persist",
         "_requests_max",
         "_send",
+        "_shared",
         "_sinks",
         "_stopping",
         "_story",
@@ -115,7 +115,7 @@ class Driver:
         persist: Callable[[int, Any], None] | None = None,
         on_event: Callable[[Any], None] = _ignore,
         requests_max: int = 10_000,
-        far: FarTimers | None = None,
+        shared: ProcessTimers | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.name = name
@@ -128,7 +128,7 @@ class Driver:
         self._persist = persist
         self._on_event = on_event
         self._requests_max = requests_max
-        self._far = far
+        self._shared = shared
         self._clock = clock
         self._mailbox: list[Fact] = []
         self._loop: asyncio.AbstractEventLoop | None = None  # while it lives
@@ -385,8 +385,11 @@ class Driver:
     def _perform_set_timer(self, effect: SetTimer) -> None:
         self._perform_cancel_timer(effect)
         key, after_s = effect.key, effect.after_s
-        if after_s >= FAR_S and self._far is not None:
-            self._timers[key] = self._far.call_later(after_s, self._fire, key)
+        shared = self._shared
+        if shared is not None and effect.can_wait:
+            self._timers[key] = shared.deferrable.call_later(after_s, self._fire, key)
+        elif shared is not None and after_s >= FAR_S:
+            self._timers[key] = shared.far.call_later(after_s, self._fire, key)
         else:
             loop = asyncio.get_running_loop()
             self._timers[key] = loop.call_later(after_s, self._fire, key, context=self._context)

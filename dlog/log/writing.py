@@ -224,7 +224,7 @@ class Writing:
     def _watch_lac(self, segment: OpenSegment, out: list[Effect]) -> None:
         if not self._control_timer and not self._inflight and not segment.lac_is_carried:
             self._control_timer = True
-            out.append(SetTimer(CONTROL_TIMER, self._options.control_after_ms / 1000))
+            out.append(SetTimer(CONTROL_TIMER, self._options.control_after_ms / 1000, can_wait=True))
 
     # ---- segments come and go ---------------------------------------------------------------------------------------
 

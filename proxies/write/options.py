@@ -30,6 +30,7 @@ class WriteOptions(ServingOptions):
     inflight_entries_max: int = option(3, sim=(1, 4))
     cut_bytes: int = option(256 * KiB, sim=(64, 2 * KiB))
     control_after_ms: float = option(10.0, sim=(0.0, 50.0))
+    control_records_per_s: int = 400  # of all streams of this proxy; those due beyond that come later
     producers_max: int = 4000  # remembered of a stream, 1 KB each; at most dlog.log.options.PRODUCERS_MAX
 
     def __post_init__(self) -> None:
@@ -37,6 +38,7 @@ class WriteOptions(ServingOptions):
         at_least_one(self, "connection_bytes_max", "stream_bytes_max", "process_bytes_max", "requests_max", "takes_max")
         at_least_one(self, "takes_at_once", "take_slow_s", "idle_s", "streams_max")
         at_least_one(self, "ping_every_s", "ping_timeout_s", "inflight_entries_max", "cut_bytes", "producers_max")
+        at_least_one(self, "control_records_per_s")
         if self.producers_max > PRODUCERS_MAX:
             raise ValueError(f"producers_max is at most {PRODUCERS_MAX}: {self.producers_max}")
 

@@ -20,8 +20,8 @@ from actors.supervisor import Supervisor
 from dlog.errors import DLogError
 from dlog.events import Event, LacMoved, LeaseLost, ProxyDrained, ProxyDraining, StreamReady, StreamStalled
 from dlog.io.clock import SteadyClock
-from dlog.io.far_timers import FarTimers
 from dlog.io.metadata import Metadata, ProxyInfo, SessionState
+from dlog.io.shared_timers import ProcessTimers, SharedTimers
 from dlog.lease.lease import Claimant
 from dlog.model.ids import NO_ENTRY, ProxyId, StreamName, stream_name
 from dlog.stores.contract import SegmentStore
@@ -86,7 +86,7 @@ class WriteProxy:
         self._rng = rng or serving.seeded()
         self._owner_options = options.owner  # one for all streams
         self._clock = SteadyClock()
-        self._far = FarTimers()
+        self._timers = ProcessTimers(SharedTimers(), SharedTimers(options.control_records_per_s))
         self._on_lac = self._moved  # one for all, as each stream would have its own
         self._on_told = self._hear
         self._detector: Detector
@@ -266,7 +266,7 @@ class WriteProxy:
             on_lac=self._on_lac,
             tell=self._on_told,
             on_end=on_end,
-            far=self._far,
+            shared=self._timers,
             clock=self._clock,
         )
 

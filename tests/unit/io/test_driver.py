@@ -11,7 +11,7 @@ import pytest
 
 from dlog.errors import ClosedError, ConnectionLostError, InvalidRequestError, OverCapacityError, UnavailableError
 from dlog.io.driver import Driver
-from dlog.io.far_timers import FarTimers
+from dlog.io.shared_timers import ProcessTimers, SharedTimers
 from dlog.machine import (
     Answer,
     Asked,
@@ -356,13 +356,30 @@ async def test_far_timers_are_fired_and_cancelled_as_others_are(monkeypatch: pyt
             else []
         )
     )
-    far = FarTimers()
-    async with running(machine, far=far) as driver:
+    shared = ProcessTimers(SharedTimers(), SharedTimers())
+    async with running(machine, shared=shared) as driver:
         driver.post(Received("p", "go"))
         await until(lambda: len(machine.facts) == 2)
         assert isinstance(machine.facts[1], TimerFired) and machine.facts[1].key == "a"
-        assert len(far) == 1
-    assert len(far) == 0, "an end cancels them"
+        assert len(shared.far) == 1
+    assert len(shared.far) == 0, "an end cancels them"
+
+
+async def test_what_can_wait_is_fired_by_the_timers_of_the_process() -> None:
+    machine = Scripted(
+        lambda fact: (
+            [*(SetTimer(key, 0.001, can_wait=True) for key in "abc"), CancelTimer("b"), SetTimer("d", 0.001)]
+            if isinstance(fact, Received)
+            else []
+        )
+    )
+    shared = ProcessTimers(SharedTimers(), SharedTimers())
+    async with running(machine, shared=shared) as driver:
+        driver.post(Received("p", "go"))
+        await until(lambda: len(machine.facts) > 1 or len(shared.deferrable) > 0)
+        assert len(shared.far) == 0
+        await until(lambda: len(machine.facts) == 4)
+        assert {f.key for f in machine.facts[1:] if isinstance(f, TimerFired)} == {"a", "c", "d"}
 
 
 async def test_other_tasks_run_between_batches() -> None:
