@@ -63,12 +63,15 @@ class BookieOptions:
     gc_major_share: float = 0.5  # the same, every gc_major_s and while the disk is nearly full
     gc_major_s: float = 3600.0
     gc_bytes_s: int = 8 * MiB  # that compaction copies a second at most
+    gc_reserve_bytes: int = 1 * MiB  # of each ledger directory, held for a collection on a disk without a free byte
 
     def __post_init__(self) -> None:
         if self.gc_s < 0 or self.gc_look_s <= 0:
             raise ValueError(f"gc_s may not be negative, gc_look_s is above 0: gc_s={self.gc_s}")
         if not 0 <= self.gc_minor_share <= self.gc_major_share < 1:
             raise ValueError("gc_minor_share is at most gc_major_share, and that is below 1")
+        if self.gc_reserve_bytes < 0:
+            raise ValueError(f"gc_reserve_bytes may not be negative: value={self.gc_reserve_bytes}")
         if self.journal_file_bytes < 16 * KiB:
             raise ValueError(f"journal_file_bytes is at least {16 * KiB}: value={self.journal_file_bytes}")
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:

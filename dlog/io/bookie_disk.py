@@ -200,7 +200,7 @@ class BookieDisk:
 
     def keep_record(self, record: MarkRecord) -> str:
         """See write_record; blocks."""
-        return write_record(self._disk, self._directories[-1], record)
+        return write_record(self._dirs.write_collection_file, record)
 
     def free_bytes(self) -> int:
         """Of the fullest directory; blocks."""
@@ -280,23 +280,16 @@ class BookieDisk:
         self._threads.to_loop(on_done, freed)
 
     def _free_buried(self, buried: int, failure: str) -> Freed:
-        try:
-            usage = self._dirs.collect()
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            failure = f"no room to write the index without what is gone: {error.strerror}"
-            self._tell(CollectionFailed(failure))
-            return Freed(buried, 0, failure)
+        usage = self._dirs.collect()
         metrics.GC_LIVE_BYTES.set(usage.live_bytes)
         metrics.GC_DEAD_BYTES.set(usage.dead_bytes)
         metrics.GC_RECLAIMED_BYTES.inc(usage.reclaimed_bytes)
-        for damage in usage.damage:
-            self._tell(CollectionFailed(damage))
+        for reason in usage.failures:
+            self._tell(CollectionFailed(reason))
         if buried or usage.reclaimed_bytes:
             self._tell(LedgersCollected(buried, usage.reclaimed_bytes, usage.live_bytes, usage.dead_bytes))
         self._look_at_space()
-        return Freed(buried, usage.reclaimed_bytes, "; ".join(filter(None, (failure, *usage.damage))))
+        return Freed(buried, usage.reclaimed_bytes, "; ".join(filter(None, (failure, *usage.failures))))
 
     def _compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
         copied: int | None = 0

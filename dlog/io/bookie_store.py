@@ -34,9 +34,17 @@ class LedgerDirs:
     """All ledger directories; a ledger lives in one of them, chosen by its id for good."""
 
     def __init__(
-        self, disk: Disk, directories: Sequence[str], entry_log_bytes: int, entry_logs_open_max: int = 256
+        self,
+        disk: Disk,
+        directories: Sequence[str],
+        entry_log_bytes: int,
+        entry_logs_open_max: int = 256,
+        reserve_bytes: int = 0,
     ) -> None:
-        self._dirs = [LedgerDir(disk, directory, entry_log_bytes, entry_logs_open_max) for directory in directories]
+        """reserve_bytes: held back in each directory for what a collection writes; 0: nothing."""
+        self._dirs = [
+            LedgerDir(disk, directory, entry_log_bytes, entry_logs_open_max, reserve_bytes) for directory in directories
+        ]
 
     def load(self, tell: Tell) -> list[LedgerRow]:
         """Raises DamagedError if what is there cannot be trusted."""
@@ -86,21 +94,59 @@ class LedgerDirs:
         return failed
 
     def collect(self) -> Usage:
-        """Free what buried ledgers hold, in all directories. Raises OSError; what was freed before stays freed."""
+        """Free what buried ledgers hold, in all directories: first all logs that can be deleted, then the index, which
+        needs room to be rewritten. What fails for want of room or by damage stops nothing else. Raises OSError."""
         usage = Usage()
         for directory in self._dirs:
             try:
                 usage = usage.plus(directory.collect())
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                reason = f"no room to write down which entry logs are left: {error.strerror}"
+                usage = usage.plus(Usage(failures=(reason,)))
+        for directory in self._dirs:
+            try:
+                directory.shrink_index()
             except DamagedError as error:
-                usage = usage.plus(Usage(damage=(error.message,)))
+                usage = usage.plus(Usage(failures=(error.message,)))
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                reason = f"no room to write the index without what is gone: {error.strerror}"
+                usage = usage.plus(Usage(failures=(reason,)))
         return usage
 
-    def compact(self, below: float, bytes_max: int) -> int | None:
-        """See LedgerDir.compact; of the first directory that has something to do."""
+    def hold_reserves(self) -> None:
+        """Where there is room for them. Raises OSError."""
         for directory in self._dirs:
-            copied = directory.compact(below, bytes_max)
+            directory.hold_reserve()
+
+    def give_up_reserves(self) -> None:
+        """For a start on a full disk. Raises OSError."""
+        for directory in self._dirs:
+            directory.reserve.give_up()
+
+    def write_collection_file(self, name: str, data: bytes) -> None:
+        """Put a small file beside the last directory's, durable and all or nothing; where there is no room, with that
+        of the reserve. Callable from any thread. Raises OSError."""
+        self._dirs[-1].reserve.write_whole(name, data)
+
+    def compact(self, below: float, bytes_max: int) -> int | None:
+        """See LedgerDir.compact; of the first directory that has something to do, and room to do it."""
+        no_room: OSError | None = None
+        for directory in self._dirs:
+            try:
+                copied = directory.compact(below, bytes_max)
+            except OSError as error:
+                if error.errno not in NO_SPACE:
+                    raise
+                no_room = error
+                continue
             if copied is not None:
                 return copied
+        if no_room is not None:
+            raise no_room
         return None
 
     def is_gone(self, ledger: int) -> bool:
@@ -156,7 +202,18 @@ def open_storage(
     full to start, OSError.
     """
     journal = JournalFiles(disk, paths.journal, crc32c(bookie.encode()), options.journal_file_bytes, random_bits)
-    dirs = LedgerDirs(disk, paths.ledgers, options.entry_log_bytes, options.entry_logs_open_max)
+    dirs = LedgerDirs(
+        disk,
+        paths.ledgers,
+        options.entry_log_bytes,
+        options.entry_logs_open_max,
+        options.gc_reserve_bytes if options.gc_s else 0,
+    )
+
+    def give_room() -> None:
+        journal.drop_spares()
+        dirs.give_up_reserves()
+
     restored = Restored(dirs.load(tell))
     limbo = dirs.limbo
 
@@ -181,10 +238,11 @@ def open_storage(
         _apply(group, dirs, restored, salvage=limbo)
         after = group.end
         if restored.bytes >= options.write_cache_bytes:
-            _with_room(journal, partial(dirs.flush, *restored.take(), after, limbo=limbo), paths)
-    mark = _with_room(journal, partial(journal.start, max(after, dirs.mark)), paths)
-    _with_room(journal, partial(dirs.flush, *restored.take(), mark, limbo=limbo), paths)
+            _with_room(give_room, paths, partial(dirs.flush, *restored.take(), after, limbo=limbo))
+    mark = _with_room(give_room, paths, partial(journal.start, max(after, dirs.mark)))
+    _with_room(give_room, paths, partial(dirs.flush, *restored.take(), mark, limbo=limbo))
     journal.release(dirs.mark)
+    dirs.hold_reserves()
     tell(JournalReplayed(groups, restored.adds, len(restored.rows)))
     return Opened(journal, dirs, list(restored.rows.values()), limbo)
 
@@ -204,14 +262,14 @@ def _apply(group: Group, dirs: LedgerDirs, restored: Restored, *, salvage: bool)
             restored.apply(record, salvage=salvage)
 
 
-def _with_room(journal: JournalFiles, work: Callable[[], T], paths: StoragePaths) -> T:
-    """Do it; if the disk is full, give up the journal's spare files and try once more."""
+def _with_room(give_room: Callable[[], None], paths: StoragePaths, work: Callable[[], T]) -> T:
+    """Do it; if the disk is full, give up what holds nothing and try once more."""
     try:
         return work()
     except OSError as error:
         if error.errno not in NO_SPACE:
             raise
-    journal.drop_spares()
+    give_room()
     try:
         return work()
     except OSError as error:

@@ -10,6 +10,7 @@ thread may look up.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -54,6 +55,7 @@ from dlog.bookie.manifest import LogFile, Manifest, RunFile, decode, encode
 from dlog.errors import DamagedError
 from dlog.io.disk import BLOCK_BYTES, Disk, File, read_whole, write_whole
 from dlog.io.open_logs import OpenLogs
+from dlog.io.reserve import Reserve
 from dlog.wire.framing import Buffer
 
 MANIFEST = "MANIFEST"
@@ -66,28 +68,35 @@ _CHUNK_PLACES = CHUNK_ENTRIES * PLACE_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of entry logs: of ledgers that exist, of others, and what was freed. damage: logs that cannot be judged."""
+    """Bytes of entry logs: of ledgers that exist, of others, and what was freed.
+
+    failures: logs that cannot be judged, and what could not be done for want of room.
+    """
 
     live_bytes: int = 0
     dead_bytes: int = 0
     reclaimed_bytes: int = 0
-    damage: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
 
     def plus(self, other: Usage) -> Usage:
         return Usage(
             self.live_bytes + other.live_bytes,
             self.dead_bytes + other.dead_bytes,
             self.reclaimed_bytes + other.reclaimed_bytes,
-            self.damage + other.damage,
+            self.failures + other.failures,
         )
 
 
 @dataclass(slots=True)
 class _Victim:
-    """An entry log that is being compacted, and its ledgers that may still have entries only there, in order."""
+    """An entry log that is being compacted, and its ledgers that may still have entries only there, in order.
+
+    left_bytes: of entries that may have to be copied.
+    """
 
     log: LogFile
     ledgers: deque[int]
+    left_bytes: int
 
 
 class _Run:
@@ -119,9 +128,17 @@ class _Run:
 class LedgerDir:
     """See the module. `load` first."""
 
-    def __init__(self, disk: Disk, directory: str, entry_log_bytes: int, entry_logs_open_max: int = 256) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        directory: str,
+        entry_log_bytes: int,
+        entry_logs_open_max: int = 256,
+        reserve_bytes: int = 0,
+    ) -> None:
         self._disk = disk
         self._directory = directory
+        self.reserve = Reserve(disk, directory, reserve_bytes)
         self._entry_log_bytes = entry_log_bytes
         self._blocks: memoryview | None = None  # where entries are gathered
         self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
@@ -303,10 +320,16 @@ class LedgerDir:
             self._disk.unlink(path)
         return self._disk.create(path)
 
-    def _install(self, manifest: Manifest, runs: tuple[_Run, ...]) -> None:
-        """From here on `manifest` is the truth. Its directory sync also makes the names of new files durable."""
+    def _install(self, manifest: Manifest, runs: tuple[_Run, ...], *, frees: bool = False) -> None:
+        """From here on `manifest` is the truth. Its directory sync also makes the names of new files durable.
+
+        frees: files go because of it, so where there is no room for it the reserve is given up.
+        """
         self._disk.sync_dir(self._directory)
-        write_whole(self._disk, self._directory, MANIFEST, encode(manifest))
+        if frees:
+            self.reserve.write_whole(MANIFEST, encode(manifest))
+        else:
+            write_whole(self._disk, self._directory, MANIFEST, encode(manifest))
         self.manifest = manifest
         self._runs = runs
 
@@ -351,16 +374,17 @@ class LedgerDir:
     # ---- collecting --------------------------------------------------------------------------------------------------
 
     def bury(self, ledgers: Iterable[int]) -> None:
-        """These ledgers are gone for good; durable when it returns. Raises OSError, after which nothing has changed."""
+        """These ledgers are gone for good; durable when it returns. Where there is no room the reserve is given up.
+        Raises OSError, after which nothing has changed."""
         gone = self.gone.union(ledgers)
-        write_whole(self._disk, self._directory, GONE, gone.encode())
+        self.reserve.write_whole(GONE, gone.encode())
         self.gone = gone
 
     def collect(self) -> Usage:
-        """Delete entry logs that hold no ledger that exists, and rewrite the index when a quarter of it is of ledgers
-        that are gone. Costs a read of each log's tables of contents.
+        """Delete entry logs that hold no ledger that exists. Costs a read of each log's tables of contents. Where there
+        is no room to write down which logs are left the reserve is given up; it is held again afterwards.
 
-        Raises OSError; after NO_SPACE nothing has changed. Raises DamagedError if an index run is damaged.
+        Raises OSError; after NO_SPACE nothing has changed.
         """
         live_bytes, dead_bytes, damage = 0, 0, []
         empty: list[LogFile] = []
@@ -377,9 +401,20 @@ class LedgerDir:
             else:
                 empty.append(log)
         self._drop_logs(empty)
+        self.hold_reserve()
+        return Usage(live_bytes, dead_bytes, sum(log.length for log in empty), tuple(damage))
+
+    def shrink_index(self) -> None:
+        """Rewrite the index when a quarter of it is of ledgers that are gone.
+
+        Raises OSError; after NO_SPACE nothing has changed. Raises DamagedError if an index run is damaged.
+        """
         if self._is_index_stale():
             self._merge_newest(len(self._runs))
-        return Usage(live_bytes, dead_bytes, sum(log.length for log in empty), tuple(damage))
+
+    def hold_reserve(self) -> None:
+        """See Reserve.hold. Raises OSError."""
+        self.reserve.hold(len(self.gone.encode()) + len(encode(self.manifest)))
 
     def _live_bytes(self, log: LogFile) -> int:
         """Of ledgers that exist, by the log's tables of contents. Raises DamagedError."""
@@ -407,13 +442,17 @@ class LedgerDir:
         Returns the bytes copied; None: there is nothing to do. A log is deleted only when every entry of it that the
         index still points to is durable, and in the index, at another place.
 
-        Raises OSError as `flush`; DamagedError if the log holds an entry that does not verify: it is left alone.
+        Nothing is copied from a log unless there is room for all that lives in it and a quarter more: a part of it
+        would take room and free none. Raises OSError with NO_SPACE then, or as `flush`; DamagedError if the log holds
+        an entry that does not verify: it is left alone.
         """
         victim, self._victim = self._victim, None
         if victim is None or victim.log not in self.manifest.logs:  # it was collected meanwhile
             victim = self._choose_victim(below)
         if victim is None:
             return None
+        if self._disk.free_bytes(self._directory) < victim.left_bytes * 5 // 4:
+            raise OSError(errno.ENOSPC, "less is free than lives in the emptiest log")
         try:
             with _unreadable_is_damaged():
                 entries, size = self._entries_to_move(victim, bytes_max)
@@ -422,6 +461,7 @@ class LedgerDir:
             raise
         if entries:
             self.flush(entries, (), self.manifest.mark)
+            victim.left_bytes = max(0, victim.left_bytes - size)
             self._victim = victim  # after a failure the log is looked through from its begin
         else:
             self._drop_logs([victim.log])
@@ -429,7 +469,7 @@ class LedgerDir:
 
     def _choose_victim(self, below: float) -> _Victim | None:
         """The emptiest of the full logs."""
-        best, least, ledgers = None, below, list[int]()
+        best, least = None, below
         for log in self.manifest.logs:
             if log.log in self._unmovable or log.length < self._entry_log_bytes:
                 continue
@@ -440,12 +480,11 @@ class LedgerDir:
                 self._unmovable.add(log.log)
                 continue
             total = sum(size for _, size in contents)
-            share = sum(size for ledger, size in contents if ledger not in self.gone) / max(1, total)
+            live = sum(size for ledger, size in contents if ledger not in self.gone)
+            share = live / max(1, total)
             if share < least:
-                best, least, ledgers = log, share, sorted({ledger for ledger, _ in contents})
-        if best is None:
-            return None
-        return _Victim(best, deque(ledgers))
+                best, least = _Victim(log, deque(sorted({ledger for ledger, _ in contents})), live), share
+        return best
 
     def _entries_to_move(self, victim: _Victim, bytes_max: int) -> tuple[Half, int]:
         """Entries that lie only in the log, up to the bound; at least one if there is any. A ledger that has no more of
@@ -480,7 +519,7 @@ class LedgerDir:
         if not logs:
             return
         kept = tuple(log for log in self.manifest.logs if log not in logs)
-        self._install(replace(self.manifest, logs=kept), tuple(self._runs))
+        self._install(replace(self.manifest, logs=kept), tuple(self._runs), frees=True)
         for log in logs:
             self._logs.drop(log.log)
             self._disk.unlink(f"{self._directory}/{_log_name(log.log)}")

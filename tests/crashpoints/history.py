@@ -2,7 +2,8 @@
 
 The law of this file: judged is only what a client could see. J1-J4: acknowledged is a subset of served, served a subset
 of what was sent, bytes equal; a fence that was answered holds; a master key that was taken is the key. J12: a ledger
-that was to be buried may be gone; once it is buried it stays so, and takes no add.
+that was to be buried may be gone; once it is buried it stays so, and takes no add. J13 is checked by the stories: a
+disk without a free byte frees the logs of buried ledgers.
 """
 
 from __future__ import annotations

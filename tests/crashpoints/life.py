@@ -29,6 +29,7 @@ OPTIONS = BookieOptions(
     read_cache_bytes=0,
     disk_free_min_bytes=0,
     disk_free_reserve_bytes=0,
+    gc_reserve_bytes=300,
 )
 BOOKIE = BookieId("bookie:1")
 

@@ -18,9 +18,10 @@ from dlog.bookie.manifest import LogFile
 from dlog.bookie.messages import PersistRefused
 from dlog.bookie.restoring import Restored
 from dlog.io.bookie_store import LedgerDirs
-from dlog.io.disk import Disk
+from dlog.io.disk import Disk, write_whole
 from dlog.io.journal_files import JournalFiles
 from dlog.io.ledger_dir import LedgerDir
+from dlog.io.reserve import Reserve
 from dlog.machine import Peer, Send
 from dlog.wire.bookie import Code, EntryAdded, EntryRead, ReadEntry
 from tests.crashpoints.station import Station
@@ -271,6 +272,53 @@ def _what_is_gone_is_not_written_down(patch: Patch) -> None:
     patch.setattr(LedgerDir, "bury", bury)
 
 
+def _a_full_disk_buries_without_a_word(patch: Patch) -> None:
+    bury_of = LedgerDir.bury
+
+    def bury(directory: LedgerDir, ledgers: Iterable[int]) -> None:
+        ledgers = tuple(ledgers)
+        if directory._disk.free_bytes(directory._directory):
+            bury_of(directory, ledgers)
+        directory.gone = directory.gone.union(ledgers)
+
+    patch.setattr(LedgerDir, "bury", bury)
+
+
+def _the_reserve_is_written_over_in_place(patch: Patch) -> None:
+    """GONE itself, where a new file does not fit: a crash leaves neither the old list nor the new one."""
+
+    def write(reserve: Reserve, name: str, data: bytes) -> None:
+        try:
+            write_whole(reserve._disk, reserve._directory, name, data)
+        except OSError:
+            assert reserve.give_up()
+            path = f"{reserve._directory}/{name}"
+            there = name in reserve._disk.names(reserve._directory)
+            file = reserve._disk.open(path) if there else reserve._disk.create(path)
+            file.pwritev([data], 0)
+            file.datasync()
+            reserve._disk.sync_dir(reserve._directory)
+
+    patch.setattr(Reserve, "write_whole", write)
+
+
+def _the_reserve_is_given_up_for_good(patch: Patch) -> None:
+    hold = Reserve.hold
+    given_up: set[str] = set()
+
+    def give_up(reserve: Reserve) -> bool:
+        given_up.add(reserve._directory)
+        return give_up_of(reserve)
+
+    def hold_once(reserve: Reserve, small_files_bytes: int) -> None:
+        if reserve._directory not in given_up:
+            hold(reserve, small_files_bytes)
+
+    give_up_of = Reserve.give_up
+    patch.setattr(Reserve, "give_up", give_up)
+    patch.setattr(Reserve, "hold", hold_once)
+
+
 def _replay_brings_back_what_is_gone(patch: Patch) -> None:
     patch.setattr(LedgerDirs, "is_gone", lambda dirs, ledger: False)
 
@@ -352,6 +400,14 @@ MUTANTS = [
     Mutant("merge drops the runs first", "J9", _merge_drops_the_runs_first, story="merging"),
     Mutant("merge forgets the oldest run", "J9", _merge_forgets_the_oldest, story="merging"),
     Mutant("what is gone is not written down", "J12", _what_is_gone_is_not_written_down, story="burying"),
+    *[
+        Mutant(name, invariant, plant, story="burying without room")
+        for name, invariant, plant in (
+            ("a full disk buries without writing it down", "J12", _a_full_disk_buries_without_a_word),
+            ("what does not fit is written over in place", "J12", _the_reserve_is_written_over_in_place),
+            ("the reserve is given up for good", "J13", _the_reserve_is_given_up_for_good),
+        )
+    ],
     Mutant("replay brings back what is gone", "J12", _replay_brings_back_what_is_gone, story="burying"),
     Mutant("start forgets what is gone", "J12", _start_forgets_what_is_gone, story="burying"),
     Mutant("a log is judged by its last section", "J12", _a_log_is_judged_by_its_last_section, story="burying"),

@@ -22,6 +22,7 @@ SMALL = BookieOptions(
     read_cache_bytes=0,
     disk_free_min_bytes=0,
     disk_free_reserve_bytes=0,
+    gc_reserve_bytes=0,
 )
 LOG_ROLLS = BookieOptions(
     journal_file_bytes=64 * 1024,
@@ -30,6 +31,7 @@ LOG_ROLLS = BookieOptions(
     read_cache_bytes=0,
     disk_free_min_bytes=0,
     disk_free_reserve_bytes=0,
+    gc_reserve_bytes=300,
 )
 
 
@@ -183,6 +185,32 @@ def burying(script: Script) -> None:
     script.bury()
 
 
+def burying_without_room(script: Script) -> None:
+    """No byte is free when ledgers are buried, again and again; their logs go, and entries are taken again."""
+    station, disk = script.station, script.station.disk
+    for step in range(3):
+        for ledger in (200 + 2 * step, 201 + 2 * step):
+            for entry in range(2):
+                script.add(ledger, entry, script.rng.randbytes(2000))
+        script.add(300, step, b"lives on")
+        script.commit()
+        station.checkpoint()
+        script.add(200 + 2 * step, 2, script.rng.randbytes(4000))
+        script.add(201 + 2 * step, 2, script.rng.randbytes(4000))
+        script.commit()
+        station.checkpoint()
+        disk.copy_on_write = bool(step % 2)
+        disk.bytes_max = before = disk.used
+        script.bury(200 + 2 * step, 201 + 2 * step)
+        assert not {200 + 2 * step, 201 + 2 * step} & station.machine.known().keys(), "a full disk buries nothing"
+        assert disk.used < before - 4000, "a full disk frees nothing"
+        script.add(301, step, b"room again")
+        script.commit()
+        station.checkpoint()
+        disk.bytes_max, disk.copy_on_write = 1 << 40, False
+    assert not station.machine.read_only
+
+
 def compacting(script: Script) -> None:
     """A ledger lives on among those that are buried, and moves from log to log in small parts while entries come."""
     station = script.station
@@ -210,6 +238,7 @@ STORIES = [
     Story("recycling", recycling),
     Story("merging", merging, LOG_ROLLS),
     Story("burying", burying, LOG_ROLLS),
+    Story("burying without room", burying_without_room, LOG_ROLLS, may_refuse=True),
     Story("compacting", compacting, LOG_ROLLS),
     Story("large", large),
     Story("hostile", hostile, samples=40),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import shutil
@@ -133,7 +134,7 @@ def test_a_log_in_which_little_lives_is_compacted_under_a_reader(make_bookie: Ma
 
 
 def test_a_full_bookie_collects_and_is_writable_again(make_bookie: Make, small_disk: Path, cluster: str) -> None:
-    """Full by its limit: with no byte free it could not write down what is gone."""
+    """Full by its limit."""
     limit = 2 << 20
     bookie = make_bookie("small/bookie", disk_free_min_bytes=limit, **OFTEN).start()
     with bookie.connect() as raw:
@@ -148,6 +149,33 @@ def test_a_full_bookie_collects_and_is_writable_again(make_bookie: Make, small_d
         assert raw.add(2, 1, b"room again") == OK
         assert raw.read(2, 0) == (OK, packet(2, 0, BODY))
     assert sum(int(str(told["reclaimed_bytes"])) for told in events(bookie, "ledgers.collected")) > 1 << 20
+
+
+def test_a_bookie_without_a_free_byte_collects_and_is_writable_again(
+    make_bookie: Make, small_disk: Path, cluster: str
+) -> None:
+    """What stands here beside it has taken all the room, and does not go."""
+    bookie = make_bookie("small/bookie", disk_free_min_bytes=1 << 20, entry_log_bytes=1 << 20, **OFTEN).start()
+    with bookie.connect() as raw:
+        begin(bookie, raw, cluster, 1)
+        for entry in range(1, 200):
+            assert raw.add(1, entry, BODY) == OK
+        until(lambda: len(logs(bookie)) >= 2)
+        with (small_disk / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
+            while True:
+                ballast.write(bytes(4096))
+        assert shutil.disk_usage(small_disk).free == 0
+        until(lambda: bookie.id in members(cluster).readonly)
+        delete(cluster, 1)
+        until(lambda: raw.read(1, 0)[0] == NO_LEDGER)
+        until(lambda: bookie.id in members(cluster).writable)
+        create(cluster, bookie.id, 2)
+        assert raw.add(2, 0, b"room again") == OK
+    bookie.kill()
+    bookie.start()
+    with bookie.connect() as raw:
+        assert raw.read(2, 0) == (OK, packet(2, 0, b"room again"))
+        assert raw.read(1, 0)[0] == NO_LEDGER
 
 
 def test_a_disk_that_becomes_full_is_collected_at_once(make_bookie: Make, small_disk: Path, cluster: str) -> None:

@@ -18,8 +18,9 @@ from dlog.bookie.messages import CheckpointDue
 from dlog.bookie.options import BookieOptions
 from dlog.errors import DamagedError
 from dlog.io.bookie_store import LedgerDirs
-from dlog.io.disk import BLOCK_BYTES
+from dlog.io.disk import BLOCK_BYTES, NO_SPACE
 from dlog.io.ledger_dir import LedgerDir
+from dlog.io.reserve import RESERVE
 from dlog.wire.bookie import Code
 from dlog.wire.digest import crc32c
 from tests.crashpoints.station import Station, add, packet
@@ -154,7 +155,7 @@ def test_files_no_manifest_names_are_removed() -> None:
 
 def test_any_flipped_bit_gives_the_right_bytes_or_an_error() -> None:
     """J5, for each byte of entry log and index; a start may be refused, an entry may be unknown, never more."""
-    options = BookieOptions(journal_file_bytes=16 * 1024, read_cache_bytes=0)
+    options = BookieOptions(journal_file_bytes=16 * 1024, read_cache_bytes=0, gc_reserve_bytes=0)
     disk = SimulatedDisk()
     first = Station(disk, options)
     first.ask(*[add(ledger, entry, b"%d/%d" % (ledger, entry)) for ledger in (2, 4) for entry in range(6)])
@@ -186,7 +187,7 @@ def test_any_flipped_bit_gives_the_right_bytes_or_an_error() -> None:
 
 def test_an_entry_that_cannot_be_read_is_taken_again() -> None:
     """A writer or a recovery that has the bytes offers them; to refuse would leave the copy lost for good."""
-    options = BookieOptions(journal_file_bytes=16 * 1024, read_cache_bytes=0)
+    options = BookieOptions(journal_file_bytes=16 * 1024, read_cache_bytes=0, gc_reserve_bytes=0)
     disk = SimulatedDisk()
     first = Station(disk, options)
     first.ask(*[add(2, entry, b"2/%d" % entry) for entry in range(6)])
@@ -217,7 +218,7 @@ def test_an_entry_that_cannot_be_read_is_taken_again() -> None:
 
 
 def test_a_missing_entry_log_is_told_and_its_entries_are_errors() -> None:
-    options = BookieOptions(journal_file_bytes=16 * 1024)
+    options = BookieOptions(journal_file_bytes=16 * 1024, gc_reserve_bytes=0)
     disk = SimulatedDisk()
     first = Station(disk, options)
     first.ask(add(2, 0))
@@ -308,7 +309,7 @@ def test_rows_and_chunks_of_ledgers_that_are_gone_leave_the_index() -> None:
     made = directory(disk)
     made.flush(half(*[(ledger, 0) for ledger in range(100)]), [row(n, 0) for n in range(100)], FIRST_MARK)
     made.bury(range(99))
-    made.collect()
+    made.shrink_index()
     (run,) = made._runs
     assert len(run.table) == 1
     assert [r.ledger for r in LedgerDir(disk, DIR, 1).load()] == [99]
@@ -330,7 +331,7 @@ def test_a_log_whose_table_of_contents_is_damaged_is_kept_and_told() -> None:
     disk.flip_bit(f"{DIR}/entries-{log.log:08x}", (log.section + 30) * 8)
     made.bury([1])
     usage = made.collect()
-    assert names(disk, "entries-") and usage.reclaimed_bytes == 0 and "does not verify" in usage.damage[0]
+    assert names(disk, "entries-") and usage.reclaimed_bytes == 0 and "does not verify" in usage.failures[0]
 
 
 def test_a_damaged_list_of_what_is_gone_is_refused() -> None:
@@ -428,11 +429,13 @@ def test_a_log_with_an_entry_that_does_not_verify_is_not_compacted() -> None:
     assert made.compact(0.5, 1 << 20) is None and first in made.manifest.logs
 
 
-def test_no_room_for_a_copy_changes_nothing() -> None:
+def test_no_room_for_a_copy_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There was room when it was looked for."""
     disk = SimulatedDisk()
     made = mostly_dead(disk)
     before = made.manifest
     disk.bytes_max = disk.used
+    monkeypatch.setattr(SimulatedDisk, "free_bytes", lambda disk, _: 1 << 30)
     with pytest.raises(OSError, match="no space"):
         made.compact(0.5, 1 << 20)
     assert made.manifest == before and all_there(made)
@@ -440,6 +443,103 @@ def test_no_room_for_a_copy_changes_nothing() -> None:
     while made.compact(0.5, 1 << 20) is not None:
         pass
     assert all_there(made)
+
+
+@pytest.mark.parametrize("room", [0, 11 * 1032 - 1])
+def test_a_log_is_not_compacted_where_what_lives_in_it_has_no_room(room: int) -> None:
+    """A part of it, copied, would take the room that is left and free nothing."""
+    disk = SimulatedDisk()
+    made = mostly_dead(disk)
+    disk.bytes_max = disk.used + room
+    written = len(disk.operations)
+    with pytest.raises(OSError, match="less is free") as raised:
+        made.compact(0.5, 1000)
+    assert raised.value.errno in NO_SPACE and len(disk.operations) == written
+
+
+def test_a_directory_without_room_keeps_no_other_from_being_compacted_and_collected() -> None:
+    """One of two disks is full, and its index cannot be rewritten."""
+    full, roomy = SimulatedDisk(), SimulatedDisk()
+    dirs = LedgerDirs(full, ["/0", "/1"], 16_384)
+    dirs._dirs[1] = LedgerDir(roomy, "/1", 16_384)
+    dirs.load(lambda _: None)
+    for step in range(3):
+        ids = [(ledger, 10 * step + e) for ledger in (2, 3, 4, 5) for e in range(7)]
+        dirs.flush(half(*ids, body=bytes(1000)), [row(2), row(3), row(4), row(5)], FIRST_MARK)
+    dirs.bury([2, 3])
+    full.bytes_max = full.used
+    used = roomy.used
+    usage = dirs.collect()
+    assert [reason for reason in usage.failures if "index" in reason] == list(usage.failures) != []
+    assert not roomy_has(dirs, 3) and roomy.used < used, "its index was rewritten"
+    logs = dirs._dirs[1].manifest.logs
+    with pytest.raises(OSError, match="less is free"):
+        while dirs.compact(0.9, 1 << 20) is not None:
+            pass
+    assert dirs._dirs[1].manifest.logs != logs, "the other directory's logs were compacted first"
+
+
+def roomy_has(dirs: LedgerDirs, ledger: int) -> bool:
+    return any(ledger in run.table.columns[0] for run in dirs._dirs[1]._runs)
+
+
+@pytest.mark.parametrize("copy_on_write", [False, True])
+def test_a_disk_without_a_free_byte_buries_and_frees_again_and_again(copy_on_write: bool) -> None:
+    disk = SimulatedDisk()
+    disk.copy_on_write = copy_on_write
+    made = LedgerDir(disk, DIR, 1, reserve_bytes=1000)
+    made.load()
+    made.hold_reserve()
+    for ledger in range(5):
+        made.flush(half((ledger, 0), body=bytes(8000)), [row(ledger)], FIRST_MARK)
+    for ledger in range(4):
+        disk.bytes_max = before = disk.used
+        made.bury([ledger])
+        assert made.collect().reclaimed_bytes > 8000 and disk.used < before - 5000
+        assert RESERVE in disk.names(DIR), "it is held again"
+        again = LedgerDir(disk, DIR, 1, reserve_bytes=1000)
+        again.load()
+        assert list(again.gone) == list(range(ledger + 1)) and again.lookup(4, 0, 1, 1) == [packet(4, 0, bytes(8000))]
+
+
+def test_entries_are_never_written_with_the_room_of_the_reserve() -> None:
+    disk = SimulatedDisk()
+    made = LedgerDir(disk, DIR, 1, reserve_bytes=50_000)
+    made.load()
+    made.hold_reserve()
+    made.flush(half((1, 0)), [row(1)], FIRST_MARK)
+    disk.bytes_max = disk.used + 100
+    for entries in (half((1, 1)), half()):
+        with pytest.raises(OSError, match="no space"):
+            made.flush(entries, [row(1)], FIRST_MARK)
+    assert disk.image.size(f"{DIR}/{RESERVE}") >= 50_000
+
+
+def test_the_reserve_grows_with_the_list_of_what_is_gone() -> None:
+    disk = SimulatedDisk()
+    made = LedgerDir(disk, DIR, 1, reserve_bytes=100)
+    made.load()
+    rng = random.Random(1)
+    for _ in range(4):
+        made.bury(rng.sample(range(10**6), 20_000))
+        made.collect()
+        size = disk.image.size(f"{DIR}/{RESERVE}")
+        assert size >= disk.image.size(f"{DIR}/GONE") + len(encode(made.manifest)) + 100
+        inode = disk.image.names[f"{DIR}/{RESERVE}"]
+        made.bury([1])
+        made.collect()
+        assert disk.image.names[f"{DIR}/{RESERVE}"] == inode, "it is not made anew for one id"
+
+
+def test_a_reserve_that_finds_no_room_is_held_later() -> None:
+    disk = SimulatedDisk(bytes_max=1500)
+    made = LedgerDir(disk, DIR, 1, reserve_bytes=1000)
+    made.load()
+    made.hold_reserve()
+    assert disk.names(DIR) == []
+    disk.bytes_max = 1 << 20
+    made.collect()
+    assert disk.names(DIR) == [RESERVE]
 
 
 def test_a_reader_under_way_finds_an_entry_that_was_moved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,4 +593,4 @@ def test_a_sector_that_cannot_be_read_keeps_its_log_and_ends_nothing() -> None:
     with pytest.raises(DamagedError, match="cannot be read"):
         made.compact(0.5, 1 << 20)
     disk.make_unreadable(path, first.section)
-    assert "cannot be read" in made.collect().damage[0] and first in made.manifest.logs
+    assert "cannot be read" in made.collect().failures[0] and first in made.manifest.logs
