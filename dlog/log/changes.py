@@ -224,14 +224,14 @@ class TakeSegmentsIn:
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         record = self.record
-        places = value.places()
-        if value.in_progress or value.is_sealed or any((s.store, s.place) in places for s in self.stages):
+        if value.in_progress or value.is_sealed or any(value.segment_at(s.store, s.place) for s in self.stages):
             return value
         if record is not None and not may_remember(value, record, or_repeated=True):
             return value
+        number, start = value.next_number(), _start_sequence_id(value, value.next_number())
+        listed: list[Segment] = []
         for stage in self.stages:
-            number = value.next_number()
-            listed = Segment(
+            segment = Segment(
                 number=number,
                 place=stage.place,
                 store=stage.store,
@@ -242,17 +242,19 @@ class TakeSegmentsIn:
                 last_slot=stage.end.last_slot,
                 record_count=stage.end.records,
                 completed_unix_ms=self.unix_ms,
-                start_sequence_id=_start_sequence_id(value, number),
+                start_sequence_id=start,
             )
-            value = replace(value.with_segment(listed), max_txid=Txid(max(value.max_txid, stage.end.last_txid)))
+            listed.append(segment)
+            number, start = SegmentNumber(number + 1), start + stage.end.records
+        last_txids = [stage.end.last_txid for stage in self.stages]
+        value = replace(value.with_segment(*listed), max_txid=Txid(max(value.max_txid, *last_txids)))
         return value if record is None else value.with_sink(record)
 
     def took_place(self, value: StreamMetadata) -> bool:
         """Whether the list has it, or the sink is known to have got this far."""
         if self.record is not None:
             return standing(value.sink(self.record.last.sink), self.record.last) is Standing.DONE
-        places = value.places()
-        return all((stage.store, stage.place) in places for stage in self.stages)
+        return all(value.segment_at(stage.store, stage.place) is not None for stage in self.stages)
 
 
 @dataclass(frozen=True, slots=True)

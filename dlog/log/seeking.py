@@ -22,11 +22,7 @@ class Goal:
 
     def segment_of(self, stream: StreamMetadata) -> Segment | None:
         """The first readable segment that may hold it; None: it is not written yet."""
-        for segment in stream.segments:
-            end = segment.completed_unix_ms if self.by_time else segment.last_txid
-            if not segment.completed or end >= self.least:
-                return segment
-        return None
+        return stream.first_reaching(self.least, by_time=self.by_time)
 
     def is_before(self, contents: Contents) -> bool:
         """Whether everything in this entry is certainly too early."""

@@ -219,8 +219,8 @@ class TakingIn:
     def _listed(self, request: TakeIn) -> list[str]:
         """Places of a request that are in the list, or were when they were taken in: a segment that was moved since
         names the ledger where it lay, until it leaves the list, and that ledger is deleted before it does."""
-        known = self._tenure.value.places()
-        return [place for place, _ in request.parts if (request.store, place) in known]
+        value = self._tenure.value
+        return [place for place, _ in request.parts if value.segment_at(request.store, place) is not None]
 
     def _is_taken_in(self, head: _Taking) -> bool:
         """Whether it waits no longer: given up, since what is taken in answers once metadata says so."""
@@ -321,8 +321,7 @@ class TakingIn:
         """The change has been applied: it took place, or could not, since somebody else writes."""
         t, head = self._tenure, self._head
         assert head is not None and head.change is change
-        listed = {(s.store, s.place): s for s in t.value.listed}
-        found = [listed[s.store, s.place] for s in change.stages if (s.store, s.place) in listed]
+        found = [s for stage in change.stages if (s := t.value.segment_at(stage.store, stage.place)) is not None]
         t.tell_dropped()  # before its number is told again
         for s in found:
             t.out.append(Tell(SegmentCompleted(t.stream, s.number, s.last_entry, s.record_count)))

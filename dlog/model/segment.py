@@ -74,6 +74,12 @@ class Segment:
     def last_dlsn(self) -> DLSN:
         return of(self.number, self.last_entry, self.last_slot)
 
+    @property
+    def places(self) -> tuple[tuple[str, str], ...]:
+        """Store and place where it lies, and the ledger where it lay before it was moved."""
+        here = (self.store, self.place)
+        return (here, (LEDGER, self.former_ledger)) if self.former_ledger else (here,)
+
     def is_move_of(self, known: Segment) -> bool:
         """Whether this is the segment `known`, moved to another place since: only completed segments are moved, with
         the same entries under the same ids (`Relocate` in dlog/log/changes.py)."""
@@ -214,10 +220,14 @@ class StreamMetadata:
             return SegmentNumber(last.number + 1)
         return SegmentNumber(max(1, self.first_number))
 
-    def places(self) -> set[tuple[str, str]]:
-        """Store and place of every segment, and the ledgers where those lay that were moved."""
-        former = {(LEDGER, s.former_ledger) for s in self.listed if s.former_ledger}
-        return former | {(s.store, s.place) for s in self.listed}
+    def segment_at(self, store: str, place: str) -> Segment | None:
+        """The segment, truncated or not, that lies at this place, or lay in this ledger before it was moved."""
+        return self._segments.find_place(store, place) or self._truncated.find_place(store, place)
+
+    def first_reaching(self, least: int, *, by_time: bool) -> Segment | None:
+        """The first segment that may be read and is in progress, or ends with a txid (by_time: at a time) of at least
+        `least`."""
+        return self._segments.first_reaching(least, by_time=by_time)
 
     def sink(self, name: str) -> SinkRecord | None:
         return next((record for record in self.sinks if record.last.sink == name), None)
@@ -236,12 +246,12 @@ class StreamMetadata:
         listed = self.segment(number)
         return listed.place != place if listed is not None else not self.has_lost(number)
 
-    def with_segment(self, segment: Segment) -> StreamMetadata:
-        """Add a segment, or put it in the place of the one with its number."""
+    def with_segment(self, *segments: Segment) -> StreamMetadata:
+        """Add segments, or put them in the places of those with their numbers."""
         return replace(
             self,
-            segments=self._segments.updated({segment.number: segment}),
-            max_segment=SegmentNumber(max(self.max_segment, segment.number)),
+            segments=self._segments.updated({s.number: s for s in segments}),
+            max_segment=SegmentNumber(max(self.max_segment, *(s.number for s in segments))),
         )
 
     def without_segment(self, number: int) -> StreamMetadata:

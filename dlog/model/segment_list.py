@@ -11,6 +11,10 @@ if TYPE_CHECKING:
 
 _BLOCK = 256  # segments that `differences` compares at once
 _SCANNED = 32  # a list of so many is looked through for segments in progress each time, a longer one once
+_OPEN = 1 << 63  # as the end of a segment in progress: beyond every txid and time
+_PLACES_SPARE = 1000  # places of segments that left the list are kept among the others up to so many more than it has
+
+Places = dict[tuple[str, str], tuple[int, ...]]  # by store and place: numbers of segments that lie or lay there
 
 
 class SegmentList(tuple["Segment", ...]):
@@ -18,7 +22,14 @@ class SegmentList(tuple["Segment", ...]):
 
     A search looks at O(log n) segments. A changed copy looks at the changed ones and copies the references to the
     others, which the interpreter does at some 2 ns each.
+
+    What is found by place or by end needs a table that is made when it is asked for the first time, by looking at every
+    segment. A changed copy takes the table over, with the changes; parts that a list was split into share its table.
     """
+
+    _in_progress: tuple[Segment, ...]
+    _part_of: tuple[SegmentList, int]  # the list that this one was split from, and at which index it begins there
+    _by_place: Places
 
     @property
     def in_progress(self) -> tuple[Segment, ...]:
@@ -39,6 +50,24 @@ class SegmentList(tuple["Segment", ...]):
         at = self.index_of(number)
         return self[at] if at < len(self) and self[at].number == number else None
 
+    def find_place(self, store: str, place: str) -> Segment | None:
+        """The segment that lies at this place, or lay in this ledger before it was moved; None if there is none."""
+        for number in self._places().get((store, place), ()):
+            segment = self.find(number)
+            if segment is not None and (store, place) in segment.places:
+                return segment
+        return None
+
+    def first_reaching(self, least: int, *, by_time: bool) -> Segment | None:
+        """The first segment that is in progress or ends with a txid (by_time: at a time) of at least `least`.
+
+        Ends may fall from one segment to the next: a writer's clock was behind, or a segment holds no record. So what
+        is searched is the highest end of all segments up to each.
+        """
+        known, offset = self._highest_ends(by_time)
+        at = bisect_left(known, least, offset, offset + len(self)) - offset
+        return self[at] if at < len(self) else None
+
     def updated(self, changes: Mapping[int, Segment | None]) -> SegmentList:
         """With these segments put in, in the place of those with their numbers; None takes a number out."""
         items: list[Segment] = []
@@ -54,6 +83,8 @@ class SegmentList(tuple["Segment", ...]):
         made = SegmentList(items)
         left = [s for s in self.in_progress if s.number not in changes]
         made._remember(left + [s for s in changes.values() if s is not None and not s.completed])
+        if changes:
+            self._hand_tables_on(made, min(changes), changes.values())
         return made
 
     def split(self, at: int) -> tuple[SegmentList, SegmentList]:
@@ -64,6 +95,8 @@ class SegmentList(tuple["Segment", ...]):
         bound = after[0].number if after else before[-1].number + 1
         before._remember(s for s in self.in_progress if s.number < bound)
         after._remember(s for s in self.in_progress if s.number >= bound)
+        whole, offset = self.__dict__.get("_part_of", (self, 0))
+        before._part_of, after._part_of = (whole, offset), (whole, offset + len(before))
         return before, after
 
     def joined(self, after: SegmentList) -> SegmentList:
@@ -73,6 +106,53 @@ class SegmentList(tuple["Segment", ...]):
         made = SegmentList((*self, *after))
         made._remember((*self.in_progress, *after.in_progress))
         return made
+
+    # ---- tables ------------------------------------------------------------------------------------------------------
+
+    def _places(self) -> Places:
+        """Of this list, and of others that it was made from or that were made from it: what is found is to be checked.
+        No place of a segment of this list is missing."""
+        if not self:
+            return {}
+        whole: SegmentList = self.__dict__.get("_part_of", (self, 0))[0]
+        places: Places | None = self.__dict__.get("_by_place") or whole.__dict__.get("_by_place")
+        if places is None:
+            places = whole._by_place = {}
+            _add_places(places, whole)
+        return places
+
+    def _highest_ends(self, by_time: bool) -> tuple[list[int], int]:
+        """The highest end of all segments up to each, and at which index of it this list begins."""
+        whole, offset = self.__dict__.get("_part_of", (self, 0))
+        known: list[int] = whole._ends(by_time)
+        if offset and self and known[offset - 1] > _end_of(self[0], by_time):
+            return self._ends(by_time), 0  # a segment before this part counts for it no more
+        return known, offset
+
+    def _ends(self, by_time: bool) -> list[int]:
+        known: list[int] = self.__dict__.setdefault("_ends_by_time" if by_time else "_ends_by_txid", [])
+        highest = known[-1] if known else -_OPEN
+        for at in range(len(known), len(self)):
+            highest = max(highest, _end_of(self[at], by_time))
+            known.append(highest)
+        return known
+
+    def _hand_tables_on(self, made: SegmentList, first: int, changed: Iterable[Segment | None]) -> None:
+        """To a copy that differs from the segment with number `first` on."""
+        whole: SegmentList = self.__dict__.get("_part_of", (self, 0))[0]
+        places: Places | None = self.__dict__.get("_by_place") or whole.__dict__.get("_by_place")
+        if places is not None and len(places) <= 2 * len(made) + _PLACES_SPARE:
+            _add_places(places, changed)
+            made._by_place = places
+        at = self.index_of(first)
+        for by_time, name in ((False, "_ends_by_txid"), (True, "_ends_by_time")):
+            if name in whole.__dict__ or name in self.__dict__:
+                known, begin = self._highest_ends(by_time)
+                made.__dict__[name] = known[begin : begin + at]
+
+    def __reduce__(self) -> tuple[type[SegmentList], tuple[tuple[Segment, ...]]]:
+        """What is sent to another process are the segments alone."""
+        return SegmentList, (tuple(self),)
 
     def _remember(self, in_progress: Iterable[Segment]) -> None:
         if len(self) > _SCANNED:
@@ -108,6 +188,20 @@ def differences(before: SegmentList, after: SegmentList) -> Iterator[tuple[Segme
                 new += 1
     yield from ((was, None) for was in before[old:])
     yield from ((None, now) for now in after[new:])
+
+
+def _end_of(segment: Segment, by_time: bool) -> int:
+    if not segment.completed:
+        return _OPEN
+    return segment.completed_unix_ms if by_time else segment.last_txid
+
+
+def _add_places(places: Places, segments: Iterable[Segment | None]) -> None:
+    for segment in segments:
+        for where in segment.places if segment is not None else ():
+            numbers = places.get(where, ())
+            if segment is not None and segment.number not in numbers:
+                places[where] = (*numbers, segment.number)
 
 
 def _number_of(segment: Segment) -> int:

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import itertools
+import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlog.log.changes import CompleteSegment, ForgetTruncated, MarkTruncated, SegmentEnd, StartSegment, TruncateTo
+from dlog.log.changes import (
+    CompleteSegment,
+    ForgetTruncated,
+    MarkTruncated,
+    SegmentEnd,
+    Stage,
+    StartSegment,
+    TakeSegmentsIn,
+    TruncateTo,
+)
 from dlog.model.dlsn import of
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamMetadata
@@ -77,6 +89,63 @@ def test_differences_of_a_list_made_from_another_are_the_changes(before: Segment
     assert changes.keys() <= told.keys() and before.updated(changes) == after
 
 
+@st.composite
+def ending(draw: st.DrawFn) -> Segment:
+    """A segment whose end says little: of a clock that was behind, without a record, in progress, moved, at a place
+    that another one had."""
+    is_completed = draw(st.booleans()) or draw(st.booleans())
+    return replace(
+        segment(draw(st.integers(1, 60)), completed=is_completed, place=draw(st.sampled_from("abcdefgh"))),
+        store=draw(st.sampled_from(["ledger", "cold"])),
+        former_ledger=draw(st.sampled_from(["", "", "a", "f"])),
+        last_txid=Txid(draw(st.integers(-1, 20)) if is_completed else -1),
+        completed_unix_ms=draw(st.integers(0, 20)) if is_completed else 0,
+    )
+
+
+steps = st.one_of(
+    st.tuples(st.just("updated"), st.dictionaries(st.integers(1, 60), st.none() | ending(), min_size=1, max_size=6)),
+    st.tuples(st.sampled_from(["before", "after", "joined"]), st.integers(-1, 12)),
+    st.tuples(st.sampled_from(["find", "reach"]), st.just(0)),
+)
+
+
+@given(st.lists(steps, max_size=12))
+def test_what_is_found_by_place_and_end_is_what_a_look_at_every_segment_finds(told: list[tuple[str, Any]]) -> None:
+    made = [SegmentList()]
+    for how, what in told:
+        if how == "updated":
+            changes = {n: s if s is None else replace(s, number=SegmentNumber(n)) for n, s in what.items()}
+            made.append(made[-1].updated(changes))
+        elif how in ("before", "after", "joined"):
+            before, after = made[-1].split(what)
+            made.append({"before": before, "after": after, "joined": before.joined(after)}[how])
+        elif how == "find":
+            check_places(made[-1])
+        else:
+            check_ends(made[-1])
+    for one in made:  # the older ones share tables with those that were made from them
+        check_places(one)
+        check_ends(one)
+        assert pickle.loads(pickle.dumps(one)) == one
+
+
+def check_places(one: SegmentList) -> None:
+    for store, place in itertools.product(("ledger", "cold"), "abcdefgh"):
+        there = [s for s in one if (s.store, s.place) == (store, place)]
+        there += [s for s in one if store == "ledger" and s.former_ledger == place]
+        found = one.find_place(store, place)
+        assert found in there if there else found is None
+
+
+def check_ends(one: SegmentList) -> None:
+    for least in range(-1, 22):
+        by_txid = next((s for s in one if not s.completed or s.last_txid >= least), None)
+        by_time = next((s for s in one if not s.completed or s.completed_unix_ms >= least), None)
+        assert one.first_reaching(least, by_time=False) is by_txid
+        assert one.first_reaching(least, by_time=True) is by_time
+
+
 def stream(count: int) -> StreamMetadata:
     segments = SegmentList([*listed(1, count - 1), segment(count, completed=False)])
     assert segments.in_progress
@@ -110,6 +179,59 @@ def compare(value: StreamMetadata) -> None:
 def test_what_happens_at_each_roll_looks_at_few_segments(work: Callable[[StreamMetadata], object]) -> None:
     few, many = stream(1000), stream(20_000)
     assert operations(lambda: work(many)) <= 1.2 * operations(lambda: work(few))
+
+
+def seek(value: StreamMetadata) -> StreamMetadata:
+    middle = value.segments[len(value.segments) // 2]
+    for least in (middle.number, middle.number + 10**6):
+        assert value.first_reaching(least, by_time=True) and value.first_reaching(least, by_time=False)
+    return value
+
+
+def take_in(value: StreamMetadata) -> StreamMetadata:
+    end = SegmentEnd(EntryId(5), 0, Txid(10**6), 6)
+    change = TakeSegmentsIn(tuple(Stage("ledger", f"x{n}", Txid(10**6), end) for n in range(3)), None, 1000)
+    taken = change.apply(value)
+    assert change.took_place(taken) and not change.took_place(value) and change.apply(taken) is taken
+    assert [s.number for s in taken.segments[-3:]] == [taken.max_segment - 2, taken.max_segment - 1, taken.max_segment]
+    assert [s.start_sequence_id for s in taken.segments[-2:]] == [
+        taken.segments[-3].start_sequence_id + 6,
+        taken.segments[-3].start_sequence_id + 12,
+    ]
+    return taken
+
+
+@pytest.mark.parametrize("change", [roll, truncate_one, lambda value: value], ids=["roll", "truncate", "nothing"])
+def test_a_search_by_end_or_place_looks_at_few_segments_also_in_a_list_that_has_changed(
+    change: Callable[[StreamMetadata], StreamMetadata],
+) -> None:
+    def cost(count: int) -> int:
+        value = stream(count)
+        value = replace(value, segments=SegmentList([replace(s, last_txid=Txid(s.number)) for s in value.segments]))
+        seek(value)
+        assert value.segment_at("ledger", "7a") is value.segment(7) and value.in_progress
+        return operations(lambda: seek(change(value)).segment_at("ledger", "no place"))
+
+    assert cost(20_000) <= 1.2 * cost(1000)
+
+
+def test_taking_segments_in_looks_at_few_segments() -> None:
+    def cost(count: int) -> int:
+        value = roll(stream(count)).without_segment(count + 1)
+        assert value.segment_at("ledger", "no place") is None and not value.in_progress
+        return operations(lambda: take_in(value))
+
+    assert cost(20_000) <= 1.2 * cost(1000)
+
+
+def test_tables_do_not_keep_the_places_of_all_segments_that_ever_were() -> None:
+    value = stream(10)
+    for _ in range(3000):
+        value = roll(value)
+        value = TruncateTo(of(value.segments[-5].number, 0, 0)).apply(value)
+        value = ForgetTruncated(SegmentNumber(value.first_number - 1)).apply(value)
+        assert value.segment_at("ledger", "no place") is None
+    assert len(value._segments._places()) <= 1100
 
 
 def test_truncating_costs_the_same_however_many_segments_go() -> None:
