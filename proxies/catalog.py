@@ -6,6 +6,7 @@ and says so.
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import deque
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from dlog.wire.stream_metadata import settings_to_map
 
 NAMES_MAX = 10_000  # in one answer to List
 LISTINGS_MAX = 8  # that one process keeps names for, each until its last page was asked for
-SEGMENTS_MAX = 10_000  # in one answer to Stat; the newest are told
+SEGMENTS_MAX = 5_000  # in one answer to Stat; the newest are told
+_PORTION = 250  # segments that are looked at without giving way
 
 
 @dataclass(slots=True)
@@ -62,11 +64,23 @@ class Listings:
         return {"streams": page, "more": True, "listing": listing}
 
 
-def describe(value: StreamMetadata) -> dict[str, Any]:
-    """One stream, as an answer to Stat."""
-    completed = [s for s in value.segments if s.completed and s.record_count]
-    txids = [s.last_txid for s in completed if s.last_txid != TXID_END_OF_STREAM]
-    shown = value.segments[-SEGMENTS_MAX:]
+async def describe(value: StreamMetadata) -> dict[str, Any]:
+    """One stream, as an answer to Stat. Gives way to others every few segments."""
+    left_out = max(0, len(value.segments) - SEGMENTS_MAX)
+    shown: list[dict[str, Any]] = []
+    last: Segment | None = None
+    last_txid: int | None = None
+    records = 0
+    for begin in range(0, len(value.segments), _PORTION):
+        if begin:
+            await asyncio.sleep(0)
+        for number, segment in enumerate(value.segments[begin : begin + _PORTION], begin):
+            records += segment.record_count
+            if segment.completed and segment.record_count:
+                last = segment
+                last_txid = segment.last_txid if segment.last_txid != TXID_END_OF_STREAM else last_txid
+            if number >= left_out:
+                shown.append(describe_segment(segment))
     owner = value.owner
     return {
         "stream": value.name,
@@ -80,11 +94,11 @@ def describe(value: StreamMetadata) -> dict[str, Any]:
             "released": owner.released,
         },
         "first_dlsn": list(value.first_dlsn) if value.segments else None,
-        "last_dlsn": list(completed[-1].last_dlsn) if completed else None,
-        "last_txid": txids[-1] if txids else None,
-        "records": sum(s.record_count for s in value.segments),
-        "segments": [describe_segment(s) for s in shown],
-        "segments_left_out": len(value.segments) - len(shown),
+        "last_dlsn": list(last.last_dlsn) if last is not None else None,
+        "last_txid": last_txid,
+        "records": records,
+        "segments": shown,
+        "segments_left_out": left_out,
         "segments_to_delete": len(value.truncated),
     }
 
@@ -108,9 +122,11 @@ def describe_segment(segment: Segment) -> dict[str, Any]:
 
 def with_tail(told: dict[str, Any], segment: int, lac: int, last: DLSN | None) -> dict[str, Any]:
     """Add what is known of the segment in progress beyond metadata."""
-    for shown in told["segments"]:
-        if shown["number"] == segment and not shown["completed"]:
-            shown["lac"] = lac
+    for shown in reversed(told["segments"]):
+        if shown["number"] <= segment:
+            if shown["number"] == segment and not shown["completed"]:
+                shown["lac"] = lac
+            break
     if last is not None:
         told["last_dlsn"] = list(last)
     return told

@@ -173,7 +173,7 @@ class ReadProxy:
         """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
         name = stream_name(stream)
         seen = await read_stream(self._metadata, name)
-        told = catalog.describe(seen.value)
+        told = await catalog.describe(seen.value)
         tailer = self._tailers.living(name)
         for segment in seen.value.in_progress if tailer is not None else ():
             assert tailer is not None

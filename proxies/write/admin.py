@@ -188,7 +188,7 @@ class Admin:
         """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
         stream = stream_name(name)
         seen = await read_stream(self._metadata, stream)
-        told = catalog.describe(seen.value)
+        told = await catalog.describe(seen.value)
         holding = self._holdings.find(stream)
         if holding is None or holding.owner is None or not holding.serving:
             return told

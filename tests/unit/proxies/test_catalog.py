@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from dlog.io.memory_metadata import MemoryMetadata
-from dlog.model.ids import StreamName
-from proxies.catalog import LISTINGS_MAX, Listings
+from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Segment, StreamMetadata
+from dlog.model.segment_list import SegmentList
+from proxies.catalog import LISTINGS_MAX, SEGMENTS_MAX, Listings, describe, with_tail
+from tests.operations import operations
 
 
 class Counted(MemoryMetadata):
@@ -79,3 +84,55 @@ async def test_a_page_of_no_names_does_not_end_the_listing() -> None:
     assert none["more"]
     assert (await listings.page("", 10, none["listing"]))["streams"] == metadata.known
     assert metadata.readings == 1
+
+
+def stream(count: int) -> StreamMetadata:
+    segments = [
+        Segment(
+            number=SegmentNumber(n),
+            place=str(n),
+            first_txid=Txid(n),
+            completed=n < count,
+            last_txid=Txid(n if n < count else -1),
+            last_entry=EntryId(n if n < count else -1),
+            record_count=(n % 3) * (n < count - 1),  # the last one that is completed holds no record
+        )
+        for n in range(1, count + 1)
+    ]
+    return StreamMetadata(name=StreamName("s"), segments=SegmentList(segments))
+
+
+def costs_of_steps(value: StreamMetadata) -> list[int]:
+    """What a description executes from one giving way to the next."""
+    describing = describe(value)
+    is_done = False
+
+    def step() -> None:
+        nonlocal is_done
+        try:
+            describing.send(None)
+        except StopIteration:
+            is_done = True
+
+    costs: list[int] = []
+    while not is_done:
+        costs.append(operations(step))
+    return costs
+
+
+def test_a_description_gives_way_as_often_as_the_stream_is_long() -> None:
+    few, many = costs_of_steps(stream(1_000)), costs_of_steps(stream(20_000))
+    assert len(many) == 20 * len(few) and max(many) <= 1.2 * max(few)
+
+
+@pytest.mark.parametrize("count", [3, 1_000, SEGMENTS_MAX + 1_001])
+async def test_a_long_stream_is_described_like_a_short_one(count: int) -> None:
+    value = stream(count)
+    told = await describe(value)
+    assert told["records"] == sum(s.record_count for s in value.segments)
+    held = [s for s in value.segments if s.completed and s.record_count]
+    assert (told["last_txid"], told["last_dlsn"]) == (held[-1].last_txid, list(held[-1].last_dlsn))
+    assert [s["number"] for s in told["segments"]] == [s.number for s in value.segments[-SEGMENTS_MAX:]]
+    assert told["segments_left_out"] == max(0, count - SEGMENTS_MAX)
+    assert with_tail(told, count, 7, None)["segments"][-1]["lac"] == 7
+    assert all("lac" not in s for s in with_tail(told, 1, 7, None)["segments"][:-1])

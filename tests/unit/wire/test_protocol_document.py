@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -104,7 +105,7 @@ def test_keys_of_a_stat() -> None:
     stream = StreamMetadata(name=StreamName("s")).with_segment(
         Segment(number=SegmentNumber(1), place="1", first_txid=Txid(0))
     )
-    told = catalog.describe(stream)
+    told = asyncio.run(catalog.describe(stream))
     assert keys_of("1.8", 1) == set(told)
     by_key = {re.findall(r"`(\w+)`", row[0])[0]: set(re.findall(r"`(\w+)`", row[1])) for row in rows("1.8", 1)}
     assert by_key["segments"] == set(told["segments"][0])
