@@ -11,9 +11,11 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from actors.runtime import Lifetime
 from dlog.errors import (
     DLogError,
     InvalidRequestError,
@@ -42,14 +44,18 @@ from proxies.write.placing import Ours, Theirs
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_AGE_S_MIN = 1
 DELETES_AT_ONCE = 8
+REMOVED_MAX = 1000  # segments of a deleted stream that are deleted before the request is answered; of a longer one none
+REMOVALS_MAX = 16  # long streams that one process removes at a time; more keep their marks, for whoever comes next
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was done for a stream that is marked as deleted. segments: deleted just now. is_removed: nothing is left."""
+    """What was done for a stream that is marked as deleted. segments: deleted just now. is_removed: nothing is left.
+    left: segments that are deleted from now on, behind the answer."""
 
     segments: int
     is_removed: bool
+    left: int = 0
 
 
 class _Fate(enum.Enum):
@@ -69,13 +75,17 @@ class Admin:
         stores: Mapping[str, SegmentStore],
         holdings: Holdings,
         placement: Placement,
+        tasks: Lifetime,
         *,
         tell: Any,
     ) -> None:
+        """tasks: what outlives the request that it was begun for."""
         self._metadata = metadata
         self._stores = stores
         self._holdings = holdings
         self._placement = placement
+        self._tasks = tasks
+        self._removing: set[tuple[str, bool]] = set()  # life, and whether by force
         self._listings = catalog.Listings(metadata)
         self._tell = tell
 
@@ -99,7 +109,13 @@ class Admin:
         if await self._has_life(stream, life):
             return done
         self._check_ensemble(made.settings)
-        if not (await self.finish_deletion(stream)).is_removed:
+        removed = await self._remove_or_begin(stream, None, force=False)
+        if removed.left:
+            raise StreamUnavailableError(
+                f"a stream of that name was deleted, and its segments are being deleted: try again: stream={stream} "
+                f"segments={removed.left}"
+            )
+        if not removed.is_removed:
             raise StreamUnavailableError(
                 "a stream of that name was deleted, and not all that it holds can be deleted now; its bookies or its "
                 f"cold storage do not answer: try again, or if they are lost for good `dlog delete --force` it: "
@@ -138,8 +154,8 @@ class Admin:
         """Delete the stream of this life with all its segments; if that life is gone, it is deleted.
 
         It is claimed, and what may still be written is fenced and ended, before metadata says that it is deleted: from
-        then on nothing is written to it. Raises OwnedElsewhereError while another proxy owns it, and what
-        Holdings.delete raises.
+        then on nothing is written to it, and the deletion cannot be lost. So a long stream is removed behind the
+        answer. Raises OwnedElsewhereError while another proxy owns it, and what Holdings.delete raises.
         """
         stream = stream_name(name)
         found = await self._metadata.read(StreamKey(stream))
@@ -148,7 +164,8 @@ class Admin:
                 await self._mark_deleted(stream, life, force=force)
             case OutcomeUnknown(reason):
                 raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
-        return {"segments": (await self.finish_deletion(stream, life, force=force)).segments}
+        removed = await self._remove_or_begin(stream, life, force=force)
+        return {"segments": removed.segments, "left": removed.left}
 
     async def _mark_deleted(self, stream: StreamName, life: str, *, force: bool) -> None:
         try:
@@ -167,21 +184,55 @@ class Admin:
         life: only of this one; None: of whichever is marked. force: remove the mark even if a store has not deleted
         everything; it may be gone for good. Raises MetadataUnavailableError.
         """
+        value = await self._left(stream, life)
+        if value is None:
+            return Removed(0, True)
+        if (value.life, force) in self._removing:
+            return Removed(0, False, len(value.listed))
+        return await self._remove(value, force=force)
+
+    async def _remove_or_begin(self, stream: StreamName, life: str | None, *, force: bool) -> Removed:
+        """As `finish_deletion`; of a long stream only begin it, unless that is under way here."""
+        value = await self._left(stream, life)
+        if value is None:
+            return Removed(0, True)
+        if len(value.listed) <= REMOVED_MAX:
+            return await self._remove(value, force=force)
+        key = value.life, force
+        if key not in self._removing and len(self._removing) < REMOVALS_MAX:
+            work = self._remove_behind(value, force=force)
+            task = self._tasks.start_alone(work, name=f"remove deleted stream {stream}")
+            self._removing.add(key)
+            task.add_done_callback(lambda _: self._removing.discard(key))
+        return Removed(0, False, len(value.listed))
+
+    async def _remove_behind(self, value: StreamMetadata, *, force: bool) -> None:
+        with suppress(DLogError):  # metadata is away: the mark stays, for whoever comes next
+            await self._remove(value, force=force)
+
+    async def _left(self, stream: StreamName, life: str | None) -> StreamMetadata | None:
+        """What a deleted stream that is not removed has left; None: there is nothing left of this life."""
         found = await self._metadata.read(StreamKey(stream))
         if not isinstance(found, Missing) or found.left is None or life not in (None, found.left.value.life):
-            return Removed(0, True)
-        turns = asyncio.Semaphore(DELETES_AT_ONCE)
+            return None
+        value: StreamMetadata = found.left.value
+        return value
 
-        async def delete(store: str, ref: SegmentRef) -> _Fate:
-            async with turns:
-                return await self._delete_segment(store, ref)
+    async def _remove(self, value: StreamMetadata, *, force: bool) -> Removed:
+        places = _places(value)
+        fates: list[_Fate] = []
+        left = iter(places)
+
+        async def delete_next() -> None:
+            for store, ref in left:
+                fates.append(await self._delete_segment(store, ref))
 
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(delete(*place), name="delete a segment") for place in _places(found.left.value)]
-        fates = [task.result() for task in tasks]
+            for _ in range(min(DELETES_AT_ONCE, len(places))):
+                group.create_task(delete_next(), name="delete segments")
         is_removed = force or _Fate.LATER not in fates
         if is_removed:
-            await self._metadata.remove(stream, found.left.value.life)
+            await self._metadata.remove(value.name, value.life)
         return Removed(fates.count(_Fate.DELETED), is_removed)
 
     async def stat(self, name: str) -> dict[str, Any]:

@@ -228,7 +228,7 @@ class WriteProxy:
             is_unfit=lambda: bool(self.fitness.lacks),
         )
         self.fitness = Fitness(self._metadata, self.holdings, has_peer=lambda: bool(self.other_writers()))
-        self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, tell=self._tell)
+        self.admin = Admin(self._metadata, self._stores, self.holdings, self.placing, self.tasks, tell=self._tell)
         self._upkeep = Upkeep(
             self.id,
             self._metadata,

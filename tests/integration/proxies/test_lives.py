@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import dlog
+from dlog.events import SegmentDeleted
 from dlog.machine import Missing, Versioned
-from dlog.model.ids import StreamName
+from dlog.model.ids import SegmentNumber, StreamName
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.model.sink import SinkBatch
 from dlog.wire.digest import crc32c
@@ -26,6 +28,7 @@ from dlog.wire.proxy import (
     Truncate,
     Written,
 )
+from proxies.write.admin import REMOVED_MAX
 from tests.deleting import mark_deleted
 from tests.integration.proxies.house import House
 from tests.integration.proxies.processes import ProxyCluster
@@ -70,10 +73,37 @@ async def test_what_was_meant_for_a_deleted_stream_changes_nothing_of_the_next(h
             answer = await raw.ask_exactly(cls, *fields)
             assert isinstance(answer, Failed), cls
             assert answer.code == 510, cls
-        assert await raw.ask_exactly(Delete, STREAM, life, False) == {"segments": 0}
-        assert await raw.ask_exactly(Delete, STREAM, life, True) == {"segments": 0}
+        assert await raw.ask_exactly(Delete, STREAM, life, False) == {"segments": 0, "left": 0}
+        assert await raw.ask_exactly(Delete, STREAM, life, True) == {"segments": 0, "left": 0}
         assert await stream_now(house) == before
         assert (await stream_now(house)).life == before.life != life
+
+
+async def test_a_long_stream_is_deleted_and_made_again_at_once(house: House) -> None:
+    """Its segments go behind the answer; the creation waits until they are gone."""
+    writer = await house.write_proxy()
+    async with dlog.connect(writer.address) as client:
+        await client.create(STREAM, **MEMORY)
+        await client.append(STREAM, b"first")
+        await client.release(STREAM)
+        seen = await house.metadata.read(StreamKey(STREAM))
+        assert isinstance(seen, Versioned)
+        first = seen.value.segments[-1].number + 1
+        more = [
+            replace(seen.value.segments[-1], number=SegmentNumber(number), place=f"x{number}", completed=True)
+            for number in range(first, first + REMOVED_MAX)
+        ]
+        assert isinstance(
+            await house.metadata.compare_and_set(StreamKey(STREAM), seen.value.with_segment(*more), seen.version),
+            Versioned,
+        )
+        await client.delete(STREAM)
+        assert isinstance(await house.metadata.read(StreamKey(STREAM)), Missing)
+        await client.create(STREAM, **MEMORY)
+        await client.append(STREAM, b"second")
+    assert len((await stream_now(house)).segments) == 1
+    deleted = await writer.events.of(SegmentDeleted, REMOVED_MAX + 1)
+    assert len(deleted) == REMOVED_MAX + 1
 
 
 async def test_a_creation_makes_one_life_however_often_and_late_it_comes(house: House) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
 
+from actors.runtime import Lifetime
 from dlog.errors import StreamUnavailableError
 from dlog.events import SegmentDeleted, SegmentLeftBehind
 from dlog.io.memory_metadata import MemoryMetadata
@@ -30,7 +31,7 @@ KEY = StreamKey(NAME)
 
 
 class Store:
-    """Deletes at once; places with an error in `errors` are not deleted."""
+    """Deletes at once, or when `is_open` is set; places with an error in `errors` are not deleted."""
 
     capabilities = Capabilities(visible_is_final=True, entry_bytes_max=1 << 20)
 
@@ -38,11 +39,14 @@ class Store:
         self.deleted: list[str] = []
         self.errors: dict[str, Exception] = {}
         self.under_way = self.peak = 0
+        self.is_open = asyncio.Event()
+        self.is_open.set()
 
     async def delete(self, ref: SegmentRef) -> None:
         self.under_way += 1
         self.peak = max(self.peak, self.under_way)
         await asyncio.sleep(0)
+        await self.is_open.wait()
         self.under_way -= 1
         if ref.place in self.errors:
             raise self.errors[ref.place]
@@ -52,12 +56,13 @@ class Store:
 class Proxy:
     """An Admin over metadata and one store."""
 
-    def __init__(self, metadata: MemoryMetadata, *stores: str) -> None:
+    def __init__(self, metadata: MemoryMetadata, *stores: str, tasks: Lifetime | None = None) -> None:
+        """tasks: for long streams."""
         self.store = Store()
         self.events: list[Any] = []
         made = cast(dict[str, SegmentStore], dict.fromkeys(stores or ("ledger",), self.store))
         nobody = cast(Any, None)  # nothing here is owned
-        self.admin = Admin(metadata, made, nobody, nobody, tell=self.events.append)
+        self.admin = Admin(metadata, made, nobody, nobody, tasks or nobody, tell=self.events.append)
 
 
 async def deleted_stream(metadata: MemoryMetadata, segments: Sequence[Segment]) -> str:
@@ -136,8 +141,88 @@ async def test_a_forced_deletion_waits_for_no_store() -> None:
     metadata = MemoryMetadata()
     life = await deleted_stream(metadata, [segment(1, store="lost"), segment(2)])
     proxy = Proxy(metadata)
-    assert await proxy.admin.delete(NAME, life, force=False) == {"segments": 1}
+    assert await proxy.admin.delete(NAME, life, force=False) == {"segments": 1, "left": 0}
     assert await metadata.read(KEY) != Missing(), "it keeps its mark"
-    assert await proxy.admin.delete(NAME, life, force=True) == {"segments": 1}
+    assert await proxy.admin.delete(NAME, life, force=True) == {"segments": 1, "left": 0}
     assert await metadata.read(KEY) == Missing()
     assert [e.place for e in proxy.events if isinstance(e, SegmentLeftBehind)] == ["1", "1"]
+
+
+LONG = admin.REMOVED_MAX + 1
+
+
+async def long_stream(metadata: MemoryMetadata) -> str:
+    return await deleted_stream(metadata, [segment(number) for number in range(1, LONG + 1)])
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    for _ in range(100_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it did not happen")
+
+
+async def test_a_long_stream_is_removed_behind_the_answer_and_its_name_is_taken_until_then() -> None:
+    metadata = MemoryMetadata()
+    life = await long_stream(metadata)
+    async with Lifetime() as tasks:
+        proxy = Proxy(metadata, "ledger", "memory", tasks=tasks)
+        proxy.store.is_open.clear()
+        for _ in range(3):  # the answer may be lost, and the request repeated
+            assert await proxy.admin.delete(NAME, life, force=False) == {"segments": 0, "left": LONG}
+        with pytest.raises(StreamUnavailableError, match="are being deleted"):
+            await proxy.admin.create(NAME, {"store": "memory"}, "a1", 0)
+        assert await proxy.admin.finish_deletion(NAME) == Removed(0, False, LONG), "not a second time at once"
+        await until(lambda: proxy.store.under_way == admin.DELETES_AT_ONCE)
+        proxy.store.is_open.set()
+        await until(lambda: len(proxy.store.deleted) == LONG)
+        assert proxy.store.peak == admin.DELETES_AT_ONCE
+        await until(lambda: not proxy.admin._removing)
+        assert await metadata.read(KEY) == Missing()
+        await proxy.admin.create(NAME, {"store": "memory"}, "a1", 1)
+
+
+async def test_a_proxy_that_ends_leaves_the_rest_of_a_long_stream_to_another_one() -> None:
+    metadata = MemoryMetadata()
+    life = await long_stream(metadata)
+    async with Lifetime(drain_s=0.0) as tasks:
+        first = Proxy(metadata, tasks=tasks)
+        assert (await first.admin.delete(NAME, life, force=False))["left"] == LONG
+        await until(lambda: len(first.store.deleted) > 100)
+    assert 100 < len(first.store.deleted) < LONG and await metadata.read(KEY) != Missing()
+    second = Proxy(metadata)
+    second.store.errors = dict.fromkeys(first.store.deleted, SegmentNotFoundError("gone"))
+    assert await second.admin.finish_deletion(NAME) == Removed(LONG - len(first.store.deleted), True)
+    assert await metadata.read(KEY) == Missing()
+
+
+async def test_what_keeps_a_long_stream_from_being_removed_is_tried_again_when_somebody_asks() -> None:
+    metadata = MemoryMetadata()
+    life = await long_stream(metadata)
+    async with Lifetime() as tasks:
+        proxy = Proxy(metadata, tasks=tasks)
+        proxy.store.errors["7"] = StoreUnavailableError("away")
+        assert (await proxy.admin.delete(NAME, life, force=False))["left"] == LONG
+        await until(lambda: len(proxy.store.deleted) == LONG - 1 and not proxy.admin._removing)
+        assert await metadata.read(KEY) != Missing()
+        proxy.store.errors = {place: SegmentNotFoundError("gone") for place in proxy.store.deleted}
+        assert (await proxy.admin.delete(NAME, life, force=False))["left"] == LONG
+        await until(lambda: not proxy.admin._removing)
+        assert await metadata.read(KEY) == Missing() and len(proxy.store.deleted) == LONG
+
+
+async def test_few_long_streams_are_removed_at_a_time_and_the_others_keep_their_marks() -> None:
+    metadata = MemoryMetadata()
+    async with Lifetime(drain_s=0.0) as tasks:
+        proxy = Proxy(metadata, tasks=tasks)
+        proxy.store.is_open.clear()
+        segments = tuple(segment(number) for number in range(1, LONG + 1))
+        for number in range(admin.REMOVALS_MAX + 2):
+            name = StreamName(f"s{number}")
+            value = StreamMetadata(name=name, segments=segments, owner=Owner(epoch=Epoch(1), deleted=True))
+            made = await metadata.compare_and_set(StreamKey(name), value, None)
+            assert isinstance(made, Versioned)
+            assert (await proxy.admin.delete(name, str(made.value.life), force=False))["left"] == LONG
+        await until(lambda: proxy.store.under_way == admin.REMOVALS_MAX * admin.DELETES_AT_ONCE)
+        assert len(proxy.admin._removing) == admin.REMOVALS_MAX
