@@ -21,11 +21,10 @@ freed like everything else, once nobody refers to it any more.
 
 from __future__ import annotations
 
-import asyncio
 import gc
 from typing import Protocol, cast
 
-from dlog.io.clock import monotonic_s
+from dlog.io.late_timer import LateTimer
 
 THRESHOLDS = (10_000, 50, 1_000)  # of Python's own collector, which goes on for the youngest objects
 YOUNG_MAX = 10_000  # objects that survived a collection of the youngest and are not looked at yet: more are, at once
@@ -52,16 +51,14 @@ class CycleCollector:
         self._gc = collector or cast(Collector, gc)
         self._collections = 0  # of the youngest generation, when we looked last
         self._looks = 0  # since the last collection of ours
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = LateTimer(LOOK_S, self.look)
 
     def start(self) -> None:
         """Begin on the running loop. Nothing happens before this process has called `freeze` (dlog/io/process.py)."""
-        self._arm(asyncio.get_running_loop())
+        self._timer.start()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.stop()
 
     def look(self, late_s: float) -> None:
         """Collect if it is due. late_s: how late the loop runs this.
@@ -82,10 +79,3 @@ class CycleCollector:
         self._gc.collect()
         if len(self._gc.get_objects(generation=2)) > KEPT_MAX:
             self._gc.freeze()
-
-    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._timer = loop.call_later(LOOK_S, self._look, loop, monotonic_s() + LOOK_S)
-
-    def _look(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        self.look(monotonic_s() - due_s)
-        self._arm(loop)

@@ -24,9 +24,9 @@ from dlog.events import Event, LoopStalled, ProcessStopping
 from dlog.hostport import bare_host, is_any_host
 from dlog.io import logs, metrics
 from dlog.io.children import on_signals
-from dlog.io.clock import monotonic_s
 from dlog.io.cycle_collector import THRESHOLDS, CycleCollector
 from dlog.io.file_errors import is_misuse, names_file, what_happened, what_to_do
+from dlog.io.late_timer import LateTimer
 from dlog.io.settings import HELD
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -203,27 +203,19 @@ class StallWatch:
 
     def __init__(self, on_stall: Callable[[float], None]) -> None:
         self._on_stall = on_stall
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer = LateTimer(_STALL_EVERY_S, self._look)
 
     def start(self) -> None:
         """Begin on the running loop."""
-        self._arm(asyncio.get_running_loop())
+        self._timer.start()
 
     def stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._timer.stop()
 
-    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
-        due_s = monotonic_s() + _STALL_EVERY_S
-        self._timer = loop.call_later(_STALL_EVERY_S, self._look, loop, due_s)
-
-    def _look(self, loop: asyncio.AbstractEventLoop, due_s: float) -> None:
-        late_s = monotonic_s() - due_s
+    def _look(self, late_s: float) -> None:
         if late_s > STALL_S:
             self._on_stall(late_s)
         metrics.MINOR_FAULTS.set(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-        self._arm(loop)
 
 
 def _tell_stall(late_s: float) -> None:
