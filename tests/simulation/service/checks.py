@@ -4,7 +4,7 @@ The law of this room: liveness is demanded only after healing. V1: every process
 stream writable and readable to its tail, every follower at the tail, every ledger closed that nobody writes. V2:
 nothing spins: neither the loop nor what is asked of ZooKeeper. V3: no forgotten exception, no task and no connection
 left behind. Safety over the whole trial: S1-S9 and S11 by tests/history; what each bookie acknowledged it has (J1, J3);
-what metadata calls closed lies on an ack quorum (L1, L4).
+what metadata calls closed lies on an ack quorum (L1, L4). What bookies delete, and that they do: bookie_collections.py.
 """
 
 from __future__ import annotations
@@ -183,13 +183,15 @@ def _judge_disks(world: World) -> None:
         name = f"{bookie.name}:{bookie.options.port}"
         opened = open_storage(bookie.disk, bookie.options, paths, name, lambda _: None, lambda bits: 1 << (bits - 1))
         found[name] = opened.dirs
+        world.collections.judge(bookie, opened)
         for ledger, entry in monitor.acked.get(bookie.name, ()):
-            if not _has(opened.dirs, ledger, entry):
+            if not _has(opened.dirs, ledger, entry) and not world.collections.is_excused(name, ledger):
                 raise Violation("J1", f"{name} acknowledged {ledger}:{entry} and does not have it")
     for ledger, value in monitor.ledgers.items():
         if value.is_closed:
             for entry in range(value.last_entry + 1):
                 members = [bookie for bookie in value.bookies_of(entry) if bookie in found]
+                members = [bookie for bookie in members if not world.collections.is_excused(bookie, ledger)]
                 rotten = len(value.bookies_of(entry)) - len(members)
                 holders = sum(_has(found[bookie], ledger, entry) for bookie in members)
                 if holders + rotten < value.quorum.ack:

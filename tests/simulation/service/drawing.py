@@ -7,7 +7,9 @@ that are deposed, frozen or cut off and do not know it, with clients that give u
 of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a subscriber whose link
 ends while its watches are set again, and one to streams that change while it has no contact (watches); streams that
 are made and deleted under one name, while write proxies freeze (lives); too little CPU for everybody, and nothing else
-(starved); one write proxy cut off from all bookies, or from ZooKeeper while another one dies (cut-off). In one of
+(starved); streams that are truncated, made and deleted while bookies collect what is gone, with faults in the midst of
+collections, none at all in one of four, and metadata restored from a backup before the trial in one of five (deletion);
+one write proxy cut off from all bookies, or from ZooKeeper while another one dies (cut-off). In one of
 eight, of every style but watches, starved and cut-off, half of ZooKeeper's events or all of them reach nobody, from
 the first to the last.
 """
@@ -18,11 +20,12 @@ import random
 from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
+from tests.simulation.service.bookie_collections import STEPS
 from tests.simulation.service.network import WINDOWS_BYTES
 
 STYLES = (
     *("swarm", "burst", "scope", "power", "disk", "metadata", "hand-over", "deposed", "hints", "restored"),
-    *("watches", "starved", "lives", "cut-off", "quiet"),
+    *("watches", "starved", "lives", "cut-off", "quiet", "deletion"),
 )
 
 _MARKS = (
@@ -82,6 +85,11 @@ _FAMILIES: dict[str, tuple[tuple[FaultKind, str], ...]] = {
     ),
     "hints": _HAND_OVER,
     "restored": (*_HAND_OVER, (FaultKind.CRASH, "")),
+    "deletion": (
+        *((FaultKind.CRASH, ""), (FaultKind.POWER, "")) * 3,
+        *((FaultKind.PAUSE, ""), (FaultKind.META_CUT, ""), (FaultKind.META_REPLY_LOST, "")),
+        *((FaultKind.ENVIRONMENT, message) for message in (*_ZOOKEEPER, "disk_full", "slow_disk")),
+    ),
     "lives": (
         (FaultKind.RESET, ""),
         (FaultKind.CUT, ""),
@@ -131,6 +139,20 @@ def draw(seed: int, style: str) -> Plan:
     if style == "lives":
         config |= {"lives": True, "duration_s": 12.0}
     chances = (1.0,) if style == "hints" else (0.0,) * 14 + (0.5, 1.0)
+    if style == "deletion":
+        config |= {"lives": True, "truncates": True, "duration_s": rng.choice((4.0, 8.0)), "checkpoint_s": 1.0}
+        config |= {"entry_log_bytes": rng.choice((8 << 10, 32 << 10)), "session_s": rng.choice((2.0, 4.0))}
+        config["settings"] |= {"segment_bytes": 65_536, "segment_age_s": 1.0}
+        shares = rng.choice(((0.2, 0.5), (0.5, 0.9), (0.9, 0.9)))
+        config["collecting"] = {
+            "gc_s": rng.choice((0.5, 1.0, 2.0)),
+            "gc_look_s": rng.choice((0.1, 0.3)),
+            "gc_minor_share": shares[0],
+            "gc_major_share": shares[1],
+            "gc_major_s": 3.0,
+            "gc_bytes_s": rng.choice((10_000, 8 << 20)),  # the first copies in many small parts
+        }
+        config["forgets"] = rng.choice(("", "", "", "stopped", "under bookies"))
     if style == "deposed":  # its clients give up what owners that are frozen or cut off do not answer
         config["append_deadline_s"] = rng.choice((0.1, 0.3, 1.0))
         config["writers"] = 3
@@ -241,11 +263,22 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
             return Fault(**common, a=rng.choice([*writers, *bookies]))
         return Fault(**common, a=a, b=b, for_s=for_s * 3)
 
+    if style == "deletion" and rng.random() < 0.25:
+        return []
     if style in _FAMILIES:
         faults = []
         for _ in range(rng.randint(1, 4)):  # together: the copies of an entry are hit within moments
             at_s = rng.uniform(0, config["duration_s"])
             faults += [one(at_s + rng.expovariate(1.0) * 0.01, "", rng.randint(1, 3)) for _ in range(rng.randint(1, 4))]
+        if style == "deletion":
+            for _ in range(rng.randint(0, 3)):  # owners are frozen while their streams are deleted and buried
+                at_s, for_s = rng.uniform(0, config["duration_s"] / 2), rng.uniform(1.0, 6.0)
+                faults.append(Fault(kind=FaultKind.PAUSE, a=rng.choice(writers), at_s=at_s, for_s=for_s))
+            for _ in range(rng.randint(0, 4)):
+                bookie, step = rng.choice(bookies), rng.choice(STEPS)
+                kind, at_s = rng.choice((FaultKind.CRASH, FaultKind.POWER)), rng.choice((0.0, 0.0005, 0.002, 0.01))
+                where: dict[str, Any] = {"a": bookie, "mark": f"{bookie}.{step}", "count": rng.randint(1, 8)}
+                faults.append(Fault(kind=kind, at_s=at_s * rng.random(), for_s=rng.uniform(0.05, 2.0), **where))
         if style == "lives":
             faults += [
                 Fault(

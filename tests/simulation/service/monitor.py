@@ -26,7 +26,7 @@ from dlog.wire.stream_metadata import decode_owner
 from tests.simulation.kernel import Violation
 from tests.simulation.service.nodes import BookieNode, Node
 from tests.simulation.service.zookeeper_ensemble import Ensemble
-from tests.simulation.service.zookeeper_tree import DataSet, NodeCreated, NodeDeleted
+from tests.simulation.service.zookeeper_tree import DataSet, NodeCreated, NodeDeleted, Tree
 
 if TYPE_CHECKING:
     from tests.simulation.service.world import World
@@ -91,10 +91,20 @@ class Monitor:
                     known = self._owners[stream, segment] = (place, set())
                 known[1].add(epoch)
 
-    def forget_metadata(self) -> None:
+    @property
+    def places(self) -> dict[tuple[str, int], tuple[str, set[int]]]:
+        """(stream, segment) -> place, and the epochs of those who began it there."""
+        return self._owners
+
+    def forget_metadata(self, tree: Tree) -> None:
         """ZooKeeper was restored from a backup: what was written since is in it no more."""
         for known in (self.ledgers, self.deleted, self._epochs, self._claims, self._owned, self._owners):
             known.clear()
+        for path, node in tree.nodes.items():
+            ledger = self._paths.ledger_of(path) if path.startswith("/ledgers/") else None
+            if ledger is not None:
+                self.ledgers[ledger] = decode(node.data or b"")
+        self.world.collections.restored()
 
     def note_owners(self) -> None:
         """At the end: tell the histories who appended to which segment."""
@@ -128,6 +138,7 @@ class Monitor:
             if isinstance(change, NodeDeleted):
                 self.ledgers.pop(ledger, None)
                 self.deleted.add(ledger)
+                self.world.collections.deleted(ledger)
                 continue
             value = decode(change.data or b"")
             before = self.ledgers.get(ledger)

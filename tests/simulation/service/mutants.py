@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -44,22 +44,9 @@ from proxies.write.admin import Admin
 from proxies.write.fitness import Fitness
 from proxies.write.holdings import Holdings
 from tests.simulation.disk import SimulatedFile
+from tests.simulation.service.mutants_deletion import COLLECTION
+from tests.simulation.service.planting import both, instead, mutant
 from tests.simulation.worlds import Mutant
-
-Plant = Callable[[], AbstractContextManager[object]]
-
-
-def _instead(cls: Any, name: str, make: Callable[[Any], Any]) -> Plant:
-    """Replace a method of a class, or a function of a module, by what `make` makes of it."""
-    return lambda: mock.patch.object(cls, name, make(getattr(cls, name)))
-
-
-@contextlib.contextmanager
-def _both(*plants: Plant) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for plant in plants:
-            stack.enter_context(plant())
-        yield
 
 
 def _unsynced(write: Any) -> Any:
@@ -185,10 +172,6 @@ def _same_epoch(write: Any) -> Any:
         return [replace(question, value=replace(question.value, owner=owner)), *rest]
 
     return wrong
-
-
-def _mutant(name: str, invariants: tuple[str, ...], plant: Plant, *, style: str, seeds: int) -> Mutant:
-    return Mutant(name=name, invariants=invariants, parts={"plant": plant}, style=style, seeds=seeds)
 
 
 def _deaf_but_for_watches(hint: Any) -> Any:
@@ -338,156 +321,155 @@ def _agreeable(compare: Any) -> Any:
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    _mutant(
+    mutant(
         "a batch does not name the life that it is meant for",
         ("D1",),
-        _instead(Connection, "write", _of_any_life),
+        instead(Connection, "write", _of_any_life),
         style="lives",
         seeds=60,
     ),
-    _mutant(
+    mutant(
         "a creation that comes late makes a second life",
         ("D1",),
-        _instead(Admin, "delete", _at_any_time),
+        instead(Admin, "delete", _at_any_time),
         style="lives",
         seeds=20,
     ),
-    _mutant(
+    mutant(
         "journal not synced",
         ("J1", "S2", "L4", "V1"),
-        _instead(JournalFiles, "write", _unsynced),
+        instead(JournalFiles, "write", _unsynced),
         style="power",
         seeds=20,
     ),
-    _mutant(
-        "goes on after a failed sync", ("J7", "J1"), _instead(JournalWriter, "_write", _goes_on), style="disk", seeds=20
+    mutant(
+        "goes on after a failed sync", ("J7", "J1"), instead(JournalWriter, "_write", _goes_on), style="disk", seeds=20
     ),
-    _mutant(
+    mutant(
         "believes a lost reply",
         ("L4", "S2", "V1", "V3", "L2"),
-        _instead(LedgerTree, "compare_and_set", _believes),
+        instead(LedgerTree, "compare_and_set", _believes),
         style="metadata",
         seeds=40,
     ),
-    _mutant(
+    mutant(
         "drops a batch at a redirect",
         ("V1", "V3", "S2", "S4"),
-        _instead(Producer, "on_refused", _drops),
+        instead(Producer, "on_refused", _drops),
         style="hand-over",
         seeds=30,
     ),
-    _mutant(
+    mutant(
         "what is told as withdrawn is sent",
         ("S2", "S1", "S4"),
-        _instead(Batch, "withdraw", _stays),
+        instead(Batch, "withdraw", _stays),
         style="scope",
         seeds=60,
     ),
-    _mutant(
+    mutant(
         "the error of one record is told of all behind it",
         ("S2", "S1", "S4"),
-        _instead(Pipeline, "_on_failed", _for_all),
+        instead(Pipeline, "_on_failed", _for_all),
         style="scope",
         seeds=60,
     ),
-    _mutant(
+    mutant(
         "a producer does not say what it replaces",
         ("S15",),
-        _instead(Producer, "_renew", _forgets_itself),
+        instead(Producer, "_renew", _forgets_itself),
         style="deposed",
         seeds=60,
     ),
-    _mutant(
-        "serves beyond the LAC", ("S8", "S9", "V1", "V3"), _instead(Heard, "__call__", _early), style="swarm", seeds=30
+    mutant(
+        "serves beyond the LAC", ("S8", "S9", "V1", "V3"), instead(Heard, "__call__", _early), style="swarm", seeds=30
     ),
-    _mutant(
+    mutant(
         "forgets its journal",
         ("J1", "S2", "L4", "V1"),
-        _instead(JournalFiles, "replay", _empty),
+        instead(JournalFiles, "replay", _empty),
         style="power",
         seeds=20,
     ),
-    _mutant("a link that is given up stays open", ("V3",), _instead(Link, "close", _kept), style="hand-over", seeds=20),
-    _mutant(
-        "claims at the epoch that was", ("T3",), _instead(Lease, "_write", _same_epoch), style="hand-over", seeds=10
-    ),
-    _mutant("registers once", ("V1",), _instead(Registrations, "_heard_state", _once), style="metadata", seeds=20),
-    _mutant(
+    mutant("a link that is given up stays open", ("V3",), instead(Link, "close", _kept), style="hand-over", seeds=20),
+    mutant("claims at the epoch that was", ("T3",), instead(Lease, "_write", _same_epoch), style="hand-over", seeds=10),
+    mutant("registers once", ("V1",), instead(Registrations, "_heard_state", _once), style="metadata", seeds=20),
+    mutant(
         "members are read on an event only",
         ("V1",),
-        _instead(MemberList, "_hint", _deaf_but_for_watches),
+        instead(MemberList, "_hint", _deaf_but_for_watches),
         style="hints",
         seeds=5,
     ),
-    _mutant(
+    mutant(
         "the first of many watches that is set again stands for all",
         ("M4",),
-        _instead(Watches, "_chunk_set", _first_answer),
+        instead(Watches, "_chunk_set", _first_answer),
         style="watches",
         seeds=60,
     ),
-    _mutant(
+    mutant(
         "a refused watch waits for the next connection",
         ("M4",),
-        _instead(Watches, "_refused", _until_rejoined),
+        instead(Watches, "_refused", _until_rejoined),
         style="watches",
         seeds=60,
     ),
-    _mutant(
+    mutant(
         "a stream counts as unchanged after a loss of contact",
         ("M4",),
-        _instead(stream_rechecks, "_is_unchanged", _believed),
+        instead(stream_rechecks, "_is_unchanged", _believed),
         style="watches",
         seeds=60,
     ),
-    _mutant(
+    mutant(
         "one address of a name is tried",
         ("M4", "V1"),
-        _instead(Servers, "next", _one_address),
+        instead(Servers, "next", _one_address),
         style="watches",
         seeds=5,
     ),
-    _mutant(
+    mutant(
         "silence of a peer is judged by the clock",
         ("V4",),
         _by_the_clock,
         style="starved",
         seeds=20,
     ),
-    _mutant(
+    mutant(
         "a proxy that is cut off does not say so",
         ("V4",),
-        _instead(Fitness, "_look", _silent),
+        instead(Fitness, "_look", _silent),
         style="cut-off",
         seeds=20,
     ),
-    _mutant(
+    mutant(
         "a take-over waits for ZooKeeper however long",
         ("V4",),
-        _instead(Holdings, "give_up_takes", _keeps),
+        instead(Holdings, "give_up_takes", _keeps),
         style="cut-off",
         seeds=40,
     ),
-    _mutant("members are read without end", ("V2",), _instead(MemberList, "_hint", _restless), style="quiet", seeds=5),
-    _mutant(
+    mutant("members are read without end", ("V2",), instead(MemberList, "_hint", _restless), style="quiet", seeds=5),
+    mutant(
         "a quiet stream is not looked at again",
         ("V1",),
-        _instead(StreamTailer, "doubt", _sure),
+        instead(StreamTailer, "doubt", _sure),
         style="hints",
         seeds=20,
     ),
-    _mutant(
+    mutant(
         "a ledger id is used though bookies know it",
         ("S2", "S3", "S4", "S5", "V1"),
-        _instead(Ledgers, "_choose_vetted", _unasked),
+        instead(Ledgers, "_choose_vetted", _unasked),
         style="restored",
         seeds=10,
     ),
-    _mutant(
+    mutant(
         "a ledger id is used though bookies know it, and they acknowledge its entries",
         ("S2", "S3", "S4", "S5"),
-        lambda: _both(_instead(Ledgers, "_choose_vetted", _unasked), _instead(Bookie, "_compare", _agreeable)),
+        lambda: both(instead(Ledgers, "_choose_vetted", _unasked), instead(Bookie, "_compare", _agreeable)),
         style="restored",
         seeds=10,
     ),
+    *COLLECTION,
 )

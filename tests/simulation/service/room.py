@@ -27,6 +27,8 @@ MUST_REACH = (
     "fault.slow_disk",
     "fault.rot",
     "ledger.id_in_use",
+    "ledger.buried",
+    "collection.compact",
 )
 
 

@@ -34,6 +34,7 @@ from tests.history import History
 from tests.simulation.kernel import Violation
 from tests.simulation.plan import Plan
 from tests.simulation.service import (
+    bookie_collections,
     checks,
     entropy,
     faults,
@@ -93,6 +94,7 @@ class World:
         self.settings: dict[str, Any] = dict(config["settings"])
         self.faults = faults.Faults(self)
         self.monitor = monitor.Monitor(self)
+        self.collections = bookie_collections.Collections(self)
         self.watching = watching.Watching(self)
         self.watching_streams = watching_streams.WatchingStreams(self)
         self.followers: list[asyncio.Task[None]] = []
@@ -157,7 +159,7 @@ class World:
                 disk_check_s=1.0,
                 disk_free_min_bytes=1 << 20,
                 disk_free_reserve_bytes=1 << 18,
-                gc_s=0.0,  # plans and planted defects are recorded without
+                **config.get("collecting", {"gc_s": 0.0}),
             )
             self.bookies.append(
                 self._add(BookieNode, f"bookie-{number + 1}", bookie_options=chosen, session_timeout_s=session_s)
@@ -242,6 +244,7 @@ class World:
         checks.settled(self)
         self.watching.judge()
         self.watching_streams.judge()
+        self.collections.settle()
         self.stop()
         checks.judge(self)
 
@@ -258,7 +261,7 @@ class World:
                     await workload.create(client, notes.name, self.settings)
 
         self.ask("operator", create, within_s=BOOT_S, what="streams are made")
-        if self.plan.config["style"] == "restored":
+        if self.plan.config["style"] == "restored" or self.plan.config.get("forgets"):
             self._live_and_forget()
         if self.watching.works:
             for name in self.watching.works:
@@ -271,8 +274,14 @@ class World:
 
     def _live_and_forget(self) -> None:
         """A life of the cluster that ZooKeeper forgets: stopped, restored from a backup that is older, started again.
-        Bookies hold its ledgers, whose ids come again; nobody may be given what is in them."""
-        self._stop_service()
+        Bookies hold its ledgers, whose ids come again; nobody may be given what is in them. Where they collect, they
+        have seen metadata of the forgotten ledgers, and may not take its loss for their deletion."""
+        bookies = [] if self.plan.config.get("forgets") == "under bookies" else self.bookies
+        if self.collections.is_on:
+            self.ask(
+                "before", self.collections.live_before_backup, within_s=2 * BOOT_S, what="a life before the backup"
+            )
+        self._stop_service(bookies)
         ensemble = self.zookeeper.ensemble
         tree, zxid = ensemble.tree.copy(), ensemble.zxid
         self._start_service()
@@ -283,25 +292,30 @@ class World:
                     for notes in self.streams:
                         await client.append(notes.name, b"forgotten %d" % number)
                         await client.release(notes.name)  # whoever writes next begins a segment
+                if self.collections.is_on:
+                    await self.collections.live_after_backup(client)
 
         self.ask("forgotten", live, within_s=2 * BOOT_S, what="a life that is forgotten")
-        self._stop_service()
+        self._stop_service(bookies)
         self.zookeeper.kill()
         ensemble.tree, ensemble.zxid = tree, zxid
+        self.monitor.forget_metadata(tree)
         self.zookeeper.boot()
         self.until(lambda: self.zookeeper.is_ready, BOOT_S, "ZooKeeper is up again")
-        self.monitor.forget_metadata()
+        if not bookies:
+            self.loop.run(until_s=self.loop.now_s + 10 * self.plan.config["session_s"])  # who saw more is let in anew
         self._start_service()
 
     def _start_service(self) -> None:
         service: list[Node] = [*self.bookies, *self.writers, *self.readers]
         for node in service:
-            node.boot()
+            if node.process is None:
+                node.boot()
         self.until(lambda: all(node.is_ready for node in service), BOOT_S, "the cluster is up")
 
-    def _stop_service(self) -> None:
+    def _stop_service(self, bookies: Sequence[BookieNode]) -> None:
         self.wanted_up = False
-        self._end(self.readers, self.writers, self.bookies)
+        self._end(self.readers, self.writers, bookies)
         self.wanted_up = True
 
     def heal(self) -> None:
@@ -403,8 +417,8 @@ def run(plan: Plan, parts_: Mapping[str, Any] = {}, trace: bool = False) -> Outc
         loop, reached = world.loop, world.reached
         if lines is not None:
             loop.on_line = lines.append
-        watches = watching.few_a_packet(plan)
-        with entropy.of(loop), world.monitor.watching(), hints.lost(plan), watches, _planted(world):
+        watches, collected = watching.few_a_packet(plan), world.collections.watching()
+        with entropy.of(loop), world.monitor.watching(), hints.lost(plan), watches, collected, _planted(world):
             try:
                 world.run()
             except Violation as error:

@@ -1,0 +1,273 @@
+"""Defects planted into what deletes: the collections of bookies. Each must be caught in the style `deletion`.
+
+Several rules protect each ledger, so a defect that undoes one of them may do no harm: these undo as many as it takes,
+and say which. What is made to fail here fails in a way that does no harm alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from actors.bookie.collection import Collection
+from dlog.bookie.bookie import Bookie
+from dlog.bookie.collecting import Collector, LedgersListed, LedgersRead, RoundDue
+from dlog.bookie.id_set import IdSet
+from dlog.bookie.index import LedgerRow, RunBuilder
+from dlog.bookie.manifest import LogFile
+from dlog.errors import MetadataUnavailableError
+from dlog.io import ledger_dir
+from dlog.io.ledger_dir import LedgerDir
+from dlog.machine import Versioned
+from tests.simulation.service.planting import Plant, both, instead, mutant
+from tests.simulation.worlds import Mutant
+
+
+def _half_listed(listed: Any) -> Any:
+    """A listing that failed on the way counts as complete. One in five fails here after half of its ledgers."""
+
+    async def wrong(self: Collection, known: frozenset[int]) -> LedgersListed:
+        present: set[int] = set()
+        names: list[int] = []
+        with contextlib.suppress(MetadataUnavailableError):
+            async for ledger in self._metadata.ledgers():
+                names.append(ledger)
+        if self._number % 5 == 0:
+            del names[len(names) // 2 :]
+        present.update(names)
+        return LedgersListed(known & present)
+
+    return wrong
+
+
+def _unread(read: Any) -> Any:
+    """What the listing lacks is not read once more."""
+
+    async def wrong(self: Collection, ledgers: Any) -> LedgersRead:
+        if not self._is_collecting:
+            found: LedgersRead = await read(self, ledgers)
+            return found
+        return LedgersRead(frozenset(), frozenset(ledgers))
+
+    return wrong
+
+
+def _known_late(listed: Any) -> Any:
+    """A ledger that is new to the bookie when the listing has ended is looked for in it, and counts as seen."""
+
+    async def wrong(self: Collection, known: frozenset[int]) -> LedgersListed:
+        found: LedgersListed = await listed(self, known)
+        collector, now = self._collector, self._machine.known()
+        assert collector._round is not None
+        late = dict.fromkeys(now.keys() - known, collector._chain)
+        collector._round = replace(collector._round, known={**collector._round.known, **late})
+        return found
+
+    return wrong
+
+
+def _judged_late(listed: Any) -> Any:
+    """See above."""
+
+    def wrong(self: Collector, due: RoundDue, present: frozenset[int]) -> Any:
+        assert self._round is not None
+        return listed(self, self._round, present)
+
+    return wrong
+
+
+def _any_mark(begin: Any) -> Any:
+    """Whatever mark metadata holds, or none, is taken for the bookie's last one."""
+
+    def wrong(self: Collector, due: RoundDue) -> Any:
+        first = self._first
+        self._first = Versioned(self._record.mark, None) if first is None else replace(first, value=self._record.mark)
+        effects = begin(self, due)
+        self._first = first
+        return effects
+
+    return wrong
+
+
+def _nothing(collect: Any) -> Any:
+    """A collection looks at nothing, and says that it is done."""
+
+    async def wrong(self: Collection) -> None:
+        self._collected.set()
+
+    return wrong
+
+
+def _in_place(compact: Any) -> Any:
+    """No log is ever found worth emptying."""
+    return lambda self, below, bytes_max: None
+
+
+def _stale(compact: Any) -> Any:
+    """When a log was emptied, the manifest gets the logs that there were when that began: what was flushed meanwhile,
+    to logs that are new or longer since, is forgotten."""
+    begun: dict[LedgerDir, tuple[LogFile, ...]] = {}
+
+    def wrong(self: LedgerDir, below: float, bytes_max: int) -> int | None:
+        if self._victim is None:
+            begun[self] = self.manifest.logs
+        copied: int | None = compact(self, below, bytes_max)
+        if copied == 0:
+            left = {log.log for log in self.manifest.logs}
+            logs = tuple(log for log in begun[self] if log.log in left)
+            self._install(replace(self.manifest, logs=logs), self._runs)
+        return copied
+
+    return wrong
+
+
+def _first_part(entries_to_move: Any) -> Any:
+    """A log counts as empty when a first part of it was copied."""
+
+    def wrong(self: LedgerDir, victim: Any, bytes_max: int) -> Any:
+        moved = entries_to_move(self, victim, bytes_max)
+        victim.ledgers.clear()
+        return moved
+
+    return wrong
+
+
+def _forgotten(load: Any) -> Any:
+    """A bookie that starts again does not read which ledgers it has buried."""
+
+    def wrong(self: LedgerDir) -> list[LedgerRow]:
+        rows: list[LedgerRow] = load(self)
+        self.gone = IdSet()
+        return rows
+
+    return wrong
+
+
+def _unburied(bury: Any) -> Any:
+    """What is buried is not written down."""
+
+    def wrong(self: LedgerDir, ledgers: Any) -> None:
+        buried = tuple(ledgers)
+        with mock.patch.object(ledger_dir, "write_whole", lambda *_: None):
+            bury(self, buried)
+
+    return wrong
+
+
+@contextlib.contextmanager
+def _open_again() -> Iterator[None]:
+    """The machine forgets a buried ledger as if it had never heard of it: the next add makes it anew. The last add of
+    each ledger comes a second time here, when it was buried, as from a writer that was frozen: that alone does no
+    harm."""
+    add, buried = Bookie._add, Bookie._buried
+    last: dict[tuple[Bookie, int], tuple[Any, Any]] = {}
+
+    def noted(self: Bookie, peer: Any, m: Any, out: list[Any], known_absent: bool = False) -> None:
+        last[self, m.ledger] = (peer, m)
+        add(self, peer, m, out, known_absent)
+
+    def wrong(self: Bookie, fact: Any, out: list[Any]) -> None:
+        buried(self, fact, out)
+        self._gone = IdSet()
+        for ledger in fact.ledgers:
+            if (self, ledger) in last:
+                add(self, *last[self, ledger], out)
+
+    with mock.patch.multiple(Bookie, _add=noted, _buried=wrong):
+        yield
+
+
+def _rewritten(spoil: Callable[[LedgerRow], LedgerRow]) -> Plant:
+    """An index that is rewritten, as one is that is mostly of ledgers that are gone, spoils the states in it."""
+
+    @contextlib.contextmanager
+    def plant() -> Iterator[None]:
+        merged, finish = ledger_dir._merged, RunBuilder.finish
+
+        def spoilt(self: RunBuilder, rows: Iterable[LedgerRow]) -> Any:
+            return finish(self, map(spoil, rows))
+
+        def wrong(runs: Any, builder: RunBuilder, gone: IdSet) -> Any:
+            with mock.patch.object(RunBuilder, "finish", spoilt):
+                yield from merged(runs, builder, gone)
+
+        with mock.patch.object(ledger_dir, "_merged", wrong):
+            yield
+
+    return plant
+
+
+COLLECTION: tuple[Mutant, ...] = (
+    mutant(
+        "a listing that failed on the way counts as complete",
+        ("J12",),
+        lambda: both(instead(Collection, "_list", _half_listed), instead(Collection, "_read", _unread)),
+        style="deletion",
+        seeds=40,
+    ),
+    mutant(
+        "a ledger that was made while metadata was listed counts as gone",
+        ("J12",),
+        lambda: both(
+            *(instead(Collection, "_list", _known_late), instead(Collection, "_read", _unread)),
+            instead(Collector, "_listed", _judged_late),
+        ),
+        style="deletion",
+        seeds=60,
+    ),
+    mutant(
+        "ledgers are collected though metadata went back",
+        ("J12",),
+        instead(Collector, "_begin", _any_mark),
+        style="deletion",
+        seeds=60,
+    ),
+    mutant("nothing is ever collected", ("V5",), instead(Collection, "collect", _nothing), style="deletion", seeds=5),
+    mutant("no entry log is compacted", ("V5",), instead(LedgerDir, "compact", _in_place), style="deletion", seeds=40),
+    mutant(
+        "what was flushed during a compaction is forgotten",
+        ("J1", "J5"),
+        instead(LedgerDir, "compact", _stale),
+        style="deletion",
+        seeds=60,
+    ),
+    mutant(
+        "a log is deleted when a part of it was copied",
+        ("J1", "J5"),
+        instead(LedgerDir, "_entries_to_move", _first_part),
+        style="deletion",
+        seeds=60,
+    ),
+    mutant(
+        "a restart forgets what was buried",
+        ("J12",),
+        instead(LedgerDir, "load", _forgotten),
+        style="deletion",
+        seeds=60,
+    ),
+    mutant(
+        "what is buried is not written down",
+        ("J12",),
+        instead(LedgerDir, "bury", _unburied),
+        style="deletion",
+        seeds=60,
+    ),
+    mutant("a buried ledger takes adds again", ("J12",), _open_again, style="deletion", seeds=40),
+    mutant(
+        "an index that is rewritten loses the fences",
+        ("J2",),
+        _rewritten(lambda row: row._replace(fenced=False)),
+        style="deletion",
+        seeds=60,
+    ),
+    mutant(
+        "an index that is rewritten loses the keys",
+        ("J3",),
+        _rewritten(lambda row: row._replace(master_key=b"")),
+        style="deletion",
+        seeds=60,
+    ),
+)
