@@ -8,7 +8,7 @@ Invariants:
 - J1, J2, J3 (judged at the end, from the disks): what was not buried lost no acknowledged entry, no fence that was
   answered, and no master key.
 - V5: a ledger that is deleted after the faults is buried on every bookie that held it; in a plan without faults every
-  deleted ledger is. At the end no entry log is left of which too little lives, and no index that is mostly dead.
+  deleted ledger is. Then no entry log is left of which too little lives, and no index that is mostly dead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from actors.bookie.connection import Connection
 from dlog.errors import DLogError, StreamNotFoundError
 from dlog.io.bookie_disk import BookieDisk
 from dlog.io.bookie_store import Opened
-from dlog.io.ledger_dir import LedgerDir
+from dlog.io.ledger_dir import LedgerDir, Usage
 from dlog.model.ids import LedgerId
 from dlog.wire.bookie import Code, EntryAdded, EntryRead
 from tests.simulation.disk import Mount
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 SEEN_S = 1.0  # a ledger that was held for less may have been deleted before its metadata was read: it may stay
 BURIED_S = 30.0  # until a ledger that is deleted at rest is buried everywhere
+FREED_S = 90  # until its space is freed; compaction is slow in some plans
 RESTORED_S = 1.0  # a burial may be on its way for so long when metadata goes back
 STREAM, BACKED_UP = "deleted-last", "backed-up"
 STEPS = ("bury", "free", "compact")  # marks for faults: "<bookie>.<step>"
@@ -59,7 +60,7 @@ class Collections:
         self._held: dict[tuple[str, int], int] = {}  # (bookie, ledger) -> when the first entry was acknowledged
         self._deleted: dict[LedgerId, int] = {}  # when its metadata was deleted, in ns, in any history of metadata
         self._restored_ns: int | None = None
-        self._rest_ns = 0  # since when nothing is deleted any more
+        self._directories: dict[tuple[str, str], LedgerDir] = {}  # (bookie, path): of the process that collected last
 
     @property
     def is_on(self) -> bool:
@@ -71,7 +72,8 @@ class Collections:
         if not self.is_on:
             yield
             return
-        bury, compact, send, loop = LedgerDir.bury, LedgerDir.compact, Connection.send, self._world.loop
+        bury, collect, compact = LedgerDir.bury, LedgerDir.collect, LedgerDir.compact
+        send, loop = Connection.send, self._world.loop
         submits = {name: getattr(BookieDisk, name) for name in ("bury", "free")}
 
         def burying(directory: LedgerDir, ledgers: Iterable[int]) -> None:
@@ -80,6 +82,10 @@ class Collections:
             bury(directory, buried)
             self._world.reached["ledger.buried"] += len(buried)
             self._buried.setdefault(name, {}).update(dict.fromkeys(buried, loop.now))
+
+        def collecting(directory: LedgerDir) -> Usage:
+            self._directories[self._bookie_of(directory), directory._directory] = directory
+            return collect(directory)
 
         def compacting(directory: LedgerDir, *args: Any) -> int | None:
             copied = compact(directory, *args)
@@ -101,6 +107,7 @@ class Collections:
 
         with contextlib.ExitStack() as patches:
             patches.enter_context(mock.patch.object(LedgerDir, "bury", burying))
+            patches.enter_context(mock.patch.object(LedgerDir, "collect", collecting))
             patches.enter_context(mock.patch.object(LedgerDir, "compact", compacting))
             patches.enter_context(mock.patch.object(Connection, "send", sending))
             for name in submits:
@@ -196,9 +203,11 @@ class Collections:
         self._wait_buried(holders)
         if not world.plan.faults and self._restored_ns is None:
             self._wait_buried([(name, ledger) for name, ledger in self._held if self._could_be_seen(name, ledger)])
-        self._rest_ns = world.loop.now
-        copied_s = sum(node.disk.used for node in world.bookies) / self._options["gc_bytes_s"]
-        world.loop.run(until_s=world.loop.now_s + 3 * self._options["gc_s"] + 2.0 + min(copied_s, 10.0))
+        for _ in range(FREED_S):
+            if not (kept := self._kept()):
+                return
+            world.loop.run(until_s=world.loop.now_s + 1.0)
+        raise Violation("V5", f"not freed after {FREED_S} s: {kept}")
 
     async def _live_and_die(self, _: Process) -> None:
         """Three segments, each long enough there to be seen by its bookies."""
@@ -218,6 +227,25 @@ class Collections:
         loop = self._world.loop
         if not loop.run(until_s=loop.now_s + BURIED_S, until=lambda: not left()):
             raise Violation("V5", f"deleted ledgers are not buried after {BURIED_S:g} s: {left()[:5]}")
+
+    def _kept(self) -> str:
+        """Space that collections should have freed, of bookies that are at work now; "" if there is none."""
+        for (name, _), directory in self._directories.items():
+            options, gone = self._node(name).options, directory.gone
+            for log in directory.manifest.logs:
+                contents = list(directory._contents(log))
+                total = sum(size for _, size in contents)
+                live = sum(size for ledger, size in contents if ledger not in gone)
+                is_full = log.length >= options.entry_log_bytes
+                if not live or (is_full and live < total * options.gc_minor_share):
+                    return f"entry log {log.log} of {name}: {live} of {total} bytes are of ledgers that exist"
+            dead = [ledger in gone for run in directory._runs for ledger in run.table.columns[0]]
+            if any(dead) and sum(dead) * 4 >= len(dead):
+                return f"the index of {name}: {sum(dead)} of {len(dead)} chunks are of ledgers that are gone"
+        return ""
+
+    def _node(self, name: str) -> BookieNode:
+        return next(node for node in self._world.bookies if node.name == name)
 
     # ---- at the end --------------------------------------------------------------------------------------------------
 
@@ -241,23 +269,6 @@ class Collections:
         for holder, ledger in self._held:
             if holder == name and ledger not in gone and (ledger not in rows or not rows[ledger].master_key):
                 raise Violation("J3", f"{name} acknowledged entries of {ledger} and does not have its key")
-        self._judge_space(bookie, opened)
-
-    def _judge_space(self, bookie: BookieNode, opened: Opened) -> None:
-        """V5: what was buried when the cluster came to rest takes no space that a collection should have freed."""
-        dead = {ledger for ledger, since in self._buried.get(bookie.name, {}).items() if since <= self._rest_ns}
-        for directory in opened.dirs._dirs:
-            for log in directory.manifest.logs:
-                contents = list(directory._contents(log))
-                total = sum(size for _, size in contents)
-                live = sum(size for ledger, size in contents if ledger not in dead)
-                is_full = log.length >= bookie.options.entry_log_bytes
-                if not live or (is_full and live < total * bookie.options.gc_minor_share):
-                    text = f"{bookie.name} keeps entry log {log.log}: {live} of {total} bytes are of ledgers that exist"
-                    raise Violation("V5", text)
-            chunks = [ledger in dead for run in directory._runs for ledger in run.table.columns[0]]
-            if sum(chunks) * 4 >= len(chunks) > 0:
-                raise Violation("V5", f"{bookie.name} keeps an index of {len(chunks)} chunks, {sum(chunks)} are dead")
 
 
 async def _delete(client: Client, name: str) -> None:

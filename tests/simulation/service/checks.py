@@ -4,7 +4,8 @@ The law of this room: liveness is demanded only after healing. V1: every process
 stream writable and readable to its tail, every follower at the tail, every ledger closed that nobody writes. V2:
 nothing spins: neither the loop nor what is asked of ZooKeeper. V3: no forgotten exception, no task and no connection
 left behind. Safety over the whole trial: S1-S9 and S11 by tests/history; what each bookie acknowledged it has (J1, J3);
-what metadata calls closed lies on an ack quorum (L1, L4). What bookies delete, and that they do: bookie_collections.py.
+what metadata calls closed lies on an ack quorum (L1, L4). What bookies delete, and that they do:
+bookie_collections.py; what write proxies delete of streams that nobody owns: deletions.py.
 """
 
 from __future__ import annotations
@@ -82,6 +83,7 @@ def settled(world: World) -> None:
         raise Violation("V1", f"not readable to its tail after healing: {left}")
     if left := world.ask("operator", lambda _: _open_segments(world), within_s=SETTLE_S, what="segments are looked at"):
         raise Violation("V1", f"not closed after healing: {left}")
+    world.deletions.settle()
     spent_s = (loop.now - begun) / S
     if loop.events - events > EVENTS_PER_S_MAX * max(spent_s, 1.0):
         raise Violation("V2", f"{loop.events - events} events in {spent_s:.1f} s after healing")

@@ -7,11 +7,11 @@ that are deposed, frozen or cut off and do not know it, with clients that give u
 of ZooKeeper; the same after ZooKeeper was restored from a backup, before the trial begins; a subscriber whose link
 ends while its watches are set again, and one to streams that change while it has no contact (watches); streams that
 are made and deleted under one name, while write proxies freeze (lives); too little CPU for everybody, and nothing else
-(starved); streams that are truncated, made and deleted while bookies collect what is gone, with faults in the midst of
-collections, none at all in one of four, and metadata restored from a backup before the trial in one of five (deletion);
-one write proxy cut off from all bookies, or from ZooKeeper while another one dies (cut-off). In one of
-eight, of every style but watches, starved and cut-off, half of ZooKeeper's events or all of them reach nobody, from
-the first to the last.
+(starved); streams that expire, are truncated, made and deleted, while write proxies look after those that nobody owns
+and bookies collect what is gone, with faults in the midst of deletions and collections, none at all in one of four, and
+metadata restored from a backup before the trial in two of five (deletion); one write proxy cut off from all bookies, or
+from ZooKeeper while another one dies (cut-off). In one of eight, of every style but watches, starved and cut-off, half
+of ZooKeeper's events or all of them reach nobody, from the first to the last.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import random
 from typing import Any
 
 from tests.simulation.plan import Fault, FaultKind, Plan
+from tests.simulation.service import deletions
 from tests.simulation.service.bookie_collections import STEPS
 from tests.simulation.service.network import WINDOWS_BYTES
 
@@ -152,6 +153,7 @@ def draw(seed: int, style: str) -> Plan:
             "gc_major_s": 3.0,
             "gc_bytes_s": rng.choice((10_000, 8 << 20)),  # the first copies in many small parts
         }
+        config |= {"deletes": True, "upkeep_s": rng.choice((1.0, 2.0))}
         config["forgets"] = rng.choice(("", "", "", "stopped", "under bookies"))
     if style == "deposed":  # its clients give up what owners that are frozen or cut off do not answer
         config["append_deadline_s"] = rng.choice((0.1, 0.3, 1.0))
@@ -271,6 +273,11 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
             at_s = rng.uniform(0, config["duration_s"])
             faults += [one(at_s + rng.expovariate(1.0) * 0.01, "", rng.randint(1, 3)) for _ in range(rng.randint(1, 4))]
         if style == "deletion":
+            if rng.random() < 0.6:  # a deletion is cut short, and who asked for it dies, too
+                at_s, count = rng.choice((0.0, 0.002, 0.01)), rng.randint(1, 6)
+                for name in (*writers, deletions.DELETER):
+                    died: dict[str, Any] = {"mark": deletions.MARK, "count": count, "at_s": at_s * rng.random()}
+                    faults.append(Fault(kind=FaultKind.CRASH, a=name, for_s=rng.uniform(0.1, 2.0), **died))
             for _ in range(rng.randint(0, 3)):  # owners are frozen while their streams are deleted and buried
                 at_s, for_s = rng.uniform(0, config["duration_s"] / 2), rng.uniform(1.0, 6.0)
                 faults.append(Fault(kind=FaultKind.PAUSE, a=rng.choice(writers), at_s=at_s, for_s=for_s))

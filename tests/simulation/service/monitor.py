@@ -24,7 +24,7 @@ from dlog.wire.bookie import Code, EntryAdded
 from dlog.wire.ledger_metadata import decode
 from dlog.wire.stream_metadata import decode_owner
 from tests.simulation.kernel import Violation
-from tests.simulation.service.nodes import BookieNode, Node
+from tests.simulation.service.nodes import NAMESPACE, BookieNode, Node
 from tests.simulation.service.zookeeper_ensemble import Ensemble
 from tests.simulation.service.zookeeper_tree import DataSet, NodeCreated, NodeDeleted, Tree
 
@@ -44,6 +44,7 @@ class Monitor:
         self._claims: dict[str, Owner] = {}  # path of a stream's owner -> as ZooKeeper has it
         self._owned: set[tuple[str, int]] = set()  # (stream, epoch) that somebody said to own
         self._owners: dict[tuple[str, int], tuple[str, set[int]]] = {}  # (stream, segment) -> place, epochs
+        self._streams: dict[LedgerId, str] = {}  # ledger -> stream whose segment began there
         self.asked: Counter[str] = Counter()  # requests to ZooKeeper, by machine
         self._paths = LedgerPaths("/ledgers")
 
@@ -90,11 +91,16 @@ class Monitor:
                 if known is None or known[0] != place:  # of an empty segment that was dropped the number comes again
                     known = self._owners[stream, segment] = (place, set())
                 known[1].add(epoch)
+                self._streams[LedgerId(int(place))] = stream
 
     @property
     def places(self) -> dict[tuple[str, int], tuple[str, set[int]]]:
         """(stream, segment) -> place, and the epochs of those who began it there."""
         return self._owners
+
+    def stream_of(self, ledger: LedgerId) -> str:
+        """The stream whose segment began in this ledger; "" if none did."""
+        return self._streams.get(ledger, "")
 
     def forget_metadata(self, tree: Tree) -> None:
         """ZooKeeper was restored from a backup: what was written since is in it no more."""
@@ -139,18 +145,23 @@ class Monitor:
                 self.ledgers.pop(ledger, None)
                 self.deleted.add(ledger)
                 self.world.collections.deleted(ledger)
+                self.world.deletions.deleted(ledger)
                 continue
             value = decode(change.data or b"")
             before = self.ledgers.get(ledger)
             if before is not None:
                 self._judge_change(ledger, before, value)
             self.ledgers[ledger] = value
+            if value.is_closed and value.last_entry >= 0:
+                self.world.deletions.closed(ledger)
 
     def _judge_claim(self, path: str, data: bytes) -> None:
         owner, before = decode_owner(data), self._claims.get(path, Owner())
         if data and owner.epoch != before.epoch + 1 and (owner.epoch, owner.claim) != (before.epoch, before.claim):
             self._broken("T3", f"{path} was {before}, and is now {owner}")
         self._claims[path] = owner
+        if owner.deleted and not before.deleted:
+            self.world.deletions.marked(path.removeprefix(f"{NAMESPACE}/").partition("/")[0])
 
     def _judge_change(self, ledger: LedgerId, before: LedgerMetadata, value: LedgerMetadata) -> None:
         if before.is_closed and (

@@ -44,7 +44,7 @@ from proxies.write.admin import Admin
 from proxies.write.fitness import Fitness
 from proxies.write.holdings import Holdings
 from tests.simulation.disk import SimulatedFile
-from tests.simulation.service.mutants_deletion import COLLECTION
+from tests.simulation.service.mutants_deletion import COLLECTION, UPKEEP
 from tests.simulation.service.planting import both, instead, mutant
 from tests.simulation.worlds import Mutant
 
@@ -472,4 +472,5 @@ MUTANTS: tuple[Mutant, ...] = (
         seeds=10,
     ),
     *COLLECTION,
+    *UPKEEP,
 )

@@ -1,4 +1,4 @@
-"""Defects planted into what deletes: the collections of bookies. Each must be caught in the style `deletion`.
+"""Defects planted into what deletes: collections of bookies, and rounds of upkeep of write proxies.
 
 Several rules protect each ledger, so a defect that undoes one of them may do no harm: these undo as many as it takes,
 and say which. What is made to fail here fails in a way that does no harm alone.
@@ -7,6 +7,7 @@ and say which. What is made to fail here fails in a way that does no harm alone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,13 @@ from dlog.bookie.manifest import LogFile
 from dlog.errors import MetadataUnavailableError
 from dlog.io import ledger_dir
 from dlog.io.ledger_dir import LedgerDir
-from dlog.machine import Versioned
+from dlog.io.metadata import StreamHead
+from dlog.machine import Missing, Versioned
+from dlog.model.ids import StreamName
+from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.stores.contract import SegmentRef
+from proxies.write.admin import Admin, Removed, _Fate
+from proxies.write.upkeep import Upkeep
 from tests.simulation.service.planting import Plant, both, instead, mutant
 from tests.simulation.worlds import Mutant
 
@@ -269,5 +276,128 @@ COLLECTION: tuple[Mutant, ...] = (
         _rewritten(lambda row: row._replace(master_key=b"")),
         style="deletion",
         seeds=60,
+    ),
+)
+
+
+# ---- rounds of upkeep ------------------------------------------------------------------------------------------------
+
+
+def _left(look_after: Any) -> Any:
+    """A round of upkeep leaves a stream that is marked as deleted as it is."""
+
+    async def wrong(self: Upkeep, name: StreamName, head: StreamHead) -> None:
+        if not head.owner.deleted:
+            await look_after(self, name, head)
+
+    return wrong
+
+
+def _without_segments(finish: Any) -> Any:
+    """Who finishes a deletion that was cut short removes the stream, and leaves its ledgers."""
+
+    async def wrong(self: Admin, stream: StreamName, life: str | None = None, *, force: bool = False) -> Removed:
+        if life is None:
+            found = await self._metadata.read(StreamKey(stream))
+            if isinstance(found, Missing) and found.left is not None:
+                await self._metadata.remove(stream, found.left.value.life)
+            return Removed(0, True)
+        removed: Removed = await finish(self, stream, life, force=force)
+        return removed
+
+    return wrong
+
+
+def _untouched(has_something: Any) -> Any:
+    """A round of upkeep takes no stream over in which segments expired."""
+    return lambda self, value: bool(value.truncated)
+
+
+def _marked_once(finish: Any) -> Any:
+    """The mark of a deleted stream goes although a store could not delete all. One deletion in three fails here: that
+    alone does no harm."""
+
+    async def wrong(self: Admin, stream: StreamName, life: str | None = None, *, force: bool = False) -> Removed:
+        removed: Removed = await finish(self, stream, life, force=True)
+        return removed
+
+    return wrong
+
+
+def _unstable(delete_segment: Any) -> Any:
+    """See above."""
+    turns = itertools.count()
+
+    async def wrong(self: Admin, store: str, ref: SegmentRef) -> Any:
+        return _Fate.LATER if next(turns) % 3 == 0 else await delete_segment(self, store, ref)
+
+    return wrong
+
+
+def _early(expires_unix_ms: Any) -> Any:
+    """A segment expires when half of its retention is over."""
+
+    def wrong(self: StreamMetadata, segment: Segment) -> int | None:
+        expires_ms = expires_unix_ms(self, segment)
+        return None if expires_ms is None else expires_ms - int(self.settings.retention_s * 500)
+
+    return wrong
+
+
+def _all_but_the_last(look_after: Any) -> Any:
+    """A round of upkeep truncates a stream with a retention to its last segment, whether the others expired or not."""
+
+    async def wrong(self: Upkeep, name: StreamName, head: StreamHead) -> None:
+        found = await self._metadata.read(StreamKey(name))
+        if head.retention_s > 0 and isinstance(found, Versioned) and found.value.owner.released:
+            trimmed = found.value.trimmed(found.value.max_segment)
+            await self._metadata.compare_and_set(StreamKey(name), trimmed, found.version)
+        await look_after(self, name, head)
+
+    return wrong
+
+
+UPKEEP: tuple[Mutant, ...] = (
+    mutant(
+        "a round of upkeep does not finish deletions",
+        ("D3",),
+        instead(Upkeep, "_look_after", _left),
+        style="deletion",
+        seeds=40,
+    ),
+    mutant(
+        "who finishes a deletion leaves the ledgers",
+        ("D3",),
+        instead(Admin, "finish_deletion", _without_segments),
+        style="deletion",
+        seeds=40,
+    ),
+    mutant(
+        "the mark of a deletion goes though a store could not delete all",
+        ("D3",),
+        lambda: both(instead(Admin, "finish_deletion", _marked_once), instead(Admin, "_delete_segment", _unstable)),
+        style="deletion",
+        seeds=20,
+    ),
+    mutant(
+        "a stream that nobody owns keeps what has expired",
+        ("E3",),
+        instead(Upkeep, "_has_something_to_delete", _untouched),
+        style="deletion",
+        seeds=20,
+    ),
+    mutant(
+        "a segment expires when half of its retention is over",
+        ("E1",),
+        instead(StreamMetadata, "expires_unix_ms", _early),
+        style="deletion",
+        seeds=20,
+    ),
+    mutant(
+        "a round of upkeep truncates what has not expired",
+        ("E1",),
+        instead(Upkeep, "_look_after", _all_but_the_last),
+        style="deletion",
+        seeds=20,
     ),
 )

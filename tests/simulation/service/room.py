@@ -28,6 +28,8 @@ MUST_REACH = (
     "fault.rot",
     "ledger.id_in_use",
     "ledger.buried",
+    "deletion.marked",
+    "expired",
     "collection.compact",
 )
 

@@ -36,6 +36,7 @@ from tests.simulation.plan import Plan
 from tests.simulation.service import (
     bookie_collections,
     checks,
+    deletions,
     entropy,
     faults,
     hints,
@@ -95,6 +96,7 @@ class World:
         self.faults = faults.Faults(self)
         self.monitor = monitor.Monitor(self)
         self.collections = bookie_collections.Collections(self)
+        self.deletions = deletions.Deletions(self)
         self.watching = watching.Watching(self)
         self.watching_streams = watching_streams.WatchingStreams(self)
         self.followers: list[asyncio.Task[None]] = []
@@ -122,7 +124,7 @@ class World:
         )
         for number in range(config["clients"]):
             self.clients.append(self._add(WorkNode, f"client-{number + 1}", work=self._client(number)))
-        for name, work in (self.watching.works | self.watching_streams.works).items():
+        for name, work in (self.watching.works | self.watching_streams.works | self.deletions.works).items():
             self.clients.append(self._add(WorkNode, name, work=work))
 
     # ---- building ----------------------------------------------------------------------------------------------------
@@ -169,6 +171,8 @@ class World:
             name = f"writer-{number + 1}"
             write = options(WriteOptions, host=name, port=7400, **where, **_SERVING)
             write = dataclasses.replace(write, batch_bytes_max=WriteOptions().batch_bytes_max)
+            if "upkeep_s" in config:
+                write = dataclasses.replace(write, upkeep_s=config["upkeep_s"])
             self.writers.append(self._add(WriteProxyNode, name, proxy_options=write, tuning=tuning))
         for number in range(config["readers"]):
             name = f"reader-{number + 1}"
