@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from unittest import mock
 from unittest.mock import Mock
 
 from actors.stream_tailer import StreamTailer
-from actors.upstream import Heard
+from actors.upstream import Ear, Heard
 from dlog.bookie.bookie import Bookie
 from dlog.client.batch import Batch
 from dlog.client.connection import Connection
@@ -33,13 +33,15 @@ from dlog.io.zookeeper_members import MemberList, Registrations
 from dlog.io.zookeeper_watches import Watches
 from dlog.lease.lease import Lease
 from dlog.machine import OutcomeUnknown, Versioned
-from dlog.model.ids import Epoch, LedgerId
+from dlog.model.ids import Epoch, LedgerId, StreamName
 from dlog.model.quorum import Quorum
 from dlog.model.segment import StreamMetadata
 from dlog.wire import proxy
 from dlog.wire.bookie import Code
+from dlog.wire.proxy import Ping
 from proxies.detector import Detector
 from proxies.link import Link
+from proxies.read.upstream import OwnerLinks
 from proxies.write.admin import Admin
 from proxies.write.fitness import Fitness
 from proxies.write.holdings import Holdings
@@ -315,12 +317,52 @@ def _of_any_life(write: Any) -> Any:
     return wrong
 
 
+@contextlib.contextmanager
+def _vouched() -> Iterator[None]:
+    """A ping over any connection to an owner vouches for a stream whose own connection to it is lost, until it is known
+    who owns the stream now. Here each ping has a connection of its own, as another stream's would be; connections of
+    streams are lost after a second, and an owner is found late: that alone does no harm."""
+    listen = OwnerLinks._listen
+
+    async def follow(self: OwnerLinks, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
+        try:
+            await self._follow(address, stream, ear, on_open)
+        except UnavailableError as lost:
+            await asyncio.sleep(_chance(stream).random())
+            raise await self._replacement(address, stream, lost) from lost
+
+    async def sync(self: OwnerLinks, ear: Heard) -> None:
+        link = await self._dialler.open(ear.address, self._options.connect_timeout_s, Link)
+        try:
+            await link.ask(Ping)
+        finally:
+            link.close()
+
+    async def losing(self: OwnerLinks, link: Link, stream: StreamName, *args: Any) -> None:
+        asyncio.get_running_loop().call_later(_chance(stream).uniform(0.5, 1.5), link.close)
+        await listen(self, link, stream, *args)
+
+    with mock.patch.multiple(OwnerLinks, follow=follow, sync=sync, _listen=losing):
+        yield
+
+
+def _chance(stream: str) -> random.Random:
+    return random.Random(f"{stream} {asyncio.get_running_loop().time()}")
+
+
 def _agreeable(compare: Any) -> Any:
     """A bookie acknowledges an add of an entry that it holds, whatever its payload."""
     return lambda self, m, held, out: Code.OK
 
 
 MUTANTS: tuple[Mutant, ...] = (
+    mutant(
+        "a ping over another stream's connection vouches for one that is lost",
+        ("R2",),
+        _vouched,
+        style="hand-over",
+        seeds=20,
+    ),
     mutant(
         "a batch does not name the life that it is meant for",
         ("D1",),
