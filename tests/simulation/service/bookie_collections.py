@@ -131,7 +131,10 @@ class Collections:
             await asyncio.sleep(self._rng.choice((0.0, self._look_s, 4 * self._look_s)))
 
     async def live_after_backup(self, client: Client) -> None:
-        """A stream that the backup names is deleted; what was written since is seen."""
+        """What was written since the backup is seen, or read and not seen yet; a stream that the backup names may be
+        deleted."""
+        if self._rng.random() < 0.5:
+            return
         await asyncio.sleep(1.0 + 4 * self._look_s)
         if self._rng.random() < 0.5:
             await _delete(client, BACKED_UP)

@@ -155,6 +155,8 @@ def draw(seed: int, style: str) -> Plan:
         }
         config |= {"deletes": True, "upkeep_s": rng.choice((1.0, 2.0))}
         config["forgets"] = rng.choice(("", "", "", "stopped", "under bookies"))
+        if config["forgets"] == "under bookies" and rng.random() < 0.5:  # no mark since the backup, perhaps
+            config["collecting"] |= {"gc_s": 2.0, "gc_look_s": 2.0}
     if style == "deposed":  # its clients give up what owners that are frozen or cut off do not answer
         config["append_deadline_s"] = rng.choice((0.1, 0.3, 1.0))
         config["writers"] = 3

@@ -15,7 +15,7 @@ from unittest import mock
 
 from actors.bookie.collection import Collection
 from dlog.bookie.bookie import Bookie
-from dlog.bookie.collecting import Collector, LedgersListed, LedgersRead, RoundDue
+from dlog.bookie.collecting import Collector, ContactLost, LedgersListed, LedgersRead, RoundDue
 from dlog.bookie.id_set import IdSet
 from dlog.bookie.index import LedgerRow, RunBuilder
 from dlog.bookie.manifest import LogFile
@@ -94,6 +94,19 @@ def _any_mark(begin: Any) -> Any:
         self._first = Versioned(self._record.mark, None) if first is None else replace(first, value=self._record.mark)
         effects = begin(self, due)
         self._first = first
+        return effects
+
+    return wrong
+
+
+def _found_for_good(handle: Any) -> Any:
+    """What was found in metadata counts although contact with it was lost since."""
+
+    def wrong(self: Collector, fact: Any) -> Any:
+        found = set(self._found)
+        effects = handle(self, fact)
+        if isinstance(fact, ContactLost):
+            self._found |= found
         return effects
 
     return wrong
@@ -231,6 +244,13 @@ COLLECTION: tuple[Mutant, ...] = (
         instead(Collector, "_begin", _any_mark),
         style="deletion",
         seeds=60,
+    ),
+    mutant(
+        "what was found in metadata counts though contact was lost",
+        ("J12",),
+        instead(Collector, "handle", _found_for_good),
+        style="deletion",
+        seeds=200,
     ),
     mutant("nothing is ever collected", ("V5",), instead(Collection, "collect", _nothing), style="deletion", seeds=5),
     mutant("no entry log is compacted", ("V5",), instead(LedgerDir, "compact", _in_place), style="deletion", seeds=40),
