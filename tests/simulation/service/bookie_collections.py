@@ -55,7 +55,7 @@ class Collections:
         self._look_s: float = self._options.get("gc_look_s", 0.0)
         self._rng = random.Random(f"{world.plan.seed}/collections")
         self._lawful: dict[str, set[int]] = {}  # by bookie: ledgers whose burial began, rightly
-        self._buried: dict[str, dict[int, int]] = {}  # by bookie: ledger -> since when it is buried, in ns
+        self._buried: dict[str, set[int]] = {}  # by bookie: ledgers whose burial is on its disk
         self._fenced: dict[str, set[int]] = {}
         self._held: dict[tuple[str, int], int] = {}  # (bookie, ledger) -> when the first entry was acknowledged
         self._deleted: dict[LedgerId, int] = {}  # when its metadata was deleted, in ns, in any history of metadata
@@ -81,7 +81,7 @@ class Collections:
             self._begins(name, buried)
             bury(directory, buried)
             self._world.reached["ledger.buried"] += len(buried)
-            self._buried.setdefault(name, {}).update(dict.fromkeys(buried, loop.now))
+            self._buried.setdefault(name, set()).update(buried)
 
         def collecting(directory: LedgerDir) -> Usage:
             self._directories[self._bookie_of(directory), directory._directory] = directory
@@ -262,7 +262,7 @@ class Collections:
             return
         name, gone = bookie.name, set(opened.dirs.gone())
         rows = {row.ledger: row for row in opened.rows}
-        if forgotten := sorted(self._buried.get(name, {}).keys() - gone):
+        if forgotten := sorted(self._buried.get(name, set()) - gone):
             raise Violation("J12", f"{name} has forgotten that it buried {forgotten[:5]}")
         if unlawful := sorted(gone - self._lawful.get(name, set())):
             raise Violation("J12", f"{name} buried {unlawful[:5]} unseen")
