@@ -107,17 +107,30 @@ async def read_back(client: dlog.Client, stream: str, checker: Checker) -> None:
 
 
 class Writer:
-    """Some tasks that each wait for every record, on a client of their own."""
+    """Some tasks that each wait for every record, on a client of their own.
 
-    def __init__(self, number: int, stream: str, client: dlog.Client, checker: Checker, record_bytes: int) -> None:
+    pause_s: how long a task waits between an answer and its next append. longest_s: of one append, ever.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        stream: str,
+        client: dlog.Client,
+        checker: Checker,
+        record_bytes: int,
+        pause_s: float = 0.0,
+    ) -> None:
         self.failed: list[str] = []
         self.gap_s = 0.0
+        self.longest_s = 0.0
         self.acks = 0
         self._number = number
         self._stream = stream
         self._client = client
         self._checker = checker
         self._make = RecordMaker(number, record_bytes).make
+        self._pause_s = pause_s
         self._next = 0
         self._last_s = time.monotonic()
         self._stopping = False
@@ -149,17 +162,21 @@ class Writer:
         while not self._stopping:
             sequence, self._next = self._next, self._next + 1
             self._checker.sent(self._number, sequence, 1)
+            begin_s = time.monotonic()
             try:
                 dlsn = await self._client.append(self._stream, self._make(sequence))
             except DLogError as error:
                 self.failed.append(f"writer {self._number} record {sequence}: {error}")
                 continue
             now_s = time.monotonic()
+            self.longest_s = max(self.longest_s, now_s - begin_s)
             self.gap_s = max(self.gap_s, now_s - self._last_s)
             self._last_s = now_s
             self.acks += 1
             self._checker.acknowledged(self._number, sequence, 1, dlsn)
             self._news.set()
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s)
 
 
 @dataclass(slots=True, kw_only=True)

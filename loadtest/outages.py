@@ -13,7 +13,6 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import statistics
 import tempfile
 import time
@@ -27,13 +26,13 @@ from typing import Any
 import dlog
 from dlog.cli.discovery import Running, read_run_file
 from dlog.errors import DLogError
-from dlog.hostport import split_host_port
 from dlog.io.children import die_with_parent, module_environment, python_module
 from loadtest.checker import Checker
 from loadtest.faults import ACKS_BETWEEN, Goal, Writer, read_back
 from loadtest.systems.base import CannotRunError
 from loadtest.systems.dlog import Dlog
 from loadtest.systems.nodes import HOST, Ports
+from loadtest.zookeeper import server_counts
 
 GOALS = {
     "heirs": (Goal("p99_ms", 10_000.0),),
@@ -46,24 +45,34 @@ AFTER_S = 15.0  # sessions end up to ten seconds after ZooKeeper is back, and ow
 CLIENTS = 4
 AT_ONCE = 4  # streams that are made: fewer than an heir takes at once, so that its peak is that of the deaths
 PATIENCE_S = 600.0
+PATIENCE_A_STREAM_S = 0.1
 _BEFORE, _AFTER = b"before", b"after"
 
 
 class Heirs:
     """Two write proxies with streams; one is killed and stays dead. streams: how many that one owned.
 
-    tell: hears what is being done.
+    waiting: at how many of them somebody waits; None: at all. clients: how many share the waiting. tell: hears what is
+    being done.
     """
 
-    def __init__(self, streams: int, tell: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        streams: int,
+        waiting: int | None = None,
+        clients: int = CLIENTS,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._streams = streams
+        self._waiting = streams if waiting is None else min(waiting, streams)
+        self._clients = clients
         self._tell = tell
         self._failed: list[str] = []
         self._waited_ms: list[float] = []
 
     async def go(self) -> dict[str, Any]:
         """The report. Raises CannotRunError, DLogError, TimeoutError; what was started ends in any case."""
-        async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
+        async with asyncio.timeout(PATIENCE_S + self._streams * PATIENCE_A_STREAM_S), AsyncExitStack() as stack:
             room = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dlog-heirs-")))
             (port,) = stack.enter_context(Ports()).take(1)
             config = room / "heir.toml"
@@ -77,12 +86,18 @@ class Heirs:
             target = f"{running.connect},{dying.address}"
             clients = [
                 await stack.enter_async_context(dlog.connect(target, append_deadline_s=PATIENCE_S))
-                for _ in range(CLIENTS)
+                for _ in range(self._clients)
             ]
             inherited, others = await self._make(clients, dying.address)
             self._tell(f"{len(inherited)} streams of the one that dies, {others} of the other")
-            figures = await self._kill(clients, inherited, dying.process.kill, running.zookeeper, port)
-            await _each(inherited, 16, lambda stream: self._read_back(clients[0], stream))
+            waited = [inherited[i * len(inherited) // self._waiting] for i in range(self._waiting)]
+            figures = await self._kill(clients, waited, dying.process.kill, running.zookeeper, port)
+            twice = frozenset(waited)
+            await each(
+                inherited,
+                16,
+                lambda stream: self._read_back(clients[0], stream, [_BEFORE, _AFTER] if stream in twice else [_BEFORE]),
+            )
         return self._report(figures | {"other_streams": others})
 
     async def _make(self, clients: Sequence[dlog.Client], address: str) -> tuple[list[str], int]:
@@ -116,7 +131,7 @@ class Heirs:
         port: int,
     ) -> dict[str, Any]:
         """Until somebody else has answered for each of the streams."""
-        taken, asked = await _takes(port), await _received(zookeeper)
+        taken, asked = await _takes(port), (await server_counts(zookeeper)).packets
         kill()
         begin_s = time.monotonic()
 
@@ -136,14 +151,14 @@ class Heirs:
             "takes": now["write_takes_total"] - taken["write_takes_total"],
             "takes_peak": now["write_takes_peak"],
             "takes_peak_before": taken["write_takes_peak"],
-            "zookeeper_requests": await _received(zookeeper) - asked,
+            "zookeeper_requests": (await server_counts(zookeeper)).packets - asked,
         }
 
-    async def _read_back(self, client: dlog.Client, stream: str) -> None:
+    async def _read_back(self, client: dlog.Client, stream: str, written: list[bytes]) -> None:
         async with aclosing(client.read(stream, start=dlog.START, follow=False)) as records:
             found = [record.payload async for record in records]
-        if found != [_BEFORE, _AFTER] and len(self._failed) < 1000:
-            self._failed.append(f"{stream}: {len(found)} records are read, not one from before and one from after")
+        if found != written and len(self._failed) < 1000:
+            self._failed.append(f"{stream}: {len(found)} records are read, not the {len(written)} that were written")
 
     def _report(self, figures: dict[str, Any]) -> dict[str, Any]:
         report: dict[str, Any] = {"fault": "heirs", "green": not self._failed, "failed": self._failed[:10]}
@@ -311,22 +326,7 @@ async def _takes(port: int) -> dict[str, int]:
     return {name: int(float(value)) for name, value in re.findall(r"^dlog_(write_takes_\w+) (\S+)$", told, re.M)}
 
 
-async def _received(zookeeper: str) -> int:
-    """How many packets of clients a ZooKeeper has received: requests, and pings of idle sessions."""
-    host, port = split_host_port(zookeeper)
-
-    def ask() -> str:
-        with socket.create_connection((host, port), timeout=60.0) as connection:
-            connection.sendall(b"srvr")
-            return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-
-    found = re.search(r"^Received: (\d+)", await asyncio.to_thread(ask), re.M)
-    if found is None:
-        raise CannotRunError(f"this ZooKeeper does not say how much it was asked: {zookeeper}")
-    return int(found[1])
-
-
-async def _each(streams: Iterable[str], at_once: int, work: Callable[[str], Awaitable[None]]) -> None:
+async def each(streams: Iterable[str], at_once: int, work: Callable[[str], Awaitable[None]]) -> None:
     """Do the work for each, some at a time."""
     waiting = iter(streams)
 

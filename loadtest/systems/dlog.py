@@ -94,7 +94,7 @@ class Dlog(System):
     async def _whole_up(self) -> None:
         """Until `dlog up` says that it is up. Raises CannotRunError with what it printed."""
         await self._until(lambda: read_run_file(self._room) is not None, "it did not come up")
-        self._client = self._client or await dlog.connect(self._running().connect).__aenter__()
+        self._client = self._client or await dlog.connect(self.running().connect).__aenter__()
 
     async def stop(self) -> None:
         client, self._client = self._client, None
@@ -138,7 +138,7 @@ class Dlog(System):
         await self._client.create(log, ensemble=3, write_quorum=3, ack_quorum=2)
 
     def address(self) -> dict[str, Any]:
-        return {"connect": self._running().connect}
+        return {"connect": self.running().connect}
 
     def client(self, flavour: Flavour) -> str:
         return "loadtest.systems.dlog:DlogClient"
@@ -155,7 +155,7 @@ class Dlog(System):
         assert self._client is not None, "started"
         async with asyncio.timeout(PATIENCE_S):
             location = str((await self._client.owner(log))["location"])
-        return next(p.id for p in self._running().parts if p.role == "write" and p.address == location)
+        return next(p.id for p in self.running().parts if p.role == "write" and p.address == location)
 
     async def kill(self, node: str) -> None:
         os.kill(self._part(node).pid, signal.SIGKILL)
@@ -201,14 +201,15 @@ class Dlog(System):
 
     # ---- looking at it ----------------------------------------------------------------------------------------------
 
-    def _running(self) -> Running:
+    def running(self) -> Running:
+        """The cluster as its run file tells it now. Raises CannotRunError."""
         running = read_run_file(self._room)
         if running is None:
             raise CannotRunError(f"the `dlog up` has ended: {self._printed()}")
         return running
 
     def _part(self, node: str) -> RunningPart:
-        return next(part for part in self._running().parts if part.id == node)
+        return next(part for part in self.running().parts if part.id == node)
 
     async def _all_greet(self) -> bool:
         """Whether every part runs and somebody listens at its address."""

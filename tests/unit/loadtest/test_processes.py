@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from loadtest.processes import Watch, machine, usage
+from loadtest.processes import Watch, cpu_s, machine, usage
 
 SPIN = """
 import time
@@ -34,9 +34,11 @@ def test_cpu_and_memory_of_a_process_by_its_role() -> None:
         assert used["spinner"]["rss_peak_bytes"] >= 30_000_000
         assert used["spinner"]["processes"] == 1 and used["spinner"]["files"] >= 3
         assert set(used) == {"spinner", "us"}
+        clock, ticks = cpu_s(process.pid), usage(process.pid)
+        assert clock is not None and ticks is not None and abs(clock - ticks.cpu_s) < 0.1
     finally:
         process.communicate()
-    assert usage(process.pid) is None
+    assert usage(process.pid) is None and cpu_s(process.pid) is None
     watch.look({"spinner": [process.pid]})
     assert watch.used()["spinner"]["cpu_s"] == used["spinner"]["cpu_s"], "the dead keep what they were seen to use"
 
