@@ -5,6 +5,7 @@ python -m loadtest --plan loadtest/plans/main.toml --out RUN.json
 python -m loadtest report RUN.json --html report.html
 python -m loadtest peers install kafka
 python -m loadtest spark --gb 1 --rounds 5
+python -m loadtest growth truncate roll
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ USAGE = f"""usage: python -m loadtest WORKLOAD[,WORKLOAD...]|all [options]     r
        python -m loadtest report RUN.json [options]               tables, plots and a page of a run
        python -m loadtest peers install|start NAME                the systems that are compared with
        python -m loadtest spark [--gb N] [--rounds R]             W18: reading in Spark, beside Kafka and Parquet
+       python -m loadtest growth [CURVE ...] [--sizes N,N,N]      what operations cost at three sizes, and the exponent
        python -m loadtest {"|".join(attached.NAMES)}
                                                                   a quick look at a cluster that runs already
 """
@@ -34,6 +36,8 @@ def main(arguments: list[str]) -> int:
             return int(import_module("loadtest.systems.peers").main(rest))
         case ["spark", *rest]:
             return int(import_module("loadtest.spark.command").main(rest))
+        case ["growth", *rest]:
+            return int(import_module("loadtest.growth.command").main(rest))
         case ["-h" | "--help"]:
             print(USAGE)
             return command.main(arguments)

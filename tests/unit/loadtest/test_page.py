@@ -11,6 +11,7 @@ import pytest
 import loadtest
 from loadtest import spec
 from loadtest.command import main as measure
+from loadtest.growth import command as growth
 from loadtest.report import main as report
 from loadtest.runfile import Run
 from loadtest.spark import command as in_spark
@@ -25,7 +26,7 @@ def go_where_it_may_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.chdir(tmp_path)
 
 
-OTHERS = ("report ", "spark ", "peers ")  # commands that are not of workloads
+OTHERS = ("report ", "spark ", "peers ", "growth")  # commands that are not of workloads
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if not command.startswith(OTHERS)])
@@ -46,6 +47,18 @@ def test_what_it_reports_can_be_reported(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_it_reads_in_spark_can_be_asked_for() -> None:
     (command,) = [command for command in COMMANDS if command.startswith("spark ")]
     assert in_spark.parser().parse_args(shlex.split(command)[1:]).gb > 0
+
+
+def test_what_it_measures_of_growth_can_be_asked_for() -> None:
+    commands = [command for command in COMMANDS if command.startswith("growth")]
+    assert commands
+    for command in commands:
+        assert growth.chosen(growth.parser().parse_args(shlex.split(command)[1:]))
+
+
+def test_its_table_of_curves_is_of_those_that_there_are() -> None:
+    (section,) = re.findall(r"(?ms)^## Growth\n(.*?)^## ", PAGE)
+    assert re.findall(r"(?m)^\| ([a-z]+) \|", section)[1:] == list(growth.CURVES)
 
 
 def test_its_table_is_of_the_workloads_that_there_are() -> None:

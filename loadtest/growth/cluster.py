@@ -1,0 +1,172 @@
+"""The cluster of one measurement: a `dlog up` of its own, and what its processes and its ZooKeeper have used."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+
+import dlog
+from dlog.cli.discovery import Running, RunningPart
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from loadtest.checker import Checker
+from loadtest.faults import read_back
+from loadtest.judge import Verdict
+from loadtest.outages import each
+from loadtest.processes import cpu_s, usage
+from loadtest.records import RecordMaker, read
+from loadtest.systems.base import CannotRunError
+from loadtest.systems.dlog import Dlog
+from loadtest.zookeeper import ServerCounts, server_counts
+
+SERVING = ("bookie", "write", "read", "zookeeper")  # roles whose CPU is counted; `dlog up` itself only watches
+READS_AT_ONCE = 16
+RECORD_BYTES = 100
+
+
+class Cluster:
+    """A running `dlog up`; make it by `start_cluster`."""
+
+    def __init__(self, system: Dlog) -> None:
+        self.system = system
+
+    @property
+    def running(self) -> Running:
+        """Raises CannotRunError if the `dlog up` has ended."""
+        return self.system.running()
+
+    def connect(self) -> dlog.Client:
+        return dlog.connect(self.running.connect)
+
+    async def connect_metadata(self) -> ZooKeeperMetadata:
+        """Raises MetadataUnavailableError."""
+        return await ZooKeeperMetadata.connect(self.running.zookeeper, self.running.namespace)
+
+    def parts(self, *roles: str) -> list[RunningPart]:
+        return [part for part in self.running.parts if part.role in roles and part.pid]
+
+    def part_at(self, role: str, address: str) -> RunningPart:
+        """Raises CannotRunError."""
+        for part in self.parts(role):
+            if part.address == address:
+                return part
+        raise CannotRunError(f"no such part: role={role} address={address}")
+
+    def measure_cpu(self, parts: Iterable[RunningPart] | None = None) -> Callable[[], float]:
+        """Begin to count; the function returned tells the CPU seconds used since. parts: None: of all that serve."""
+        pids = [part.pid for part in (self.parts(*SERVING) if parts is None else parts)]
+        begun = {pid: cpu_s(pid) for pid in pids}
+
+        def spent() -> float:
+            total = 0.0
+            for pid, before in begun.items():
+                now = cpu_s(pid)
+                if before is None or now is None:
+                    raise CannotRunError(f"a process ended while its CPU was counted: pid={pid}")
+                total += now - before
+            return total
+
+        return spent
+
+    def rss_bytes(self) -> dict[str, int]:
+        """Resident memory of every process, by its role and id."""
+        found = {f"{part.role} {part.id}": usage(part.pid) for part in self.parts(*SERVING)}
+        found["supervisor"] = usage(self.running.pid)
+        return {name: used.rss_bytes for name, used in found.items() if used is not None}
+
+    async def zookeeper(self, timeout_s: float = 60.0) -> ServerCounts:
+        """Raises CannotRunError; OSError while the server is away."""
+        return await server_counts(self.running.zookeeper, timeout_s)
+
+
+@asynccontextmanager
+async def start_cluster(
+    room: Path, config: Mapping[str, Mapping[str, object]] | None = None, **options: str
+) -> AsyncIterator[Cluster]:
+    """Start, and end whatever happens. config: sections of a configuration file. options: those of the system `dlog`,
+    with _ for -. Raises CannotRunError."""
+    chosen = {key.replace("_", "-"): value for key, value in options.items()}
+    if config:
+        path = room / "growth.toml"
+        path.write_text(
+            "".join(
+                f"[{section}]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
+                for section, values in config.items()
+            )
+        )
+        chosen["config"] = str(path)
+    system = Dlog("dlog")
+    try:
+        await system.start(room, chosen)
+        yield Cluster(system)
+    finally:
+        await system.stop()
+
+
+class Written:
+    """The records of many streams, each written by one producer: appended here, read back and judged in the end."""
+
+    def __init__(self, record_bytes: int = RECORD_BYTES) -> None:
+        self.failed: list[str] = []
+        self._make = RecordMaker(0, record_bytes).make
+        self._streams: dict[str, tuple[Checker, int]] = {}
+
+    async def append(self, client: dlog.Client, stream: str) -> float:
+        """Append the stream's next record; how many seconds that took. Raises DLogError, its outcome noted."""
+        checker, sequence = self._streams.get(stream) or (Checker(), 0)
+        self._streams[stream] = checker, sequence + 1
+        checker.sent(0, sequence, 1)
+        begin_s = time.monotonic()
+        dlsn = await client.append(stream, self._make(sequence))
+        took_s = time.monotonic() - begin_s
+        checker.acknowledged(0, sequence, 1, dlsn)
+        return took_s
+
+    async def finish(self, client: dlog.Client) -> Verdict:
+        """Read every stream from its start to its end and judge all of them. Raises DLogError."""
+        verdict = Verdict()
+
+        async def judge(stream: str) -> None:
+            checker = self._streams[stream][0]
+            await read_back(client, stream, checker)
+            verdict.add(checker.finish())
+
+        await each(list(self._streams), READS_AT_ONCE, judge)
+        return verdict
+
+
+async def create_streams(client: dlog.Client, streams: Iterable[str], written: Written, at_once: int = 32) -> None:
+    """Create each and append its first record, which makes a proxy its owner."""
+
+    async def make(stream: str) -> None:
+        await client.create(stream)
+        await written.append(client, stream)
+
+    await each(streams, at_once, make)
+
+
+async def follow(
+    client: dlog.Client, stream: str, name: str, checker: Checker, on_records: Callable[[int, int], None]
+) -> None:
+    """Read from the tail on and give the checker all that comes, until cancelled.
+
+    on_records: hears how many records came and the sequence of the last of them.
+    """
+    async with aclosing(client.read_batches(stream, start=dlog.TAIL, follow=True)) as batches:
+        async for batch in batches:
+            checker.given(name, batch.dlsn, batch.payloads)
+            said = read(batch.payloads[-1])
+            on_records(len(batch.payloads), said.sequence if said is not None else -1)
+
+
+async def until(
+    condition: Callable[[], Awaitable[bool]], within_s: float, otherwise: str, step_s: float = 0.05
+) -> None:
+    """Ask again and again until it holds. Raises CannotRunError after `within_s`."""
+    end_s = time.monotonic() + within_s
+    while not await condition():
+        if time.monotonic() > end_s:
+            raise CannotRunError(f"{otherwise} within {within_s:g} s")
+        await asyncio.sleep(step_s)

@@ -1,0 +1,124 @@
+"""A hundred segments are truncated under a read proxy whose cache of N MiB is full."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import urllib.request
+from contextlib import aclosing
+
+import dlog
+from dlog.model.ids import EntryId, SegmentNumber
+from loadtest.checker import Checker
+from loadtest.faults import read_back
+from loadtest.growth.cluster import start_cluster
+from loadtest.growth.curve import Bound, Curve, Point, Request
+from loadtest.growth.segments import segments_listed, wait_until_listed
+from loadtest.judge import Verdict
+from loadtest.records import RecordMaker
+from loadtest.systems.nodes import HOST, Ports
+
+MIB = 1024 * 1024
+SEGMENTS = 100
+ROUNDS, QUICK_ROUNDS = 3, 1
+SEGMENT_BYTES = 64 * 1024  # the least that a stream may be set to
+RECORD_BYTES = SEGMENT_BYTES + 1024
+BATCH_RECORDS = 14  # of the stream that fills the cache
+GONE_S = 120.0
+FOLLOW_S = 120.0
+
+
+async def measure(request: Request) -> Point:
+    """Raises CannotRunError, DLogError, TimeoutError."""
+    verdict = Verdict()
+    cpu_s, cached = 0.0, list[float]()
+    rounds = QUICK_ROUNDS if request.is_quick else ROUNDS
+    with Ports() as ports:
+        (port,) = ports.take(1)
+        config = {"read": {"cache_bytes_max": request.size * MIB, "metrics_port": port}}
+        async with start_cluster(request.room, config, read_proxies="1") as cluster, cluster.connect() as client:
+            (proxy,) = cluster.parts("read")
+            namespace = cluster.running.namespace
+            verdict.add(await _fill_cache(client, request.size * MIB))
+            async with await cluster.connect_metadata() as metadata:
+                for number in range(rounds):
+                    stream, checker = f"dropped-{number}", Checker()
+                    have = asyncio.Event()
+                    await client.create(stream, segment_bytes=SEGMENT_BYTES)
+                    await _write(client, stream, checker)
+                    async with asyncio.TaskGroup() as group:
+                        reader = group.create_task(_follow(client, stream, checker, have), name="follower")
+                        async with asyncio.timeout(FOLLOW_S):
+                            await have.wait()
+                        cached.append(await asyncio.to_thread(_cache_bytes, port))
+                        listed = await segments_listed(metadata, namespace, stream)
+                        cpu = cluster.measure_cpu([proxy])
+                        await client.truncate(stream, dlog.DLSN(SegmentNumber(SEGMENTS + 1), EntryId(0), 0))
+                        await wait_until_listed(metadata, namespace, stream, listed - SEGMENTS, GONE_S)
+                        await asyncio.sleep(0.2)  # the read proxy hears of it by its watch
+                        cpu_s += cpu()
+                        reader.cancel()
+                    await read_back(client, stream, checker)
+                    verdict.add(checker.finish())
+    return Point(
+        cost=cpu_s / rounds,
+        figures={"cpu_s": cpu_s / rounds, "cached_mib": min(cached) / MIB},
+        verdict=verdict,
+    )
+
+
+async def _fill_cache(client: dlog.Client, size: int) -> Verdict:
+    """Write as much as the cache holds into one stream, and read it."""
+    checker, make = Checker(), RecordMaker(0, RECORD_BYTES).make
+    stream = "fills-the-cache"
+    await client.create(stream)
+    sequence = 0
+    while sequence * RECORD_BYTES < size:
+        batch = [make(sequence + i) for i in range(BATCH_RECORDS)]
+        checker.sent(0, sequence, len(batch))
+        told = await client.append_batch(stream, batch)
+        checker.acknowledged(0, sequence, len(batch), told.first)
+        sequence += len(batch)
+    await read_back(client, stream, checker)
+    return checker.finish()
+
+
+async def _write(client: dlog.Client, stream: str, checker: Checker) -> None:
+    """A record a segment, and a few more that stay."""
+    make = RecordMaker(0, RECORD_BYTES).make
+    sequence, segment = 0, 0
+    while segment <= SEGMENTS:
+        checker.sent(0, sequence, 1)
+        dlsn = await client.append(stream, make(sequence))
+        checker.acknowledged(0, sequence, 1, dlsn)
+        sequence, segment = sequence + 1, dlsn.segment
+
+
+async def _follow(client: dlog.Client, stream: str, checker: Checker, have: asyncio.Event) -> None:
+    """Read from the start on and stay at the tail. have: set at the first segment that is not dropped."""
+    async with aclosing(client.read_batches(stream, start=dlog.START, follow=True)) as batches:
+        async for batch in batches:
+            checker.given("follower", batch.dlsn, batch.payloads)
+            if batch.dlsn.segment > SEGMENTS:
+                have.set()
+
+
+def _cache_bytes(port: int) -> float:
+    """What the read proxy says that it has cached."""
+    with urllib.request.urlopen(f"http://{HOST}:{port}/metrics", timeout=60.0) as answer:
+        told = answer.read().decode()
+    found = re.search(r"^dlog_read_cache_bytes (\S+)$", told, re.M)
+    assert found is not None, "asked for by metrics_port"
+    return float(found[1])
+
+
+CURVE = Curve(
+    name="drop",
+    says=f"{SEGMENTS} segments truncated under a read proxy's full cache of N MiB",
+    grows="MiB",
+    cost="CPU s of the read proxy",
+    sizes=(16, 64, 256),
+    measure=measure,
+    exponent_max=0.15,
+    bounds=(Bound(figure="cpu_s", says="read proxy's CPU s to drop 100 segments", at_most=0.05, size=64),),
+)

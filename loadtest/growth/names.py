@@ -1,0 +1,80 @@
+"""N streams are created, listed by pages, and a thousand of them written to, on a `dlog up` as it comes."""
+
+from __future__ import annotations
+
+import time
+
+from loadtest.growth.cluster import Cluster, Written, start_cluster
+from loadtest.growth.curve import Bound, Curve, Point, Request
+from loadtest.outages import each
+from loadtest.processes import usage
+from loadtest.systems.base import CannotRunError
+
+AT_ONCE = 32
+WRITTEN = 1000
+
+
+async def measure(request: Request) -> Point:
+    """Raises CannotRunError, DLogError."""
+    count = request.size
+    streams = [f"name-{number:06d}" for number in range(count)]
+    chosen = [streams[i * count // min(WRITTEN, count)] for i in range(min(WRITTEN, count))]
+    written = Written()
+    async with start_cluster(request.room) as cluster, cluster.connect() as client:
+        before, rss_before = await cluster.zookeeper(), _zookeeper_rss(cluster)
+        cpu, begin_s = cluster.measure_cpu(), time.monotonic()
+        await each(streams, AT_ONCE, client.create)
+        created_s, cpu_s = time.monotonic() - begin_s, cpu()
+        after, rss_after = await cluster.zookeeper(), _zookeeper_rss(cluster)
+        request.tell(f"names: {count:,} streams are created")
+        begin_s = time.monotonic()
+        listed = [name async for name in client.streams()]
+        listed_s = time.monotonic() - begin_s
+
+        async def append(stream: str) -> None:
+            await written.append(client, stream)
+
+        begin_s = time.monotonic()
+        await each(chosen, AT_ONCE, append)
+        written_s = time.monotonic() - begin_s
+        verdict = await written.finish(client)
+    failed = [] if listed == streams else [f"{len(listed)} streams are listed, {count} were created"]
+    return Point(
+        cost=cpu_s / count * 1000,
+        figures={
+            "missing": float(count - len(listed)),
+            "created_s": created_s,
+            "listed_s": listed_s,
+            "written_s": written_s,
+            "packets_a_stream": (after.packets - before.packets) / count,
+            "znodes_a_stream": (after.znodes - before.znodes) / count,
+            "zookeeper_kb_a_stream": max(0, rss_after - rss_before) / count / 1000,
+        },
+        verdict=verdict,
+        failed=failed,
+    )
+
+
+def _zookeeper_rss(cluster: Cluster) -> int:
+    (part,) = cluster.parts("zookeeper")
+    used = usage(part.pid)
+    if used is None:
+        raise CannotRunError("ZooKeeper has ended")
+    return used.rss_bytes
+
+
+CURVE = Curve(
+    name="names",
+    says=f"N streams created, listed, {WRITTEN:,} of them written",
+    grows="streams",
+    cost="CPU ms a stream created",
+    sizes=(2_000, 10_000, 50_000),
+    measure=measure,
+    exponent_max=0.15,
+    bounds=(
+        Bound(figure="missing", says="streams that are not listed", at_most=0, size=50_000),
+        Bound(figure="packets_a_stream", says="ZooKeeper packets a stream created", size=50_000),
+        Bound(figure="znodes_a_stream", says="znodes a stream created", size=50_000),
+        Bound(figure="zookeeper_kb_a_stream", says="ZooKeeper's resident KB a stream created", size=50_000),
+    ),
+)

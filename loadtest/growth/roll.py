@@ -1,0 +1,94 @@
+"""Rolls of a stream with a hundred tail readers: one record each fills a segment."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+
+import dlog
+from dlog.model.ids import EntryId, SegmentNumber
+from loadtest.checker import Checker
+from loadtest.faults import read_back
+from loadtest.growth.cluster import SERVING, follow, start_cluster, until
+from loadtest.growth.curve import COST_RATIO, Bound, Curve, Point, Request
+from loadtest.growth.segments import fill
+from loadtest.records import RecordMaker
+from loadtest.systems.base import CannotRunError
+
+READERS = 100
+ROLLS, QUICK_ROLLS = 60, 6
+SEGMENT_BYTES = 64 * 1024  # the least that a stream may be set to
+RECORD_BYTES = SEGMENT_BYTES + 1024
+PAUSE_S = 0.1  # between two rolls: what readers do about one is over before the next
+FOLLOW_S = 60.0
+STREAM = "rolled"
+
+
+async def measure(request: Request) -> Point:
+    """Raises CannotRunError, DLogError, TimeoutError."""
+    checker = Checker()
+    records = QUICK_ROLLS if request.is_quick else ROLLS
+    make = RecordMaker(0, RECORD_BYTES).make
+    sent = 0
+    given = [0] * READERS  # how many records each reader has got
+    last = [-1] * READERS
+
+    async with (
+        start_cluster(request.room) as cluster,
+        cluster.connect() as client,
+        await cluster.connect_metadata() as metadata,
+    ):
+        await fill(client, metadata, STREAM, request.size, segment_bytes=SEGMENT_BYTES)
+
+        async def append() -> dlog.DLSN:
+            nonlocal sent
+            sequence, sent = sent, sent + 1
+            checker.sent(0, sequence, 1)
+            dlsn = await client.append(STREAM, make(sequence))
+            checker.acknowledged(0, sequence, 1, dlsn)
+            return dlsn
+
+        async def all_follow() -> bool:
+            await append()
+            return all(given)
+
+        async def all_have_the_last() -> bool:
+            return all(seen == sent - 1 for seen in last)
+
+        def heard(reader: int, count: int, newest: int) -> None:
+            given[reader] += count
+            last[reader] = newest
+
+        async with asyncio.TaskGroup() as group:
+            readers = [
+                group.create_task(follow(client, STREAM, f"tail-{i}", checker, partial(heard, i)), name=f"tail {i}")
+                for i in range(READERS)
+            ]
+            await until(all_follow, FOLLOW_S, "not every reader follows", PAUSE_S)
+            await until(all_have_the_last, FOLLOW_S, "not every reader is at the tail")
+            cpu, before = {role: cluster.measure_cpu(cluster.parts(role)) for role in SERVING}, await append()
+            for _ in range(records):
+                after = await append()
+                await asyncio.sleep(PAUSE_S)
+            await until(all_have_the_last, FOLLOW_S, "not every reader was given all")
+            by_role = {f"{role}_cpu_s": spent() for role, spent in cpu.items()}
+            rolls = after.segment - before.segment
+            for task in readers:
+                task.cancel()
+        if rolls < 1:
+            raise CannotRunError(f"a record was to fill a segment: rolls={rolls} records={records}")
+        await client.truncate(STREAM, dlog.DLSN(SegmentNumber(request.size + 2), EntryId(0), 0))
+        await read_back(client, STREAM, checker)
+    return Point(cost=sum(by_role.values()) / rolls, figures={"rolls": rolls} | by_role, verdict=checker.finish())
+
+
+CURVE = Curve(
+    name="roll",
+    says=f"rolls of a stream with {READERS} tail readers and N segments",
+    grows="segments",
+    cost="CPU s a roll, all processes",
+    sizes=(1_000, 4_500, 20_000),
+    measure=measure,
+    exponent_max=0.15,
+    bounds=(Bound(figure=COST_RATIO, says="CPU a roll over that at 1,000 segments", at_most=1.5, size=20_000),),
+)

@@ -1,0 +1,90 @@
+"""Fills a stream's segment list through the metadata of the service, without ledgers behind the segments.
+
+A stream gets a real segment by one append and a release; completed segments of ledger ids that no cluster gives out
+are put before it, some thousand in one change. What is rolled, truncated and read afterwards is real, and deleting one
+of these segments finds no ledger, where deleting a real one removes its znode: truncation of real segments costs more
+ZooKeeper and the bookies' collection beside.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dlog
+from dlog.io.clock import unix_ms
+from dlog.io.zookeeper_layout import StreamPaths
+from dlog.io.zookeeper_metadata import ZooKeeperMetadata
+from dlog.machine import Versioned
+from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
+from dlog.model.segment import Segment, StreamKey
+from dlog.model.segment_list import SegmentList
+from loadtest.growth.cluster import until
+from loadtest.systems.base import CannotRunError
+
+_LEDGER_BASE = 2**62  # ids below are what a cluster could give out
+_PORTION = 2000  # segments in one change; ZooKeeper takes 1 MiB
+_RELEASE_S = 30.0
+
+
+async def fill(client: dlog.Client, metadata: ZooKeeperMetadata, stream: str, count: int, **settings: object) -> None:
+    """Create the stream with `count` completed segments without ledgers and a real one behind them; nobody owns it.
+
+    The one record of the real segment is not of any producer and is truncated or skipped by who checks. Raises
+    DLogError, CannotRunError.
+    """
+    await client.create(stream, **settings)
+    await client.append(stream, b"filled")
+    await client.release(stream)
+    key = StreamKey(StreamName(stream))
+    found = await metadata.read(key)
+    if not isinstance(found, Versioned) or len(found.value.segments) != 1 or not found.value.segments[0].completed:
+        raise CannotRunError(f"a stream that was handed back has one completed segment: {stream} {found}")
+    real, version, value = found.value.segments[0], found.version, found.value
+    made_ms = unix_ms()
+    first = 1
+    while first <= count:
+        end = min(first + _PORTION, count + 1)
+        changes: dict[int, Segment | None] = {number: _hollow(number, made_ms) for number in range(first, end)}
+        changes[end] = replace(real, number=SegmentNumber(end))
+        segments = SegmentList(value.segments).updated(changes)
+        outcome = await metadata.compare_and_set(
+            key, replace(value, segments=segments, max_segment=SegmentNumber(end)), version
+        )
+        if not isinstance(outcome, Versioned):
+            raise CannotRunError(f"the segments could not be put into metadata: {stream} {outcome}")
+        value, version, first = outcome.value, outcome.version, end
+
+
+async def segments_listed(metadata: ZooKeeperMetadata, namespace: str, stream: str) -> int:
+    """How many segments ZooKeeper names, truncated ones included. Costs one packet."""
+    path = f"{StreamPaths(namespace).root(StreamName(stream))}/ledgers"
+    stat = await metadata.zookeeper.exists(path, fresh=True)
+    if stat is None:
+        raise CannotRunError(f"the stream is gone: {stream}")
+    return stat.children
+
+
+async def wait_until_listed(
+    metadata: ZooKeeperMetadata, namespace: str, stream: str, at_most: int, within_s: float
+) -> None:
+    """Until metadata names no more segments than that. Raises CannotRunError."""
+
+    async def is_gone() -> bool:
+        return await segments_listed(metadata, namespace, stream) <= at_most
+
+    await until(is_gone, within_s, f"more than {at_most} segments of {stream} were still listed")
+
+
+def _hollow(number: int, made_ms: int) -> Segment:
+    """A completed segment of a thousand records whose ledger does not exist."""
+    return Segment(
+        number=SegmentNumber(number),
+        place=str(_LEDGER_BASE + number),
+        first_txid=Txid(number),
+        completed=True,
+        last_txid=Txid(number),
+        last_entry=EntryId(9),
+        last_slot=99,
+        record_count=1000,
+        completed_unix_ms=made_ms,
+    )

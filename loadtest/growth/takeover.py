@@ -1,0 +1,42 @@
+"""A write proxy with N streams is killed while clients wait at some of them."""
+
+from __future__ import annotations
+
+from loadtest.growth.curve import Bound, Curve, Point, Request
+from loadtest.judge import Verdict
+from loadtest.outages import Heirs
+
+WAITING = 200  # clients, each of which waits at a stream of its own
+
+
+async def measure(request: Request) -> Point:
+    """Raises CannotRunError, DLogError, TimeoutError."""
+    waiting = min(WAITING, request.size)
+    report = await Heirs(request.size, waiting=waiting, clients=waiting, tell=request.tell).go()
+    failed = [str(text) for text in report["failed"]]
+    if not report["green"]:
+        return Point(cost=0.0, failed=failed or ["a stream was not read back as it was written"])
+    records = request.size + waiting
+    return Point(
+        cost=float(report["p99_ms"]),
+        figures={
+            "p99_s": float(report["p99_ms"]) / 1000,
+            "p50_s": float(report["p50_ms"]) / 1000,
+            "takes": float(report["takes"]),
+            "packets": float(report["zookeeper_requests"]),
+        },
+        verdict=Verdict(sent=records, acknowledged=records, read=records),
+        failed=failed,
+    )
+
+
+CURVE = Curve(
+    name="takeover",
+    says=f"a proxy that owns N streams killed, {WAITING} clients waiting at as many of them",
+    grows="streams",
+    cost="p99 ms until acknowledged again",
+    sizes=(500, 2_000, 8_000),
+    measure=measure,
+    exponent_max=0.3,
+    bounds=(Bound(figure="p99_s", says="p99 until acknowledged again, s", at_most=2.0, size=8_000),),
+)
