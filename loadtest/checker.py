@@ -41,6 +41,10 @@ class Checker:
             else:
                 self._judge.given(name, said.producer, said.sequence, 1, place)
 
+    def left(self, name: str) -> None:
+        """This reader left: it does not answer for what lies behind the last place that it was given."""
+        self._judge.left(name)
+
     def finish(self) -> Verdict:
         """The verdict, once everything sent is answered or given up and each reader has come to the tail."""
         return self._judge.finish()

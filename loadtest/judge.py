@@ -72,6 +72,7 @@ class _Reader:
         self.begin: Position | None = None
         self.last: Position | None = None
         self.came_to_the_end = False
+        self.has_left = False
         self.runs: dict[int, list[_Run]] = {}
 
     def note(self, producer: int, first: int, count: int, position: Position, ns: int) -> tuple[str, int] | None:
@@ -94,6 +95,23 @@ class _Reader:
         else:
             runs.append(_Run(first, count, position, ns))
         return None
+
+    def is_beyond(self, place: Position | None) -> bool:
+        """Whether the reader had left when it would have come there."""
+        return self.has_left and (self.last is None or (place is not None and place > self.last))
+
+    def seen_of(self, runs: list[_Run]) -> list[_Run]:
+        """Those of the runs for which the reader answers; of one that left they are few of many."""
+        begin, last = self.begin, self.last
+        if not self.has_left:
+            return runs
+        if begin is None or last is None:
+            return []
+        return [
+            run
+            for run in runs
+            if run.position is not None and run.position <= last and after(run.position, run.count - 1) >= begin
+        ]
 
     @staticmethod
     def _has(runs: list[_Run], sequence: int) -> bool:
@@ -156,6 +174,11 @@ class Judge:
         self.began(reader)
         self._readers[reader].came_to_the_end = True
 
+    def left(self, reader: str) -> None:
+        """This reader left of its own accord: it does not answer for what lies behind the last place it was given."""
+        self.began(reader)
+        self._readers[reader].has_left = True
+
     def finish(self) -> Verdict:
         """The verdict, once everything sent is answered or given up and each reader has come to the tail.
 
@@ -188,9 +211,11 @@ class Judge:
     def _compare_with_told(self, name: str, reader: _Reader) -> None:
         for producer, told in self._told.items():
             mine = reader.runs.get(producer, [])
-            for one, other, sequence, count in _walk(told, mine):
+            for one, other, sequence, count in _walk(reader.seen_of(told), mine):
                 place = one.place(sequence)
                 if other is None:
+                    if reader.is_beyond(place):
+                        continue
                     if reader.begin is None or place is None or place >= reader.begin:
                         self._count("lost", count, f"{name}: never got {producer}:{sequence}+{count}, told at {place}")
                     continue
@@ -206,13 +231,17 @@ class Judge:
 
     def _compare_readers(self) -> None:
         begun = sorted((r.begin, i, r) for i, r in enumerate(self._readers.values()) if r.begin is not None)
-        whole = next((r for _, _, r in begun if r.came_to_the_end), begun[0][2] if begun else None)
+        stayed = [r for _, _, r in begun if not r.has_left]
+        whole = next((r for r in stayed if r.came_to_the_end), stayed[0] if stayed else None)
         for begin, _, other in begun:
             if other is whole or whole is None or whole.begin is None:
                 continue
             for one, another in ((whole, other), (other, whole)):
                 for producer, runs in one.runs.items():
-                    for mine, theirs, sequence, count in _walk(runs, another.runs.get(producer, [])):
+                    seen = other.seen_of(runs)
+                    for mine, theirs, sequence, count in _walk(seen, another.runs.get(producer, [])):
+                        if theirs is None and other.is_beyond(mine.place(sequence)):
+                            continue
                         self._differ(mine, theirs, sequence, count, max(begin, whole.begin), producer, another is whole)
 
     def _differ(

@@ -186,3 +186,40 @@ def test_a_long_run_costs_as_much_as_a_short_one() -> None:
     one.given("back", 0, 0, 10**12, (0, 0))
     one.ended("back")
     assert one.finish().is_green
+
+
+def with_a_visitor(visited: list[tuple[int, int]], *, leaves: bool = True) -> Verdict:
+    """A producer of ten records at (0, 0) and after, in runs of two; a reader of all of them; and a visitor, who is
+    given these records at these places."""
+    judging = Judge()
+    judging.sent(0, 10)
+    judging.given("back", 0, 0, 10, (0, 0))
+    judging.ended("back")
+    for first in range(0, 10, 2):
+        judging.acknowledged(0, first, 2, (0, first))
+    for sequence, place in visited:
+        judging.given("visitor", 0, sequence, 1, (0, place))
+    if leaves:
+        judging.left("visitor")
+    return judging.finish()
+
+
+def test_a_reader_that_left_does_not_answer_for_what_came_later() -> None:
+    visited = [(sequence, sequence) for sequence in range(3, 7)]
+    assert with_a_visitor(visited).is_green
+    assert with_a_visitor([]).is_green, "it left before it was given anything"
+    stayed = with_a_visitor(visited, leaves=False)
+    assert stayed.lost == 3 and stayed.diverged == 3
+
+
+@pytest.mark.parametrize("last", [6, 7, 9])
+def test_a_reader_that_left_answers_for_what_it_came_past(last: int) -> None:
+    visited = [(sequence, sequence) for sequence in range(3, last + 1) if sequence != 5]
+    found = with_a_visitor(visited)
+    assert found.lost == 1 and found.diverged == 1 and not found.is_green
+
+
+def test_a_reader_that_left_answers_for_the_places_it_was_given() -> None:
+    assert with_a_visitor([(3, 3), (4, 4), (5, 6)]).misplaced == 1
+    assert with_a_visitor([(3, 3), (4, 4), (4, 5)]).duplicated == 1
+    assert with_a_visitor([(3, 3), (12, 12)]).invented == 1
