@@ -33,6 +33,7 @@ SCRIPTS = {
     "hand-over": ordeals.hand_over,
     "roll": ordeals.roll,
     "kill-all": ordeals.kill_all,
+    "soak": scripts.soak,
 }
 LOOK_S = 1.5  # at the weather, before a turn
 _FAILURES = (CannotRunError, DLogError, OSError, TimeoutError, ValueError, AssertionError, LookupError)

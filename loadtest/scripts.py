@@ -13,6 +13,8 @@ from typing import Any
 
 from loadtest.bench import STOP_S, Bench, Outcome, cost_figures, latencies, produced_figures, until_ns
 from loadtest.histogram import joined
+from loadtest.soaking import Load
+from loadtest.systems.base import CannotRunError
 
 LOGS_TO_WEIGH = 100  # with fewer, what a log weighs is lost in what starting to work weighs
 
@@ -120,6 +122,25 @@ async def idle(bench: Bench) -> Outcome:
         "processes": before,
     }
     return outcome
+
+
+async def soak(bench: Bench) -> Outcome:
+    """Streams with retention written steadily, streams and readers that come and go: disk and memory meanwhile."""
+    shape = bench.shape
+    load = Load(
+        seconds=shape.seconds,
+        streams=shape.logs,
+        bytes_per_s=shape.rate * shape.record_bytes,
+        record_bytes=shape.record_bytes,
+        retention_s=shape.retention_s,
+    )
+    async with bench.watching():
+        soaked = await bench.system.soak(load)
+    if soaked.failed:
+        raise CannotRunError(f"{len(soaked.failed)} failures, the first: {soaked.failed[0]}")
+    ratios = {name: round(ratio, 3) for name, ratio in soaked.rss_ratios().items()}
+    figures: dict[str, Any] = {name: round(value, 3) for name, value in soaked.figures().items()}
+    return Outcome(soaked.verdict, figures=figures | {"rss_ratios": ratios}, usage=bench.watch.used())
 
 
 async def write_backlog(bench: Bench, number: int, records: int) -> None:

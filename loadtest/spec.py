@@ -21,7 +21,7 @@ from loadtest.systems.base import FEATURES
 
 WORKLOADS = Path(__file__).parent / "workloads"
 Scale = Literal["quick", "full"]
-SCRIPTS = ("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle")
+SCRIPTS = ("load", "catch-up", "fault", "roll", "kill-all", "hand-over", "idle", "soak")
 SCALES: Mapping[str, Mapping[str, float]] = {
     "quick": {"seconds": 5.0, "warmup_s": 2.0},
     "full": {"seconds": 60.0, "warmup_s": 10.0},
@@ -55,6 +55,7 @@ class Shape:
     target: str = "owner"  # or "storage"
     frozen_s: float = 5.0
     idle_s: float = 10.0
+    retention_s: float = 10.0  # of the streams of a soak
     warmup_s: float = 1.0
     seconds: float = 5.0
     patience_s: float = 120.0  # how long an answer may take
@@ -78,6 +79,8 @@ class Shape:
         for name in ("readers", "backlog_mb", "calm_s", "frozen_s", "idle_s", "warmup_s", "zipf"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} is not negative: {name}={getattr(self, name)}")
+        if self.retention_s < 1:
+            raise ValueError(f"retention_s is at least 1: retention_s={self.retention_s}")
         if not 0 < self.seconds <= 86_400 or self.patience_s <= 0:
             raise ValueError(f"seconds is above 0 and at most a day: seconds={self.seconds}")
 
@@ -115,6 +118,8 @@ class Shape:
         backlog = self.backlog_mb / 100
         if self.script == "kill-all":
             return CELL_S + backlog + 20
+        if self.script == "soak":
+            return CELL_S + self.seconds * 1.05
         if self.script == "idle":
             return CELL_S + self.idle_s + self.logs * LOG_S
         load_s = (self.warmup_s + self.seconds) * (2 if self.script == "catch-up" else 1)

@@ -83,17 +83,17 @@ class Cluster:
 
 @asynccontextmanager
 async def start_cluster(
-    room: Path, config: Mapping[str, Mapping[str, object]] | None = None, **options: str
+    room: Path, sections: Mapping[str, Mapping[str, object]] | None = None, **options: str
 ) -> AsyncIterator[Cluster]:
-    """Start, and end whatever happens. config: sections of a configuration file. options: those of the system `dlog`,
+    """Start, and end whatever happens. sections: of a configuration file. options: those of the system `dlog`,
     with _ for -. Raises CannotRunError."""
     chosen = {key.replace("_", "-"): value for key, value in options.items()}
-    if config:
+    if sections:
         path = room / "growth.toml"
         path.write_text(
             "".join(
                 f"[{section}]\n" + "".join(f"{key} = {value}\n" for key, value in values.items())
-                for section, values in config.items()
+                for section, values in sections.items()
             )
         )
         chosen["config"] = str(path)

@@ -15,13 +15,26 @@ from typing import Any
 
 from dlog.errors import DLogError
 from loadtest.attached import first_of
-from loadtest.growth import drop, names, outage, roll, streams, table, takeover, truncate
+from loadtest.growth import drop, names, outage, roll, soaks, streams, table, takeover, truncate
 from loadtest.growth.curve import Curve, Judged, Point, Request, judge
 from loadtest.processes import machine
 from loadtest.runner import commit
 from loadtest.systems.base import CannotRunError
 
-CURVES = {module.CURVE.name: module.CURVE for module in (truncate, roll, drop, takeover, outage, streams, names)}
+CURVES = {
+    curve.name: curve
+    for curve in (
+        truncate.CURVE,
+        roll.CURVE,
+        drop.CURVE,
+        takeover.CURVE,
+        outage.CURVE,
+        streams.CURVE,
+        names.CURVE,
+        soaks.DISK,
+        soaks.MEMORY,
+    )
+}
 _FAILURES = (CannotRunError, DLogError, TimeoutError, OSError)
 
 

@@ -96,6 +96,8 @@ def _all(figures: Figures) -> Iterator[Chart]:
             case "W19":
                 yield _stack(figures, workload, "rss_bytes", 1e-6, "Memory at rest, by part", "MB")
                 yield _bars(figures, workload, "start_s", "Start until ready", "s")
+            case "W22":
+                yield _bars(figures, workload, "used_max_mb", "Most on a bookie's disk", "MB")
             case "W20":
                 yield _bars(figures, workload, "records_per_s", "One awaited append a record, 256 tasks", "records/s")
 

@@ -88,6 +88,13 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "W20": (_RATE, _P50, Column("response_ms.p99", "p99 ms"), _CPU, _RSS, _GEN),
     "W21": _HURT,
+    "W22": (
+        Column("used_max_mb", "MB on a bookie's disk", decides=True),
+        Column("live_max_mb", "live MB"),
+        Column("disk_over_live", "disk over live"),
+        Column("rss_ratio", "RSS end over start", decides=True),
+        Column("read_only", "read-only bookies"),
+    ),
 }
 
 

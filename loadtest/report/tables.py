@@ -33,6 +33,7 @@ _TOLD = {
     "hand-over": _FAULTS[:-1],
     "roll": _FAULTS[:-1],
     "kill-all": ("rate", "record_bytes", "backlog_mb"),
+    "soak": ("rate", "record_bytes", "logs", "retention_s", "seconds"),
 }
 
 

@@ -72,7 +72,10 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from loadtest.soaking import Load, Soaked
 
 Position = tuple[int, ...]
 CREATES = 32  # logs that are created at once, one a request
@@ -217,6 +220,10 @@ class System(ABC):
     async def hand_over(self, log: str) -> None:
         """A planned change of owner (G10). Feature "handover"."""
         raise NotApplicable("it has no planned hand-over")
+
+    async def soak(self, load: Load) -> Soaked:
+        """A load with retention while streams and readers come and go (W22)."""
+        raise NotApplicable("retention by streams that come and go is asked of dlog only")
 
 
 FEATURES = (

@@ -25,6 +25,7 @@ from dlog.client.pipeline import Pipeline
 from dlog.errors import DLogError
 from dlog.hostport import split_host_port
 from dlog.io.children import die_with_parent, module_environment, python_module
+from loadtest.soaking import Load, Soak, Soaked
 from loadtest.systems.base import (
     Acked,
     CannotRunError,
@@ -44,6 +45,7 @@ PATIENCE_S = 90.0
 STEP_S = 0.02  # between two looks at what only looking tells: the run file
 _UP = {"bookies": "3", "write-proxies": "2", "read-proxies": "2"}
 _OPTIONS = (*_UP, "config")
+_CONFIGS = {"small-disk": Path(__file__).with_name("small-disk.toml")}  # that the option may name
 _ORDER = ("bookie", "write", "read")
 
 
@@ -73,7 +75,10 @@ class Dlog(System):
             if not self._options[key].isdecimal():
                 raise ValueError(f"a whole number is wanted: dlog.{key}={self._options[key]}")
         self._room = room / "cluster"
-        self._flags = [f"--{key}={self._options[key]}" for key in _OPTIONS if key in self._options]
+        flags = {key: self._options[key] for key in _OPTIONS if key in self._options}
+        if flags.get("config") in _CONFIGS:
+            flags["config"] = str(_CONFIGS[flags["config"]])
+        self._flags = [f"--{key}={value}" for key, value in flags.items()]
         await self._start_up()
         await self._whole_up()
 
@@ -198,6 +203,9 @@ class Dlog(System):
     async def hand_over(self, log: str) -> None:
         assert self._client is not None, "started"
         await self._client.release(log)
+
+    async def soak(self, load: Load) -> Soaked:
+        return await Soak(self.running, load).run()
 
     # ---- looking at it ----------------------------------------------------------------------------------------------
 
@@ -403,5 +411,6 @@ class DlogWriter(Writer):
 
 VARIANTS: Mapping[str, Variant] = {
     "dlog": Variant(Dlog, {}, "this service: 3 bookies, 2 write and 2 read proxies"),
+    "dlog-small-disk": Variant(Dlog, {"config": "small-disk"}, "this service with bookies set up for small disks"),
     "dlog-spare": Variant(Dlog, {"bookies": "4"}, "this service with a fourth bookie to replace a lost one"),
 }
