@@ -84,12 +84,17 @@ class Heirs:
             assert running is not None, "started"
             dying = await stack.enter_async_context(_write_proxy(running, room / "dying.printed"))
             target = f"{running.connect},{dying.address}"
-            clients = [
-                await stack.enter_async_context(dlog.connect(target, append_deadline_s=PATIENCE_S))
-                for _ in range(self._clients)
-            ]
+
+            async def connect(count: int) -> list[dlog.Client]:
+                made = [dlog.connect(target, append_deadline_s=PATIENCE_S) for _ in range(count)]
+                return [await stack.enter_async_context(client) for client in made]
+
+            clients = await connect(min(CLIENTS, self._clients))
             inherited, others = await self._make(clients, dying.address)
             self._tell(f"{len(inherited)} streams of the one that dies, {others} of the other")
+            clients += await connect(self._clients - len(clients))
+            for client in clients:
+                await client.reach()
             waited = [inherited[i * len(inherited) // self._waiting] for i in range(self._waiting)]
             figures = await self._kill(clients, waited, dying.process.kill, running.zookeeper, port)
             twice = frozenset(waited)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import shlex
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -50,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     tell = (lambda _: None) if given.quiet else _told
     try:
-        judged = asyncio.run(measure_all(curves, tell, is_quick=given.quick))
+        judged = asyncio.run(_run(curves, tell, is_quick=given.quick))
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("loadtest: growth: ended", file=sys.stderr)
         return 1
@@ -59,6 +61,15 @@ def main(arguments: Sequence[str]) -> int:
         given.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result) if given.json else table.as_text(judged))
     return 0 if result["green"] and result["met"] else 1
+
+
+async def _run(curves: Sequence[Curve], tell: Callable[[str], None], *, is_quick: bool) -> list[Judged]:
+    """As `measure_all`; SIGTERM ends it and its clusters in order."""
+    task = asyncio.current_task()
+    assert task is not None, "inside a coroutine"
+    with contextlib.suppress(NotImplementedError):  # a loop that knows no signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    return await measure_all(curves, tell, is_quick=is_quick)
 
 
 async def measure_all(

@@ -11,7 +11,7 @@ WAITING = 200  # clients, each of which waits at a stream of its own
 
 async def measure(request: Request) -> Point:
     """Raises CannotRunError, DLogError, TimeoutError."""
-    waiting = min(WAITING, request.size)
+    waiting = min(WAITING, -(-request.size // 2) if request.is_quick else request.size)
     report = await Heirs(request.size, waiting=waiting, clients=waiting, tell=request.tell).go()
     failed = [str(text) for text in report["failed"]]
     if not report["green"]:
