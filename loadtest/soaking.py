@@ -36,6 +36,7 @@ from loadtest.judge import Verdict
 from loadtest.processes import usage
 from loadtest.records import RecordMaker, read
 from loadtest.systems.base import CannotRunError
+from loadtest.waiting import until
 
 MB = 1e6
 BATCH_S = 0.1  # between two batches of a writer
@@ -43,7 +44,7 @@ BATCH_RECORDS_MAX = 64
 VISIT_S, VISIT_BATCHES = 2.0, 5
 GUEST_S, GUEST_RECORDS = 1.0, 20
 TRUNCATE_S = 5.0
-KEEP_S = 3.0  # how long before a truncation the record was acknowledged up to which it goes
+KEEP_S = 8.0  # how long before a truncation the record was acknowledged up to which it goes
 LOOK_S = 5.0
 LOOKS_MIN = 24  # of a short soak
 FAILED_MAX = 100
@@ -191,6 +192,7 @@ class Soak:
                     stream.followed(batch)
         except DLogError as error:
             self._fail(f"the reader of {stream.name}: {error}")
+            stream.has_lost_its_reader = True
 
     async def _visit(self, client: dlog.Client) -> None:
         for number in itertools.count():
@@ -275,10 +277,15 @@ class Soak:
                 self._tell(f"soak {sample.at_s:,.0f} s: live MB {sample.live / MB:.0f}; used MB {used}; RSS MB {rss}")
 
     async def _drain(self) -> None:
-        """Until the readers that follow have all that was acknowledged. Raises TimeoutError."""
-        async with asyncio.timeout(DRAIN_S):
-            while not all(stream.is_followed() for stream in self._streams) and not self._failed:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        """Until the readers that follow have all that was acknowledged; one that does not get there has lost it."""
+
+        async def all_have_all() -> bool:
+            return all(stream.is_followed() for stream in self._streams)
+
+        try:
+            await until(all_have_all, DRAIN_S, "not every reader has all records")
+        except CannotRunError as error:
+            self._fail(str(error))
 
     async def _read_only(self) -> int:
         running = self._running()
@@ -298,6 +305,7 @@ class SoakStream:
         self.checker = Checker()
         self.sent = 0
         self.live_bytes = 0
+        self.has_lost_its_reader = False
         self._record_bytes = load.record_bytes
         self._make = RecordMaker(0, load.record_bytes).make
         self._live: deque[tuple[dlog.DLSN, int, float]] = deque()  # last place, bytes, when it was acknowledged
@@ -323,7 +331,8 @@ class SoakStream:
         self._seen = said.sequence if said is not None else self._seen
 
     def is_followed(self) -> bool:
-        return self._seen >= self._newest
+        """Whether the reader that follows has all that was acknowledged, or has ended with an error."""
+        return self.has_lost_its_reader or self._seen >= self._newest
 
     def truncated_before(self, first: dlog.DLSN) -> None:
         while self._live and self._live[0][0] < first:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 
@@ -159,14 +158,3 @@ async def follow(
             checker.given(name, batch.dlsn, batch.payloads)
             said = read(batch.payloads[-1])
             on_records(len(batch.payloads), said.sequence if said is not None else -1)
-
-
-async def until(
-    condition: Callable[[], Awaitable[bool]], within_s: float, otherwise: str, step_s: float = 0.05
-) -> None:
-    """Ask again and again until it holds. Raises CannotRunError after `within_s`."""
-    end_s = time.monotonic() + within_s
-    while not await condition():
-        if time.monotonic() > end_s:
-            raise CannotRunError(f"{otherwise} within {within_s:g} s")
-        await asyncio.sleep(step_s)

@@ -10,10 +10,11 @@ from contextlib import AsyncExitStack
 
 from loadtest.checker import Checker
 from loadtest.faults import ACKS_BETWEEN, Writer, read_back
-from loadtest.growth.cluster import Cluster, Written, create_streams, start_cluster, until
+from loadtest.growth.cluster import Cluster, Written, create_streams, start_cluster
 from loadtest.growth.curve import Bound, Curve, Point, Request
 from loadtest.judge import Verdict
 from loadtest.systems.base import CannotRunError
+from loadtest.waiting import until
 
 WRITERS = 4
 PAUSE_S = 0.005  # between an answer and a writer's next append

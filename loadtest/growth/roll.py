@@ -9,11 +9,12 @@ import dlog
 from dlog.model.ids import EntryId, SegmentNumber
 from loadtest.checker import Checker
 from loadtest.faults import read_back
-from loadtest.growth.cluster import SERVING, follow, start_cluster, until
+from loadtest.growth.cluster import SERVING, follow, start_cluster
 from loadtest.growth.curve import COST_RATIO, Bound, Curve, Point, Request
 from loadtest.growth.segments import fill
 from loadtest.records import RecordMaker
 from loadtest.systems.base import CannotRunError
+from loadtest.waiting import until
 
 READERS = 100
 ROLLS, QUICK_ROLLS = 60, 6

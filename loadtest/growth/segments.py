@@ -18,8 +18,8 @@ from dlog.machine import Versioned
 from dlog.model.ids import EntryId, SegmentNumber, StreamName, Txid
 from dlog.model.segment import Segment, StreamKey
 from dlog.model.segment_list import SegmentList
-from loadtest.growth.cluster import until
 from loadtest.systems.base import CannotRunError
+from loadtest.waiting import until
 
 _LEDGER_BASE = 2**62  # ids below are what a cluster could give out
 _PORTION = 2000  # segments in one change; ZooKeeper takes 1 MiB

@@ -108,3 +108,12 @@ def test_bytes_on_disk_are_blocks_and_not_lengths(tmp_path: Path) -> None:
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(50_000_000)
     assert 100_000 <= bytes_on_disk(tmp_path) < 1_000_000
+
+
+def test_a_stream_whose_reader_ended_is_waited_for_no_more() -> None:
+    stream = SoakStream("s", Load(seconds=1.0, record_bytes=100))
+    batch(stream, 3, dlsn(1, 0), 1.0)
+    assert not stream.is_followed()
+    stream.has_lost_its_reader = True
+    assert stream.is_followed()
+    assert stream.checker.finish().lost == 3, "and is judged all the same"
