@@ -56,8 +56,9 @@ def plan_removal(root: str, life: str, owner_version: int, below: list[str], at_
     finds that it was deleted, and as which life. Every multi checks both, so none touches the next stream of the name.
     """
     same: list[Op] = [Check(life_path(root, life), 0), Check(f"{root}/owner", owner_version)]
-    first = sorted(path for path in below if path.startswith(f"{root}/ledgers/"))
-    last = sorted((path for path in below if path not in set(first)), key=lambda path: -path.count("/"))
+    segments = f"{root}/ledgers/"
+    first = sorted(path for path in below if path.startswith(segments))
+    last = sorted((path for path in below if not path.startswith(segments)), key=lambda path: -path.count("/"))
     chunks = [first[start : start + at_once] for start in range(0, len(first), at_once)] + [last]
     return [[*same, *(Delete(path) for path in chunk)] for chunk in chunks]
 

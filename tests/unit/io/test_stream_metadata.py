@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from dlog.io.stream_metadata import (
     StreamVersion,
+    life_path,
     plan_change,
     plan_creation,
     plan_life,
+    plan_removal,
     version_after,
     version_of_creation,
 )
@@ -163,3 +166,33 @@ def test_a_creation_makes_every_znode_in_its_first_version() -> None:
 
 def _stat(version: int) -> Stat:
     return Stat(0, 0, 0, 0, version, 0, 0, 0, 0, 0, 0)
+
+
+class CountedPath(str):
+    """Counts how often a path is hashed, or looked at by its begin."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        CountedPath.looks += 1
+        return super().__hash__()
+
+    def startswith(self, *args: Any) -> bool:
+        CountedPath.looks += 1
+        return super().startswith(*args)
+
+
+def test_a_removal_names_every_znode_once_and_looks_at_each_a_few_times() -> None:
+    root = "/dlog/s/<default>"
+    for count in (3, 1000):
+        CountedPath.looks = 0
+        segments = [f"{root}/ledgers/inprogress_{number:019}" for number in range(count)]
+        others = ["/dlog/s", root, f"{root}/ledgers", f"{root}/owner", life_path(root, "a1"), f"{root}/lock"]
+        below: list[str] = [CountedPath(path) for path in (*others, *segments)]
+        plan = plan_removal(root, "a1", 7, below, 100)
+        assert CountedPath.looks <= 4 * len(below)
+        deleted = [op.path for ops in plan for op in ops if isinstance(op, Delete)]
+        assert sorted(deleted) == sorted(map(str, below)) and deleted[:count] == segments
+        assert deleted[-2:] == [root, "/dlog/s"], "what is above goes behind what is below it"
+        assert all(ops[:2] == [Check(life_path(root, "a1"), 0), Check(f"{root}/owner", 7)] for ops in plan)
+        assert max(len(ops) for ops in plan) <= 102 and set(deleted[count:]) == set(others)
