@@ -298,7 +298,10 @@ class Client:
         What is deleted is the stream that has the name when this is called, never the next one of that name. force:
         delete it also if its last segment cannot be ended, since too few of its bookies are left; an owner that is cut
         off may then acknowledge records that nobody will read. With force a store that does not answer keeps what it
-        holds; otherwise that is deleted once it answers. Raises StreamNotFoundError, SegmentNotEndedError.
+        holds; otherwise that is deleted once it answers. The segments of a stream with more than 1,000 are deleted
+        after this has returned; until then `create` of the name waits.
+
+        Raises StreamNotFoundError, SegmentNotEndedError.
         """
         router = self._check(stream)
         told = await router.ask(lambda request: proxy.Life(request, stream))
