@@ -90,7 +90,9 @@ class Relay:
         return link
 
     def _fail(self, address: str) -> None:
-        self._links.pop(address, None)
+        link = self._links.get(address)
+        if link is not None and link.ended:  # else another question has opened one meanwhile
+            del self._links[address]
         known = {info.address for info in self._metadata.known_members().write_proxies.values()}
         self._failed_s = {a: s for a, s in self._failed_s.items() if a in known}
         self._failed_s[address] = self._clock.monotonic_s()

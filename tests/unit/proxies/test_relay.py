@@ -1,0 +1,96 @@
+"""Questions that a read proxy hands on to write proxies: over links that are kept while they last."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from dlog.errors import ConnectionLostError, StreamUnavailableError, UnavailableError
+from dlog.io.memory_metadata import MemoryMetadata
+from dlog.io.metadata import ProxyInfo
+from dlog.model.ids import ProxyId
+from dlog.wire.proxy import GetOwner, Question
+from proxies.dialling import Dialler
+from proxies.link import Link
+from proxies.read.relay import Relay
+
+ADDRESS = "writer:1"
+QUESTION = GetOwner(0, "stream", "")
+
+
+class WriterLink:
+    """A Link to a write proxy that answers every question, until the link is lost."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.is_closed = False
+
+    async def ask(self, question: Callable[[int], Question]) -> dict[str, Any]:
+        if self.ended:
+            raise ConnectionLostError("connection lost")
+        return {"location": ADDRESS}
+
+    def close(self) -> None:
+        self.ended = self.is_closed = True
+
+
+class Writer:
+    """A write proxy: each attempt to open a link waits for the test to say what becomes of it."""
+
+    def __init__(self) -> None:
+        self.opened: list[WriterLink] = []
+        self.has_opened = asyncio.Event()
+        self.attempts: asyncio.Queue[asyncio.Future[bool]] = asyncio.Queue()
+
+    async def open(self, address: str, timeout_s: float, kind: type[Link]) -> Any:
+        attempt: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self.attempts.put_nowait(attempt)
+        if not await attempt:
+            raise UnavailableError("refused")
+        self.opened.append(WriterLink())
+        self.has_opened.set()
+        return self.opened[-1]
+
+
+async def relay_to(writer: Writer) -> Relay:
+    metadata = MemoryMetadata()
+    await metadata.register_proxy(ProxyInfo(ProxyId("writer"), "write", ADDRESS, ADDRESS))
+    return Relay(cast(Dialler, writer), metadata)
+
+
+async def test_an_attempt_that_fails_leaves_alone_the_link_that_another_question_has_opened() -> None:
+    """Else nobody would close it, for nobody would know it any more."""
+    writer = Writer()
+    relay = await relay_to(writer)
+    async with asyncio.TaskGroup() as asking:
+        asking.create_task(relay.ask(QUESTION))
+        first = await writer.attempts.get()
+        asking.create_task(_refused(relay))
+        second = await writer.attempts.get()
+        first.set_result(True)
+        await writer.has_opened.wait()
+        second.set_result(False)
+    relay.close()
+    assert [link.is_closed for link in writer.opened] == [True]
+
+
+async def test_a_link_that_was_lost_is_opened_again() -> None:
+    writer = Writer()
+    relay = await relay_to(writer)
+    async with asyncio.timeout(60), asyncio.TaskGroup() as asking:
+        asking.create_task(relay.ask(QUESTION))
+        (await writer.attempts.get()).set_result(True)
+    writer.opened[0].ended = True
+    async with asyncio.timeout(60), asyncio.TaskGroup() as asking:
+        asking.create_task(relay.ask(QUESTION))
+        (await writer.attempts.get()).set_result(True)
+    relay.close()
+    assert [link.is_closed for link in writer.opened] == [False, True]
+
+
+async def _refused(relay: Relay) -> None:
+    with pytest.raises(StreamUnavailableError):
+        await relay.ask(QUESTION)
