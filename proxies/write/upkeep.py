@@ -2,12 +2,14 @@
 
 A round goes over the namespace, a hundred streams at a time, by two small znodes of each. A stream that was deleted and
 is not removed is removed; one that has truncated or expired segments is taken over, and its owner does the rest. Each
-proxy looks after the streams that it would own, so a stream is looked at by one proxy, or by two while members change.
+proxy looks after the streams whose newest claim names it and of which it knows nothing, for it died since and began
+anew: to all others it is their owner. Of the streams that no registered proxy has claimed it looks after those that it
+would own. So a stream is looked after by one proxy, or by two while members change.
 
 Invariants:
 - Nothing is deleted on what a round has read: the deletion of a stream names its life, and segments are truncated by an
   owner, under a claim.
-- A stream whose owner is registered is left to it.
+- A stream that another registered proxy has claimed is left to that one.
 """
 
 from __future__ import annotations
@@ -71,31 +73,35 @@ class Upkeep:
 
     async def look(self) -> None:
         """One round. Raises MetadataUnavailableError."""
-        names = [name for name in await self._metadata.streams() if self._is_ours(name)]
+        names = [name for name in await self._metadata.streams() if self._owners.find(name) is None]
         for start in range(0, len(names), STREAMS_AT_ONCE):
             some = names[start : start + STREAMS_AT_ONCE]
             for name, head in zip(some, await self._metadata.stream_heads(some), strict=True):
-                if head is not None and self._is_ours(name):
+                if head is not None and self._is_ours(name, head.owner):
                     await self._look_after(name, head)
             await asyncio.sleep(PAUSE_S)
 
-    def _is_ours(self, name: StreamName) -> bool:
-        return self._owners.find(name) is None and self._preferred(name) is None
+    def _is_ours(self, name: StreamName, owner: Owner) -> bool:
+        """Whether this proxy has to look after the stream, which `owner` was the last to claim."""
+        if self._owners.find(name) is not None:
+            return False
+        if owner.epoch and not owner.released and not owner.deleted:
+            if owner.proxy == self._me:
+                return True
+            if owner.proxy in self._metadata.known_members().write_proxies:
+                return False
+        return self._preferred(name) is None
 
     async def _look_after(self, name: StreamName, head: StreamHead) -> None:
         """What fails for one stream is tried again in the next round, and stops no other."""
         with suppress(DLogError, TimeoutError):
             if head.owner.deleted:
                 await self._finish(name)
-            elif (head.is_truncated or head.retention_s > 0) and not self._is_owned(head.owner):
+            elif head.is_truncated or head.retention_s > 0:
                 found = await self._metadata.read(StreamKey(name))
                 if isinstance(found, Versioned) and self._has_something_to_delete(found.value):
                     async with asyncio.timeout(TAKE_S):
                         await self._owners.ask(name, None)
-
-    def _is_owned(self, owner: Owner) -> bool:
-        is_claimed = owner.epoch > 0 and not owner.released
-        return is_claimed and owner.proxy != self._me and owner.proxy in self._metadata.known_members().write_proxies
 
     def _has_something_to_delete(self, value: StreamMetadata) -> bool:
         if value.truncated:

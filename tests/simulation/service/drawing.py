@@ -153,7 +153,7 @@ def draw(seed: int, style: str) -> Plan:
             "gc_major_s": 3.0,
             "gc_bytes_s": rng.choice((10_000, 8 << 20)),  # the first copies in many small parts
         }
-        config |= {"deletes": True, "upkeep_s": rng.choice((1.0, 2.0))}
+        config |= {"deletes": True, "upkeep_s": rng.choice((1.0, 2.0)), "kept_s": rng.choice((2.0, 8.0))}
         config["forgets"] = rng.choice(("", "", "", "stopped", "under bookies"))
         if config["forgets"] == "under bookies" and rng.random() < 0.5:  # no mark since the backup, perhaps
             config["collecting"] |= {"gc_s": 2.0, "gc_look_s": 2.0}
@@ -280,6 +280,10 @@ def _faults(rng: random.Random, config: dict[str, Any], style: str) -> list[Faul
                 for name in (*writers, deletions.DELETER):
                     died: dict[str, Any] = {"mark": deletions.MARK, "count": count, "at_s": at_s * rng.random()}
                     faults.append(Fault(kind=FaultKind.CRASH, a=name, for_s=rng.uniform(0.1, 2.0), **died))
+            if rng.random() < 0.6:  # owners die late and are back at once, and nobody asks for some of their streams
+                at_s = config["duration_s"] * rng.uniform(0.5, 1.0)
+                for name in writers:
+                    faults.append(Fault(kind=FaultKind.CRASH, a=name, at_s=at_s, for_s=rng.uniform(0.02, 0.3)))
             for _ in range(rng.randint(0, 3)):  # owners are frozen while their streams are deleted and buried
                 at_s, for_s = rng.uniform(0, config["duration_s"] / 2), rng.uniform(1.0, 6.0)
                 faults.append(Fault(kind=FaultKind.PAUSE, a=rng.choice(writers), at_s=at_s, for_s=for_s))

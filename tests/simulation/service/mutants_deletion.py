@@ -25,7 +25,7 @@ from dlog.io.ledger_dir import LedgerDir
 from dlog.io.metadata import StreamHead
 from dlog.machine import Missing, Versioned
 from dlog.model.ids import StreamName
-from dlog.model.segment import Segment, StreamKey, StreamMetadata
+from dlog.model.segment import Owner, Segment, StreamKey, StreamMetadata
 from dlog.stores.contract import SegmentRef
 from proxies.write.admin import Admin, Removed, _Fate
 from proxies.write.upkeep import Upkeep
@@ -354,6 +354,16 @@ def _unstable(delete_segment: Any) -> Any:
     return wrong
 
 
+def _not_claimed(is_ours: Any) -> Any:
+    """A round of upkeep leaves a stream that was claimed to the proxy that is registered under that id, and that one
+    goes by the ring, although it does not know the stream any more."""
+
+    def wrong(self: Upkeep, name: StreamName, owner: Owner) -> bool:
+        return bool(is_ours(self, name, owner)) and self._preferred(name) is None
+
+    return wrong
+
+
 def _early(expires_unix_ms: Any) -> Any:
     """A segment expires when half of its retention is over."""
 
@@ -405,6 +415,13 @@ UPKEEP: tuple[Mutant, ...] = (
         instead(Upkeep, "_has_something_to_delete", _untouched),
         style="deletion",
         seeds=20,
+    ),
+    mutant(
+        "a proxy that was restarted leaves the streams that it had claimed to the ring",
+        ("E3",),
+        instead(Upkeep, "_is_ours", _not_claimed),
+        style="deletion",
+        seeds=60,
     ),
     mutant(
         "a segment expires when half of its retention is over",

@@ -133,6 +133,18 @@ async def test_a_stream_that_has_an_owner_or_belongs_to_another_proxy_is_left_al
     assert sorted(on.taken) == ["forgotten-by-us", "of-a-dead-proxy", "released"]
 
 
+async def test_a_stream_that_this_proxy_claimed_in_an_earlier_life_is_seen_to_whatever_the_ring_says() -> None:
+    """To every other proxy this one is its registered owner, so nobody else may claim it."""
+    on = Round()
+    await on.make("forgotten-by-us", retention_s=3600.0, owner=Owner(epoch=Epoch(1), proxy=ME))
+    await on.make("handed-back-by-us", retention_s=3600.0, owner=Owner(epoch=Epoch(1), proxy=ME, released=True))
+    await on.make("deleted-by-us")
+    await on.change("deleted-by-us", owner=Owner(epoch=Epoch(1), proxy=ME, deleted=True))
+    on.elsewhere |= {"forgotten-by-us", "handed-back-by-us", "deleted-by-us"}
+    await on.upkeep.look()
+    assert (on.taken, on.finished) == (["forgotten-by-us"], [])
+
+
 async def test_the_last_segment_never_expires() -> None:
     on = Round()
     await on.make("one", segments=1, retention_s=3600.0)
