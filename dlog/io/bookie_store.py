@@ -131,6 +131,7 @@ class LedgerDirs:
         """Put a small file beside the last directory's, durable and all or nothing; where there is no room, with that
         of the reserve. Callable from any thread. Raises OSError."""
         self._dirs[-1].reserve.write_whole(name, data)
+        self._dirs[-1].hold_reserve()
 
     def compact(self, below: float, bytes_max: int) -> int | None:
         """See LedgerDir.compact; of the first directory that has something to do, and room to do it."""

@@ -515,6 +515,22 @@ def test_entries_are_never_written_with_the_room_of_the_reserve() -> None:
     assert disk.image.size(f"{DIR}/{RESERVE}") >= 50_000
 
 
+def test_a_mark_that_is_kept_on_a_full_disk_leaves_the_reserve_to_what_is_gone() -> None:
+    """Entries that wait for room do not get what was given up for the mark."""
+    disk = SimulatedDisk()
+    dirs = LedgerDirs(disk, [DIR], 1, reserve_bytes=3000)
+    dirs.load(lambda _: None)
+    dirs.hold_reserves()
+    dirs.flush(half((1, 0), body=bytes(9000)), [row(1)], FIRST_MARK)
+    disk.bytes_max = disk.used
+    for number in range(5):
+        dirs.write_collection_file("COLLECTION", b"%d" % number * 200)
+        with pytest.raises(OSError, match="no space"):
+            dirs.flush(half((2, 0)), [row(2)], FIRST_MARK)
+    assert disk.image.size(f"{DIR}/{RESERVE}") >= 1500
+    assert not dirs.bury([1]) and dirs.collect().reclaimed_bytes > 9000
+
+
 def test_the_reserve_grows_with_the_list_of_what_is_gone() -> None:
     disk = SimulatedDisk()
     made = LedgerDir(disk, DIR, 1, reserve_bytes=100)
@@ -524,7 +540,7 @@ def test_the_reserve_grows_with_the_list_of_what_is_gone() -> None:
         made.bury(rng.sample(range(10**6), 20_000))
         made.collect()
         size = disk.image.size(f"{DIR}/{RESERVE}")
-        assert size >= disk.image.size(f"{DIR}/GONE") + len(encode(made.manifest)) + 100
+        assert size >= disk.image.size(f"{DIR}/GONE") + len(encode(made.manifest)) + 50
         inode = disk.image.names[f"{DIR}/{RESERVE}"]
         made.bury([1])
         made.collect()
@@ -532,7 +548,7 @@ def test_the_reserve_grows_with_the_list_of_what_is_gone() -> None:
 
 
 def test_a_reserve_that_finds_no_room_is_held_later() -> None:
-    disk = SimulatedDisk(bytes_max=1500)
+    disk = SimulatedDisk(bytes_max=600)
     made = LedgerDir(disk, DIR, 1, reserve_bytes=1000)
     made.load()
     made.hold_reserve()
