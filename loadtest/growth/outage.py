@@ -18,12 +18,8 @@ from loadtest.waiting import until
 
 WRITERS = 4
 PAUSE_S = 0.005  # between an answer and a writer's next append
-IDLE_S, QUICK_IDLE_S = 5.0, 1.0  # looked at before, to know how many packets come when nothing happens
 BACK_S = 60.0
-AFTER_S, QUICK_AFTER_S = (
-    30.0,
-    3.0,
-)  # sessions end up to ten seconds after ZooKeeper is back, and owners show themselves anew
+AFTER_S, QUICK_AFTER_S = 30.0, 3.0  # sessions end up to ten seconds after it is back, and owners show themselves anew
 
 
 async def measure(request: Request) -> Point:
@@ -65,7 +61,7 @@ async def measure(request: Request) -> Point:
 async def _restart_zookeeper(cluster: Cluster, writers: list[Writer], is_quick: bool) -> dict[str, float]:
     """Kill it, and look until what its return sets off is over; the `dlog up` starts it again."""
 
-    idle_s, after_s = (QUICK_IDLE_S, QUICK_AFTER_S) if is_quick else (IDLE_S, AFTER_S)
+    after_s = QUICK_AFTER_S if is_quick else AFTER_S
 
     async def is_back() -> bool:
         try:
@@ -76,9 +72,6 @@ async def _restart_zookeeper(cluster: Cluster, writers: list[Writer], is_quick: 
 
     for writer in writers:
         await writer.acknowledged(ACKS_BETWEEN)
-    before = (await cluster.zookeeper()).packets
-    await asyncio.sleep(idle_s)
-    idle_per_s = ((await cluster.zookeeper()).packets - before) / idle_s
     quiet_s = max(writer.longest_s for writer in writers)
     for writer in writers:
         writer.longest_s = 0.0
@@ -96,8 +89,7 @@ async def _restart_zookeeper(cluster: Cluster, writers: list[Writer], is_quick: 
         "longest_s": max(writer.longest_s for writer in writers),
         "quiet_longest_s": quiet_s,
         "away_s": away_s,
-        "packets": max(1.0, packets - idle_per_s * after_s),
-        "idle_packets_per_s": idle_per_s,
+        "packets": packets,
         "cpu_s": cpu(),
     }
 
