@@ -125,6 +125,7 @@ class Holdings:
         self._now_s = asyncio.get_running_loop().time
         self._crowded = asyncio.Event()
         self._holdings: dict[str, Holding] = {}
+        self._asked: dict[Holding, None] = {}  # all of which something may wait; others only until `has_waiting` looks
         self._on_end = self._over  # one for all streams, as every other that is told of each
 
     def __len__(self) -> int:
@@ -191,6 +192,7 @@ class Holdings:
             raise StreamUnavailableError(f"not owned here in this life, ask again: stream={stream}")
         holding.serving = False
         holding.state = "draining"
+        self._asked[holding] = None
         try:
             async with asyncio.timeout(self._release_s):
                 await holding.owner.release()
@@ -257,7 +259,7 @@ class Holdings:
             if former.owner is not None:
                 former.owner.stop()
             self._drop(former, StreamUnavailableError(f"the stream is being deleted: stream={stream}"))
-        holding = self._holdings[stream] = Holding(stream)
+        holding = self._hold(Holding(stream))
         holding.state = "deleting"
         deletion = self._build_deletion(stream)
         self._supervisor.start(deletion)
@@ -282,7 +284,11 @@ class Holdings:
 
     def has_waiting(self) -> bool:
         """Whether a request waits for an owner here, or a take-over is under way."""
-        return any(not h.serving or (h.owner is not None and h.owner.waiting) for h in self._holdings.values())
+        for holding in tuple(self._asked):
+            if not holding.serving or (holding.owner is not None and holding.owner.waiting):
+                return True
+            del self._asked[holding]
+        return False
 
     def has_takes(self) -> bool:
         """Whether a take-over is under way."""
@@ -327,7 +333,11 @@ class Holdings:
             raise self.elsewhere(stream)
         holding = Holding(stream_name(stream))
         self.takes.add(stream, lambda: self._take(holding))
-        self._holdings[stream] = holding
+        return self._hold(holding)
+
+    def _hold(self, holding: Holding) -> Holding:
+        self._holdings[holding.stream] = holding
+        self._asked[holding] = None
         return holding
 
     async def _take(self, holding: Holding) -> None:
@@ -384,6 +394,7 @@ class Holdings:
             sink(holding)
             return
         holding.used_s = self._now_s()
+        self._asked[holding] = None
         try:
             holding.owner.submit(request, sink)
         except ClosedError:
@@ -418,6 +429,7 @@ class Holdings:
         if self._holdings.get(holding.stream) is not holding:
             return
         del self._holdings[holding.stream]
+        self._asked.pop(holding, None)
         holding.serving = False
         waiting, holding.waiting = holding.waiting, []
         for _, sink in waiting:

@@ -20,6 +20,7 @@ from dlog.model.ids import Epoch, SegmentNumber, StreamName
 from proxies.write.holdings import Holdings
 from proxies.write.placing import Ours, Theirs
 from proxies.write.takes import Takes
+from tests.operations import operations
 
 S = StreamName("s")
 LIFE = "a1"
@@ -47,6 +48,9 @@ class Owner:
             await self.may_release.wait()
         finally:
             self.stop()
+
+    def submit(self, request: Any, sink: Callable[[Any], None]) -> None:
+        self.waiting += 1
 
     def stop(self) -> None:
         self.is_stopped = True
@@ -249,3 +253,42 @@ async def test_a_deletion_that_metadata_does_not_answer_ends_with_an_error_that_
 async def _refused(stage: Stage) -> None:
     with pytest.raises(StreamUnavailableError):
         await stage.holdings.ask(S, None)
+
+
+async def test_whether_something_waits_is_told_without_a_look_at_every_stream() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)))
+        holdings = stage.holdings
+        assert not holdings.has_waiting()
+        taken = group.create_task(holdings.ask(S, None), name="take")
+        await asyncio.sleep(0)
+        assert holdings.has_waiting(), "it is being taken"
+        stage.owner.may_take.set()
+        await taken
+        assert not holdings.has_waiting()
+        cost = {0: operations(holdings.has_waiting)}
+        for number in range(1, 1001):
+            await holdings.ask(f"quiet-{number}", None)
+        assert not holdings.has_waiting(), "those that nobody asks are looked at once"
+        cost[1000] = operations(holdings.has_waiting)
+        assert cost[1000] == cost[0]
+        holdings.submit(S, "a batch", lambda _: None)
+        assert holdings.has_waiting() and holdings.has_waiting()
+        stage.owner.waiting = 0
+        assert not holdings.has_waiting()
+        stage.owner.waiting = 1
+        holdings.submit("quiet-7", "a batch", lambda _: None)
+        holdings.lost("quiet-7", stage.owner)  # type: ignore[arg-type]
+        assert not holdings.has_waiting(), "what is not owned any more does not count"
+
+
+async def test_a_stream_that_is_handed_over_waits() -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)))
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        assert not stage.holdings.has_waiting()
+        group.create_task(stage.holdings.release(S), name="release")
+        await asyncio.sleep(0)
+        assert stage.holdings.has_waiting()
+        stage.owner.may_release.set()
