@@ -249,6 +249,11 @@ class StreamReader:
         if segment is None and self._segment is not None and self._is_read:
             self._next_segment()
             segment = stream.segment(self._number)
+        if segment is None and self._from_tail and self._wanted is None and stream.has_lost(self._number):
+            # the last one when we came is truncated, and we have no position: whatever is left came after us
+            self._number, self._from_tail, self._segment = 0, False, None
+            self._begin_at_first(stream)
+            segment = stream.segment(self._number)
         if segment is None:
             if self._number > 0 and stream.has_lost(self._number):
                 self._end_truncated(stream.first_dlsn)
@@ -283,9 +288,10 @@ class StreamReader:
         return self._lac_is_final and self._entry > self._lac
 
     def _is_cut_off(self, segment: Segment) -> bool:
-        """Whether the truncation point has passed our position; if so, that ends the reader."""
+        """Whether the truncation point has passed our position; if so, that ends the reader. Who waits for the tail to
+        be known has none yet."""
         assert self._stream is not None
-        if self.position >= segment.first_dlsn or self._is_read:
+        if self._from_tail or self.position >= segment.first_dlsn or self._is_read:
             return False
         self._end_truncated(self._stream.first_dlsn)
         return True
@@ -463,6 +469,8 @@ class StreamReader:
         if self._from_tail:
             self._from_tail = False
             self._entry, self._slot = self._lac + 1, 0
+            if self.position < segment.first_dlsn:  # the LAC is older than the truncation
+                self._number, self._entry, self._slot = segment.first_dlsn
         elif self._goal is not None:
             if self._halving is None:
                 low = segment.min_entry if segment.truncation is Truncation.PARTIAL else 0

@@ -172,6 +172,8 @@ class ReaderHost:
             case ReaderEventKind.TRUNCATED:
                 self.ended = "truncated"
                 world.reach("truncated_reader")
+                if self._read.start is Start.TAIL and watched.start is None:
+                    world.checks.fail("R4", f"{watched.name} has no position yet, and was told that it is truncated")
                 points = {first_readable(value) for value in world.stream.values_since(world.sure_at(watched))}
                 if of(*detail["first"]) not in points:
                     world.checks.fail("R4", f"{watched.name} was told that {detail} is the first, it was {points}")

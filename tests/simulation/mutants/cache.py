@@ -234,6 +234,12 @@ MOVING = (
 
 POSITIONS = (
     Mutant(
+        name="a reader that waits for the tail is cut off by a truncation within the segment",
+        invariants=("R4",),
+        style="trim",
+        parts=planted(StreamReader, ("_is_cut_off", "self._from_tail or ", "")),
+    ),
+    Mutant(
         name="a position of an earlier stream of the name is read in the next",
         invariants=("R6",),
         style="lives",

@@ -259,6 +259,50 @@ def test_a_position_before_the_truncation_point_is_refused_with_the_first_that_i
     assert Desk(stage, Start.DLSN, tuple(places[4])).seen == places[4:]
 
 
+def truncated_within_the_last_segment() -> tuple[Stage, Actor, DLSN, DLSN]:
+    """Also the truncation point, and the record behind it, which is the last."""
+    stage = Stage()
+    owner = stage.taken("p1")
+    _, point, last = (owner.ask(batch(number)).dlsn for number in range(3))
+    assert point == of(1, 1, 0)
+    stage.value = TruncateTo(point).apply(stage.value)
+    return stage, owner, point, last
+
+
+def test_a_reader_of_the_tail_is_not_cut_off_by_a_truncation_within_the_last_segment() -> None:
+    stage, owner, _, _ = truncated_within_the_last_segment()
+    once = Desk(stage, Start.TAIL, follow=False)
+    assert once.kinds == [ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP] and once.seen == []
+    desk = Desk(stage, Start.TAIL)
+    more = owner.ask(batch(3)).dlsn
+    desk.confirmed(more)
+    assert ReaderEventKind.TRUNCATED not in desk.kinds
+    assert desk.seen == [more]
+
+
+def test_a_reader_of_the_tail_that_knows_an_old_lac_begins_at_the_truncation_point() -> None:
+    stage, _, point, last = truncated_within_the_last_segment()
+    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (0, False)})
+    assert desk.events[0].detail["dlsn"] == list(point)
+    desk.confirmed(last)
+    assert desk.seen == [point, last]
+
+
+def test_a_reader_of_the_tail_whose_segment_is_truncated_before_it_has_a_position_goes_on_behind_it() -> None:
+    stage, owner, _ = three_segments()
+    number = stage.value.segments[-1].number
+    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (-9, False)})  # it is not told yet
+    assert desk.events == []
+    for i in range(12, 100):
+        more = owner.ask(batch(i, size=60)).dlsn
+        if more.segment > number:
+            break
+    stage.value = TruncateTo(more).apply(stage.value)
+    desk.refresh()
+    assert desk.seen == [more]
+    assert ReaderEventKind.TRUNCATED not in desk.kinds
+
+
 def test_redpanda_29849_a_place_is_that_of_its_record_behind_control_records_and_truncations() -> None:
     stage = Stage(segment_bytes=500)
     owner = stage.taken("p1")
