@@ -23,6 +23,8 @@ SEGMENTS = 100
 ROUNDS, QUICK_ROUNDS = 3, 1
 SEGMENT_BYTES = 64 * 1024  # the least that a stream may be set to
 RECORD_BYTES = SEGMENT_BYTES + 1024
+SMALL_BYTES = 100
+PAUSE_S = 0.01
 BATCH_RECORDS = 14  # of the stream that fills the cache
 GONE_S = 120.0
 FOLLOW_S = 120.0
@@ -31,7 +33,7 @@ FOLLOW_S = 120.0
 async def measure(request: Request) -> Point:
     """Raises CannotRunError, DLogError, TimeoutError."""
     verdict = Verdict()
-    cpu_s, cached = 0.0, list[float]()
+    cpu_s, cached, dropped = 0.0, list[float](), list[float]()
     rounds = QUICK_ROUNDS if request.is_quick else ROUNDS
     with Ports() as ports:
         (port,) = ports.take(1)
@@ -57,12 +59,13 @@ async def measure(request: Request) -> Point:
                         await wait_until_listed(metadata, namespace, stream, listed - SEGMENTS, GONE_S)
                         await asyncio.sleep(0.2)  # the read proxy hears of it by its watch
                         cpu_s += cpu()
+                        dropped.append(cached[-1] - await asyncio.to_thread(_cache_bytes, port))
                         reader.cancel()
                     await read_back(client, stream, checker)
                     verdict.add(checker.finish())
     return Point(
         cost=cpu_s / rounds,
-        figures={"cpu_s": cpu_s / rounds, "cached_mib": min(cached) / MIB},
+        figures={"cpu_s": cpu_s / rounds, "cached_mib": min(cached) / MIB, "dropped_mib": min(dropped) / MIB},
         verdict=verdict,
     )
 
@@ -84,14 +87,24 @@ async def _fill_cache(client: dlog.Client, size: int) -> Verdict:
 
 
 async def _write(client: dlog.Client, stream: str, checker: Checker) -> None:
-    """A record a segment, and a few more that stay."""
-    make = RecordMaker(0, RECORD_BYTES).make
-    sequence, segment = 0, 0
-    while segment <= SEGMENTS:
+    """Fill each segment by one record; small ones tell when the next segment has begun."""
+    large, small = RecordMaker(0, RECORD_BYTES).make, RecordMaker(0, SMALL_BYTES).make
+    sequence = 0
+
+    async def append(record: bytes) -> int:
+        nonlocal sequence
         checker.sent(0, sequence, 1)
-        dlsn = await client.append(stream, make(sequence))
+        dlsn = await client.append(stream, record)
         checker.acknowledged(0, sequence, 1, dlsn)
-        sequence, segment = sequence + 1, dlsn.segment
+        sequence += 1
+        return dlsn.segment
+
+    segment = 0
+    while segment <= SEGMENTS:
+        filled = segment = await append(large(sequence))
+        while segment == filled <= SEGMENTS:
+            await asyncio.sleep(PAUSE_S)
+            segment = await append(small(sequence))
 
 
 async def _follow(client: dlog.Client, stream: str, checker: Checker, have: asyncio.Event) -> None:
@@ -120,5 +133,8 @@ CURVE = Curve(
     sizes=(16, 64, 256),
     measure=measure,
     exponent_max=0.15,
-    bounds=(Bound(figure="cpu_s", says="read proxy's CPU s to drop 100 segments", at_most=0.05, size=64),),
+    bounds=(
+        Bound(figure="cpu_s", says="read proxy's CPU s to drop 100 segments", at_most=0.05, size=64),
+        Bound(figure="dropped_mib", says="MiB of the cache that went", size=64),
+    ),
 )
