@@ -171,7 +171,7 @@ def _unburied(bury: Any) -> Any:
 
     def wrong(self: LedgerDir, ledgers: Any) -> None:
         buried = tuple(ledgers)
-        with mock.patch.object(ledger_dir, "write_whole", lambda *_: None):
+        with mock.patch.object(self.reserve, "write_whole", lambda *_: None):
             bury(self, buried)
 
     return wrong
