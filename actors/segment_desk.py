@@ -140,7 +140,7 @@ class SegmentDesk:
                 return SegmentCreated(number, writer.place)
             case RecoverSegment(segment, epoch):
                 last = await self._store(segment.store).recover(self._ref(segment), epoch)
-                return SegmentRecovered(segment.number, last)
+                return SegmentRecovered(segment.number, segment.place, last)
             case ReadEntries():
                 return await self._read(question.segment, question)
             case SealSegment(number):
@@ -166,7 +166,7 @@ class SegmentDesk:
             payloads = await reader.read(question.first, question.last, READ_BYTES_MAX)
         finally:
             await reader.close()
-        return EntriesRead(segment.number, question.first, tuple(payloads))
+        return EntriesRead(segment.number, segment.place, question.first, tuple(payloads))
 
     async def _examine(self, name: str, place: str) -> StageExamined:
         """What was not written for this stream is no stage of it. Whoever still writes to it is shut out."""

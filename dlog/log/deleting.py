@@ -110,8 +110,8 @@ class StreamDeletion:
                     self._ask_to_end(self._failed)
                 else:
                     self._hear_metadata(fact)
-            case Received(_, SegmentRecovered(number)):
-                self._segment_ended(number)
+            case Received(_, SegmentRecovered(place=place)):
+                self._segment_ended(place)
             case Received(_, StoreFailed(RecoverSegment(segment), error)):
                 self._failed_to_end(segment, error)
             case PeerLost():
@@ -162,11 +162,9 @@ class StreamDeletion:
             self._asked[place] = segment
             self._out.append(Send(STORE, RecoverSegment(segment, self._lease.epoch)))
 
-    def _segment_ended(self, number: int) -> None:
-        for place, segment in list(self._asked.items()):
-            if segment.number == number:
-                del self._asked[place]
-                self._ended.add(place)
+    def _segment_ended(self, place: str) -> None:
+        if self._asked.pop(place, None) is not None:
+            self._ended.add(place)
         self._mark_if_ended()
 
     def _failed_to_end(self, segment: Segment, error: DLogError) -> None:

@@ -215,9 +215,11 @@ class RecoverSegment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecovered:
-    """The segment ends at `last_entry` (NO_ENTRY: empty), for good."""
+    """The segment at this place ends at `last_entry` (NO_ENTRY: empty), for good. A number may come again at another
+    place: a Java writer drops a segment that it finds empty and gives its number to its own."""
 
     number: SegmentNumber
+    place: str
     last_entry: EntryId
 
 
@@ -235,6 +237,7 @@ class EntriesRead:
     """At least one entry from `first` on, contiguous; may be fewer than asked."""
 
     number: SegmentNumber
+    place: str
     first: EntryId
     payloads: tuple[bytes, ...]
 

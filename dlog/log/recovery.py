@@ -134,10 +134,10 @@ class Recovery:
         """Hear the store. A reply to a question that is not open any more changes nothing."""
         try:
             match message:
-                case SegmentRecovered(number, last_entry):
-                    return self._recovered(number, last_entry)
-                case EntriesRead(number, first, payloads):
-                    return self._entries_read(number, first, payloads)
+                case SegmentRecovered(number, place, last_entry):
+                    return self._recovered(number, place, last_entry)
+                case EntriesRead(number, place, first, payloads):
+                    return self._entries_read(number, place, first, payloads)
                 case StoreFailed(question, error):
                     return self._store_failed(question, error)
         except DamagedError as error:
@@ -161,9 +161,9 @@ class Recovery:
 
     # ---- ending segments --------------------------------------------------------------------------------------------
 
-    def _recovered(self, number: int, last_entry: EntryId) -> list[Effect]:
+    def _recovered(self, number: int, place: str, last_entry: EntryId) -> list[Effect]:
         ending = self._endings.get(number)
-        if ending is None or ending.last_entry is not None:
+        if ending is None or ending.segment.place != place or ending.last_entry is not None:
             return []
         ending.last_entry = last_entry
         segment, effects = ending.segment, list[Effect]()
@@ -227,15 +227,15 @@ class Recovery:
         first = EntryId(max(0, segment.last_entry - _LOOK_BACK))
         return [Send(STORE, ReadEntries(segment, first, segment.last_entry))]
 
-    def _entries_read(self, number: int, first: EntryId, payloads: tuple[bytes, ...]) -> list[Effect]:
+    def _entries_read(self, number: int, place: str, first: EntryId, payloads: tuple[bytes, ...]) -> list[Effect]:
         ending = self._endings.get(number)
         if ending is not None and ending.end is None and not ending.is_empty:
-            if first != ending.last_entry or len(payloads) != 1:
+            if ending.segment.place != place or first != ending.last_entry or len(payloads) != 1:
                 return []
             self._ended(ending, _contents(ending.segment, payloads[0]))
             return self._learn()
         segment = self._replaying
-        if segment is None or segment.number != number or self.is_done:
+        if segment is None or segment.number != number or segment.place != place or self.is_done:
             return []
         return self._replay(segment, first, payloads)
 

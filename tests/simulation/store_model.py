@@ -50,9 +50,9 @@ class StoreTransport:
             case CreateSegment(number):
                 return ("create", number)
             case RecoverSegment(segment):
-                return ("recover", segment.number)
+                return ("recover", segment.place)
             case ReadEntries(segment, first):
-                return ("read", segment.number, first)
+                return ("read", segment.place, first)
             case AppendEntry(number, entry):
                 return ("append", number, entry)
             case SealSegment(number):
@@ -67,10 +67,10 @@ class StoreTransport:
         match message:
             case SegmentCreated(number):
                 return ("create", number)
-            case SegmentRecovered(number):
-                return ("recover", number)
-            case EntriesRead(number, first):
-                return ("read", number, first)
+            case SegmentRecovered(_, place):
+                return ("recover", place)
+            case EntriesRead(_, place, first):
+                return ("read", place, first)
             case EntryAppended(number, entry):
                 return ("append", number, entry)
             case SegmentSealed(number):
@@ -218,7 +218,7 @@ class StoreModel:
         if segment.end is None:
             self._decide(segment, self._rng.randint(segment.confirmed, len(segment.payloads) - 1))
         end = EntryId(segment.end if segment.end is not None else -1)
-        reply = SegmentRecovered(message.segment.number, end)
+        reply = SegmentRecovered(message.segment.number, segment.place, end)
         return self._persist(("end", segment.place, end), lambda: self._ended(peer, segment, reply))
 
     def _examine(self, peer: str, message: ExamineStage) -> list[Effect]:
@@ -257,7 +257,7 @@ class StoreModel:
         payloads = tuple(segment.payloads[message.first : last + 1])
         if not payloads:
             return [Send(peer, StoreFailed(message, StoreUnavailableError("not there yet")))]
-        return [Send(peer, EntriesRead(message.segment.number, message.first, payloads))]
+        return [Send(peer, EntriesRead(message.segment.number, segment.place, message.first, payloads))]
 
     def _delete(self, peer: str, place: str) -> list[Effect]:
         self._redo(("delete", place))

@@ -128,7 +128,7 @@ class Stranger:
 
     def _recovered(self, message: SegmentRecovered | EntriesRead) -> list[Effect]:
         segment = self._value.segment(message.number)
-        if self._then != "recover" or segment is None:
+        if self._then != "recover" or segment is None or segment.place != message.place:
             return []
         if isinstance(message, SegmentRecovered) and message.last_entry != NO_ENTRY:
             return [Send(STORE, ReadEntries(segment, message.last_entry, message.last_entry))]

@@ -206,9 +206,10 @@ class Stage:
             case RecoverSegment(segment):
                 place = self.places[segment.place]
                 place.end = len(place.payloads) - 1 if place.end is None else place.end
-                return SegmentRecovered(segment.number, EntryId(place.end))
+                return SegmentRecovered(segment.number, segment.place, EntryId(place.end))
             case ReadEntries(segment, first, last):
-                return EntriesRead(segment.number, first, tuple(self.places[segment.place].payloads[first : last + 1]))
+                payloads = self.places[segment.place].payloads[first : last + 1]
+                return EntriesRead(segment.number, segment.place, first, tuple(payloads))
             case ExamineStage(store, name):
                 found = self.places.get(name)
                 if found is None:

@@ -27,14 +27,16 @@ from dlog.log.messages import (
     ReleaseStream,
     SealSegment,
     SealStream,
+    SegmentRecovered,
     StoreFailed,
     StreamChanged,
 )
 from dlog.log.options import OwnerOptions
+from dlog.log.recovery import Recovery
 from dlog.log.tenure import Phase
 from dlog.machine import CompareAndSet, MetadataSeen, OutcomeUnknown, PeerLost, ReadMetadata, Received
 from dlog.model.dlsn import of
-from dlog.model.ids import TXID_END_OF_STREAM, EntryId, SegmentNumber
+from dlog.model.ids import NO_ENTRY, TXID_END_OF_STREAM, EntryId, Epoch, SegmentNumber
 from dlog.stores.contract import SegmentFencedError, StoreUnavailableError
 from dlog.wire.entry import RECORD_SET, Record, build_record_set, encode_entry
 from tests.unit.log.stage import ALICE, BOB, Stage, batch, notes, numbers
@@ -477,3 +479,18 @@ def test_creation_that_fails_is_asked_again() -> None:
 def _asked(owner: Any) -> list[ReadMetadata | CompareAndSet]:
     asked: list[ReadMetadata | CompareAndSet] = owner.metadata_asked
     return asked
+
+
+def test_an_answer_about_the_place_that_a_number_had_before_ends_nothing() -> None:
+    """A Java writer drops a segment that it finds empty, and gives its number to its own."""
+    stage = Stage()
+    stage.taken("p1")
+    (segment,) = stage.value.segments
+    recovery = Recovery(stage.value, Epoch(2), OwnerOptions(), None)
+    recovery.begin()
+    done: list[bool] = []
+    for place in ("before", segment.place):
+        recovery.handle(SegmentRecovered(segment.number, place, NO_ENTRY))
+        done.append(recovery.is_done)
+    assert done == [False, True]
+    assert recovery.ends == {segment.number: None}
