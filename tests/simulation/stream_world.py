@@ -322,7 +322,7 @@ class StreamWorld:
     def _note_dropped(self, old: StreamMetadata, new: StreamMetadata) -> None:
         """Segments that left the list because they ended empty."""
         for segment in old.segments:
-            now = new.segment(segment.number)
+            now = new.segment(segment.number) or new.truncated_segment(segment.number)
             if not segment.completed and (now is None or now.place != segment.place):
                 self.dropped.add(segment.place)
                 if (new.owner.epoch, "ready") in self.marks:
