@@ -255,7 +255,10 @@ class StreamReader:
             self._begin_at_first(stream)
             segment = stream.segment(self._number)
         if segment is None:
-            if self._number > 0 and stream.has_lost(self._number):
+            # of an empty list nobody can say whether a segment that was in progress was truncated or had no entry: a
+            # Java writer that drops several begins with the first of their numbers
+            is_told_later = not stream.segments and self._segment is not None and not self._segment.completed
+            if self._number > 0 and stream.has_lost(self._number) and not (is_told_later and self._is_untouched):
                 self._end_truncated(stream.first_dlsn)
             elif self._segment is not None and self._is_untouched:
                 self._segment = None  # it was empty and is gone; its number comes again

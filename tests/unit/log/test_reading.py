@@ -37,7 +37,7 @@ from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, Store
 from dlog.wire.entry import decode_entry
 from dlog.wire.proxy import Cancel, Credit, Entries, Read, ReaderEvent, ReaderEventKind, Start
 from tests.simulation.mutants import edited
-from tests.unit.log.stage import Actor, Stage, batch
+from tests.unit.log.stage import Actor, Place, Stage, batch
 
 
 class Desk:
@@ -361,6 +361,23 @@ def test_an_empty_segment_that_ended_is_waited_out_because_its_number_comes_agai
     assert place != segment.place
     desk.post(Received(SOURCE, LacSeen(segment.number, place, first.entry)))
     assert desk.seen == [of(1, 0, 0)]
+
+
+def test_empty_segments_that_somebody_dropped_are_not_truncated_and_the_first_number_comes_again() -> None:
+    """A Java writer drops all segments that it finds empty, and begins with the number of the first."""
+    stage, _, _ = three_segments()
+    first, second = (replace(stage.value.segments[-1], number=SegmentNumber(n), place=f"{n}x") for n in (1, 2))
+    stage.places |= {"1x": Place(1), "2x": Place(2), "1y": Place(1)}
+    stage.value = replace(stage.value, segments=(first, second), max_segment=SegmentNumber(2))
+    desk = Desk(stage, Start.START)
+    stage.value = replace(stage.value, segments=())
+    assert stage.value.has_lost(1)
+    desk.refresh()
+    stage.value = replace(stage.value, segments=(replace(first, place="1y"),))
+    desk.refresh()
+    assert ReaderEventKind.TRUNCATED not in desk.kinds and not desk.machine.has_ended
+    asked = desk.questions[-1]
+    assert isinstance(asked, WatchLac) and asked.segment.place == "1y"
 
 
 def completed_empty_after_it_was_heard_to_end_empty() -> Desk:
