@@ -40,7 +40,7 @@ def test_every_curve_comes_to_a_cost_and_is_checked(tmp_path: Path) -> None:
         (verdict,) = one["verdicts"]
         assert verdict["read"] >= verdict["acknowledged"] == verdict["sent"] > 0 and not verdict["failed"]
     assert told["roll"]["figures"][0]["rolls"] >= 1
-    assert told["takeover"]["figures"][0]["takes"] == SIZE // 2, "the streams that somebody waits at"
+    assert SIZE // 2 <= told["takeover"]["figures"][0]["takes"] <= SIZE, "at least those that somebody waits at"
     assert told["names"]["figures"][0]["missing"] == 0
     assert told["drop"]["figures"][0]["cached_mib"] > SIZE / 2
 
