@@ -234,7 +234,7 @@ def estimate_all(pieces: Sequence[Plan]) -> str:
 async def _run(plan: Plan, out: Path, earlier: Run | None, quiet: bool) -> Run:
     task = asyncio.current_task()
     assert task is not None, "inside a coroutine"
-    with contextlib.suppress(NotImplementedError):  # a loop that knows no signals
+    with contextlib.suppress(NotImplementedError):  # Windows: its loops have no signal handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     before = earlier.as_json() if earlier is not None else None
 

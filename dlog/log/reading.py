@@ -250,13 +250,14 @@ class StreamReader:
             self._next_segment()
             segment = stream.segment(self._number)
         if segment is None and self._from_tail and self._wanted is None and stream.has_lost(self._number):
-            # the last one when we came is truncated, and we have no position: whatever is left came after us
+            # the segment that was the last when this reader began is truncated, and the reader has no position yet: all
+            # that is left was written after it began
             self._number, self._from_tail, self._segment = 0, False, None
             self._begin_at_first(stream)
             segment = stream.segment(self._number)
         if segment is None:
-            # of an empty list nobody can say whether a segment that was in progress was truncated or had no entry: a
-            # Java writer that drops several begins with the first of their numbers
+            # an empty list does not say whether a segment that was in progress was truncated or had no entry: a Java
+            # writer drops all empty ones, and begins again with the first of their numbers
             is_told_later = not stream.segments and self._segment is not None and not self._segment.completed
             if self._number > 0 and stream.has_lost(self._number) and not (is_told_later and self._is_untouched):
                 self._end_truncated(stream.first_dlsn)
@@ -291,8 +292,8 @@ class StreamReader:
         return self._lac_is_final and self._entry > self._lac
 
     def _is_cut_off(self, segment: Segment) -> bool:
-        """Whether the truncation point has passed our position; if so, that ends the reader. Who waits for the tail to
-        be known has none yet."""
+        """Whether the truncation point has passed the position of this reader; if so, the reader ends. One that begins
+        at the tail has no position before it knows the LAC."""
         assert self._stream is not None
         if self._from_tail or self.position >= segment.first_dlsn or self._is_read:
             return False

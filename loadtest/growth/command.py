@@ -67,7 +67,7 @@ async def _run(curves: Sequence[Curve], tell: Callable[[str], None], *, is_quick
     """As `measure_all`; SIGTERM ends it and its clusters in order."""
     task = asyncio.current_task()
     assert task is not None, "inside a coroutine"
-    with contextlib.suppress(NotImplementedError):  # a loop that knows no signals
+    with contextlib.suppress(NotImplementedError):  # Windows: its loops have no signal handlers
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     return await measure_all(curves, tell, is_quick=is_quick)
 

@@ -45,7 +45,7 @@ SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_AGE_S_MIN = 1
 DELETES_AT_ONCE = 8
 REMOVED_MAX = 1000  # segments of a deleted stream that are deleted before the request is answered; of a longer one none
-REMOVALS_MAX = 16  # long streams that one process removes at a time; more keep their marks, for whoever comes next
+REMOVALS_MAX = 16  # long streams removed at a time by one process; the next upkeep round or request does the rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +207,7 @@ class Admin:
         return Removed(0, False, len(value.listed))
 
     async def _remove_behind(self, value: StreamMetadata, *, force: bool) -> None:
-        with suppress(DLogError):  # metadata is away: the mark stays, for whoever comes next
+        with suppress(DLogError):  # the stream stays marked: the next upkeep round or request removes it
             await self._remove(value, force=force)
 
     async def _left(self, stream: StreamName, life: str | None) -> StreamMetadata | None:

@@ -98,7 +98,7 @@ class Deletions:
         self._names += 1
         return f"{prefix}{self._names}"
 
-    # ---- what is told of streams -------------------------------------------------------------------------------------
+    # ---- events of streams ------------------------------------------------------------------------------------------
 
     def marked(self, stream: str) -> None:
         """A stream is marked as deleted."""

@@ -19,7 +19,7 @@ def run(seed: int, silence_max_s: float, faults: Sequence[Fault], *, writers: in
     drawn = drawing.draw(seed, "starved")
     config = {**drawn.config, "silence_max_s": silence_max_s, "duration_s": AT_S + FOR_S + 5.0, "pace_s": 0.1}
     config["writers"] = writers
-    del config["suspected_max_s"]  # whoever is frozen, cut off or dead is to be suspected
+    del config["suspected_max_s"]  # a proxy that is frozen, cut off or dead should be suspected
     return world.run(dataclasses.replace(drawn, config=config, faults=tuple(faults)))
 
 

@@ -11,7 +11,7 @@ from dlog.io.shared_timers import CANCELLED_MIN, PORTION_S, SharedTimers
 
 async def heard(timers: SharedTimers, told: list[int], count: int) -> None:
     async with asyncio.timeout(30):
-        while len(told) < count or len(timers):  # noqa: ASYNC110  nobody tells
+        while len(told) < count or len(timers):  # noqa: ASYNC110  nothing signals it
             await asyncio.sleep(0.001)
 
 
@@ -33,7 +33,7 @@ async def test_none_is_heard_before_its_time() -> None:
     for when_s in due_s:
         timers.call_later(when_s - loop.time(), lambda when_s: told.append(loop.time() - when_s), when_s)
     async with asyncio.timeout(30):
-        while len(told) < 3:  # noqa: ASYNC110  nobody tells
+        while len(told) < 3:  # noqa: ASYNC110  nothing signals it
             await asyncio.sleep(0.001)
     assert min(told) >= -1e-6
 
@@ -64,7 +64,7 @@ async def test_one_may_ask_for_another_and_cancel_others() -> None:
 
     timers.call_later(0.001, first, "first")
     async with asyncio.timeout(30):
-        while len(told) < 2:  # noqa: ASYNC110  nobody tells
+        while len(told) < 2:  # noqa: ASYNC110  nothing signals it
             await asyncio.sleep(0.001)
     assert told == ["first", "second"]
     assert len(timers) == 0
@@ -84,7 +84,7 @@ async def test_no_more_fire_a_second_than_are_allowed() -> None:
     for _ in range(20):
         timers.call_later(0.0, lambda _: fired_s.append(loop.time()), None)
     async with asyncio.timeout(30):
-        while len(fired_s) < 20:  # noqa: ASYNC110  nobody tells
+        while len(fired_s) < 20:  # noqa: ASYNC110  nothing signals it
             await asyncio.sleep(0.001)
     for third_before, now_s in zip(fired_s, fired_s[3:], strict=False):
         assert now_s - third_before >= PORTION_S - 1e-6, "three in a portion, never a fourth"
@@ -101,6 +101,6 @@ async def test_one_that_comes_while_a_portion_is_used_up_waits_for_the_next() ->
 
     timers.call_later(0.0, again, 3)
     async with asyncio.timeout(30):
-        while len(fired_s) < 4:  # noqa: ASYNC110  nobody tells
+        while len(fired_s) < 4:  # noqa: ASYNC110  nothing signals it
             await asyncio.sleep(0.001)
     assert all(b - a >= PORTION_S - 1e-6 for a, b in itertools.pairwise(fired_s))

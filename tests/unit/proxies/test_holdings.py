@@ -278,7 +278,8 @@ async def test_whether_something_waits_is_told_without_a_look_at_every_stream() 
         assert not holdings.has_waiting()
         stage.owner.waiting = 1
         holdings.submit("quiet-7", "a batch", lambda _: None)
-        holdings.lost("quiet-7", stage.owner)  # type: ignore[arg-type]
+        owner: Any = stage.owner
+        holdings.lost("quiet-7", owner)
         assert not holdings.has_waiting(), "what is not owned any more does not count"
 
 
