@@ -361,11 +361,12 @@ async def test_we_take_over_while_java_writes_as_fast_as_it_can(
             assert isinstance(answer, JavaError) or places[payload] == answer < mine
         numbers = [int(payload.partition(b"-")[2]) for payload in payloads_of(seen[:-1])]
         assert numbers == sorted(numbers)
-        # A fenced Java writer may have completed its segment at the last entry that it knew of, or closed the ledger there
-        # while a recovery, its own library's, wrote later entries again and told the bookies of them as confirmed. Java's
-        # reader goes by what a bookie says is confirmed, also beyond the end of a closed ledger; ours goes by that end.
+        # A fenced Java writer may have completed its segment at the last entry that it knew of, or closed the ledger
+        # there while a recovery, its own library's, wrote later entries again and told the bookies of them as confirmed.
+        # Java's reader believes a bookie, also beyond the end of a closed ledger; ours goes by that end.
         java = await java_reads_until(logs, stream, b"ours")
-        refused = {payload for answer, (_, payload) in zip(answers, records, strict=True) if isinstance(answer, JavaError)}
+        asked = zip(answers, records, strict=True)
+        refused = {payload for answer, (_, payload) in asked if isinstance(answer, JavaError)}
         end = seen[-2][0]
         beyond = [record for record in java if end < record[0] < mine]
         assert {payload for _, _, payload in beyond} <= refused
