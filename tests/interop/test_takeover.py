@@ -362,8 +362,8 @@ async def test_we_take_over_while_java_writes_as_fast_as_it_can(
         numbers = [int(payload.partition(b"-")[2]) for payload in payloads_of(seen[:-1])]
         assert numbers == sorted(numbers)
         # A fenced Java writer may have completed its segment at the last entry that it knew of, or closed the ledger
-        # there while a recovery, its own library's, wrote later entries again and told the bookies of them as confirmed.
-        # Java's reader believes a bookie, also beyond the end of a closed ledger; ours goes by that end.
+        # there while a recovery, of its own library, wrote later entries again and told the bookies of them as
+        # confirmed. Java's reader believes a bookie, also beyond the end of a closed ledger; ours goes by that end.
         java = await java_reads_until(logs, stream, b"ours")
         asked = zip(answers, records, strict=True)
         refused = {payload for answer, (_, payload) in asked if isinstance(answer, JavaError)}
