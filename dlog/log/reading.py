@@ -249,9 +249,9 @@ class StreamReader:
         if segment is None and self._segment is not None and self._is_read:
             self._next_segment()
             segment = stream.segment(self._number)
-        if segment is None and self._from_tail and self._wanted is None and stream.has_lost(self._number):
-            # the segment that was the last when this reader began is truncated, and the reader has no position yet: all
-            # that is left was written after it began
+        if segment is None and self._has_no_position and stream.has_lost(self._number):
+            # the segment that was the last when this reader began is truncated: all that is left was written after it
+            # began
             self._number, self._from_tail, self._segment = 0, False, None
             self._begin_at_first(stream)
             segment = stream.segment(self._number)
@@ -287,15 +287,24 @@ class StreamReader:
         return not self._has_taken
 
     @property
+    def _has_no_position(self) -> bool:
+        """Whether this reader begins at the tail, and has not said where that is."""
+        assert self._read is not None
+        return self._read.start is Start.TAIL and not self._is_placed
+
+    @property
     def _is_read(self) -> bool:
         """Whether the segment at hand is delivered to its end."""
         return self._lac_is_final and self._entry > self._lac
 
     def _is_cut_off(self, segment: Segment) -> bool:
         """Whether the truncation point has passed the position of this reader; if so, the reader ends. One that begins
-        at the tail has no position before it knows the LAC."""
+        at the tail has no position before it knows the LAC: it begins at the first record that is left."""
         assert self._stream is not None
         if self._from_tail or self.position >= segment.first_dlsn or self._is_read:
+            return False
+        if self._has_no_position:
+            self._begin_at_first(self._stream)
             return False
         self._end_truncated(self._stream.first_dlsn)
         return True
@@ -406,7 +415,7 @@ class StreamReader:
                 self._follow_segment(self._stream)
             elif not self._is_placed:
                 self._place(segment)
-            elif self._lac_is_final and self._is_stop_in_doubt():
+            elif (self._lac_is_final or self._number > self._stop_segment) and self._is_stop_in_doubt():
                 self._look_again()
                 return
             elif self._is_past_stop():

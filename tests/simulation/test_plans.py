@@ -29,6 +29,8 @@ RARE = (
         StreamReader,
         ("_follow_segment", " and not (is_told_later and self._is_untouched)", ""),
     ),
+    ("r4-trim-900110068", "R4", StreamReader, ("_is_cut_off", "if self._has_no_position", "if False")),
+    ("r2-tail-900110440", "R2", StreamReader, ("_settle", " or self._number > self._stop_segment", "")),
 )
 
 

@@ -303,6 +303,25 @@ def test_a_reader_of_the_tail_whose_segment_is_truncated_before_it_has_a_positio
     assert ReaderEventKind.TRUNCATED not in desk.kinds
 
 
+def test_a_reader_of_the_tail_that_was_moved_on_by_a_truncation_is_moved_on_by_the_next() -> None:
+    stage, owner, _ = three_segments()
+    number = stage.value.segments[-1].number
+    desk = Desk(stage, Start.TAIL, lacs={stage.value.segments[-1].place: (-9, False)})  # not known yet
+    places = [owner.ask(batch(i, size=60)).dlsn for i in range(12, 40)]
+    first, second = [dlsn for dlsn in places if dlsn.segment == number + 1][:2]
+    later = stage.value.segment(number + 1)
+    assert later is not None
+    desk.lacs[later.place] = (-9, False)
+    for point in (first, second):
+        stage.value = TruncateTo(point).apply(stage.value)
+        desk.refresh()
+        assert desk.events == []
+    desk.lacs.clear()
+    desk.post(Received(SOURCE, LacSeen(later.number, later.place, later.last_entry, True)))
+    assert desk.kinds[0] is ReaderEventKind.STARTED
+    assert desk.seen[0] == second and desk.seen[-1] == places[-1]
+
+
 def test_redpanda_29849_a_place_is_that_of_its_record_behind_control_records_and_truncations() -> None:
     stage = Stage(segment_bytes=500)
     owner = stage.taken("p1")
@@ -687,6 +706,20 @@ def test_a_list_remembered_while_metadata_was_away_is_not_believed_to_name_the_l
     desk = Desk(stage, start, value, follow=False, remembered=old)
     assert GetStream(fresh=True) in desk.questions
     assert desk.seen == places
+    assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
+
+
+def test_a_newer_list_from_before_the_read_does_not_say_where_the_tail_was() -> None:
+    """The position is behind the remembered list; what comes next shows its segment, but was not asked for since."""
+    stage, owner, _ = three_segments()
+    remembered = stage.value
+    places = [owner.ask(batch(i, size=60)).dlsn for i in range(12, 40)]
+    position = next(dlsn for dlsn in places if dlsn.segment == remembered.segments[-1].number + 1)
+    desk = Desk(stage, Start.DLSN, tuple(position), follow=False, remembered=remembered, is_slow=True)
+    desk.post(Received(SOURCE, StreamSeen(stage.value, fresh=False)))
+    assert ReaderEventKind.CAUGHT_UP not in desk.kinds
+    desk.refresh()
+    assert desk.seen == [dlsn for dlsn in places if dlsn >= position]
     assert desk.kinds[-1] is ReaderEventKind.CAUGHT_UP
 
 
