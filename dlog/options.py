@@ -33,9 +33,10 @@ _UNIX_MS_MIN, _UNIX_MS_END = 10**12, 4_102_444_800_000  # September 2001, 2100
 _UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "B": 1}
 
 
-def option(default: Any, *, sim: tuple[float, float] | None = None) -> Any:
-    """A field with a default and the range (inclusive) that a simulation may draw its value from."""
-    return field(default=default, metadata={"sim": sim} if sim else {})
+def option(default: Any, about: str = "", *, sim: tuple[float, float] | None = None, repr: bool = True) -> Any:
+    """A field of options. about: its meaning, for help texts and the configuration reference. sim: the range
+    (inclusive) from which a simulation may draw its value. repr: False for secrets."""
+    return field(default=default, repr=repr, metadata={"about": about, **({"sim": sim} if sim else {})})
 
 
 def check_address(text: str) -> None:

@@ -46,28 +46,38 @@ class ServingOptions:
     that it is not ready before it hands over, so that a balancer which retries nothing has noticed.
     """
 
-    zookeeper: str = "127.0.0.1:2181"
-    namespace: str = "/dlog"
-    host: str = "127.0.0.1"
-    port: int = 0
-    id: str = ""
-    advertise: str = ""
-    peer_address: str = ""
-    log_format: str = ""
-    log_level: str = "info"
-    metrics_port: int = 0  # 0: off
-    health_port: int = 0  # 0: off
-    proxy_protocol: str = "off"
-    proxy_protocol_from: str = ""
-    tcp_only: bool = False
-    connections_max: int = option(2000, sim=(1, 4))
-    connections_per_host_max: int = 0  # of one client host, as a balancer names it; 0: no bound of its own
-    receive_bytes_max: int = option(256 * MiB, sim=(MiB, 8 * MiB))  # kept for frames not yet whole, all connections
-    hello_s: float = 5.0  # a connection that has not said hello by then is closed
-    batch_bytes_max: int = option(RECORD_BYTES_MAX, sim=(KiB, RECORD_BYTES_MAX))
-    unready_after_s: float = 120.0  # without metadata, or without any bookie to write to; no reason for haste
-    notice_s: float = 0.0
-    drain_s: float = 10.0  # all of the hand-over on SIGTERM
+    zookeeper: str = option(
+        "127.0.0.1:2181", "addresses of ZooKeeper, host:port separated by commas, and a path if the cluster has one"
+    )
+    namespace: str = option("/dlog", "path in ZooKeeper below which the streams are")
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(0, "port to listen on; 0: any free one")
+    id: str = option("", "name of the proxy in the cluster; empty: the advertised address")
+    advertise: str = option("", "host:port that clients are redirected to; empty: host and port as bound")
+    peer_address: str = option(
+        "", "host:port at which other proxies reach this one; `bound`: host and port as bound; empty: advertise"
+    )
+    log_format: str = option("", "json or text; empty: text on a terminal, json elsewhere")
+    log_level: str = option("info", "lowest level that is logged: debug, info, warning or error")
+    metrics_port: int = option(0, "port of the metrics for Prometheus; 0: none")
+    health_port: int = option(0, "port of /live, /ready and /haproxy; 0: none")
+    proxy_protocol: str = option(
+        "off", "whether a header of the PROXY protocol begins a connection: off, optional or required"
+    )
+    proxy_protocol_from: str = option("", "networks that may send that header, separated by commas; empty: any")
+    tcp_only: bool = option(False, "offer no Unix socket to processes on this machine")
+    connections_max: int = option(2000, "open connections; a further one is refused (517)", sim=(1, 4))
+    connections_per_host_max: int = option(0, "open connections of one client host; 0: no bound of its own")
+    receive_bytes_max: int = option(
+        256 * MiB, "memory for frames that are not complete yet, of all connections", sim=(MiB, 8 * MiB)
+    )
+    hello_s: float = option(5.0, "time in which a new connection must say hello")
+    batch_bytes_max: int = option(RECORD_BYTES_MAX, "largest batch that is taken", sim=(KiB, RECORD_BYTES_MAX))
+    unready_after_s: float = option(
+        120.0, "time without ZooKeeper, or without a writable bookie, after which /ready says 503"
+    )
+    notice_s: float = option(0.0, "on SIGTERM, time to be not ready before streams are handed over")
+    drain_s: float = option(10.0, "on SIGTERM, time for handing over all streams")
 
     def __post_init__(self) -> None:
         if self.log_format not in ("", "json", "text"):

@@ -12,58 +12,90 @@ class BookieOptions:
     """Section [bookie]. Sizes in bytes, times in seconds."""
 
     # who and where
-    dir: str = "var/bookie"  # journal in dir/journal, ledgers in dir/ledgers, unless the next two say otherwise
-    journal_dir: str = ""
-    ledger_dirs: str = ""  # comma-separated; their order and number may never change, the cookie sees to it
-    dirs_moved: bool = False  # the directory above all of them was moved: take them where they lie now
-    zookeeper: str = "127.0.0.1:2181"
-    namespace: str = "/dlog"
-    host: str = "127.0.0.1"
-    port: int = 3181  # 0: any free port; the bookie then keeps the id its directories already have
-    advertise: str = ""  # host:port that others are to connect to, and by default the id; empty: host:port as bound
-    bookie_id: str = ""  # empty: host:port
-    tcp_only: bool = False  # no Unix socket for who connects from this machine
-    metrics_port: int = 0  # 0: off
+    dir: str = option("var/bookie", "directory of the bookie: journal in DIR/journal, ledgers in DIR/ledgers")
+    journal_dir: str = option("", "directory of the journal, if not below dir; best on a device of its own")
+    ledger_dirs: str = option(
+        "", "directories of the ledgers, separated by commas; their number and order may never change"
+    )
+    dirs_moved: bool = option(False, "start once with true after all directories were moved together to another path")
+    zookeeper: str = option(
+        "127.0.0.1:2181", "addresses of ZooKeeper, host:port separated by commas, and a path if the cluster has one"
+    )
+    namespace: str = option("/dlog", "path in ZooKeeper below which the streams are")
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(
+        3181, "port to listen on; 0: any free one, and the bookie keeps the id that its directories have"
+    )
+    advertise: str = option("", "host:port that others connect to; empty: host and port as bound")
+    bookie_id: str = option("", "name of the bookie in ledger metadata; empty: host:port")
+    tcp_only: bool = option(False, "offer no Unix socket to processes on this machine")
+    metrics_port: int = option(0, "port of the metrics for Prometheus; 0: none")
 
     # journal
-    journal_file_bytes: int = option(64 * MiB, sim=(16 * KiB, 256 * KiB))
-    journal_group_bytes_max: int = option(8 * MiB, sim=(4 * KiB, 64 * KiB))  # one write and one fdatasync at most
-    journal_waiting_bytes_max: int = option(64 * MiB, sim=(4 * KiB, 1 * MiB))  # beyond it adds get TOO_MANY_REQUESTS
-    journal_files_max: int = 6  # so many files behind the mark make a checkpoint due
+    journal_file_bytes: int = option(
+        64 * MiB, "size of a journal file, reserved when it is made", sim=(16 * KiB, 256 * KiB)
+    )
+    journal_group_bytes_max: int = option(
+        8 * MiB, "most bytes in one write and one fdatasync of the journal", sim=(4 * KiB, 64 * KiB)
+    )
+    journal_waiting_bytes_max: int = option(
+        64 * MiB,
+        "bytes that may wait for the journal; beyond it adds are refused (TOO_MANY_REQUESTS)",
+        sim=(4 * KiB, 1 * MiB),
+    )
+    journal_files_max: int = option(6, "journal files behind the last checkpoint that make the next checkpoint due")
 
     # storage
-    write_cache_bytes: int = option(64 * MiB, sim=(4 * KiB, 64 * KiB))  # of each half
-    write_cache_entries: int = option(200_000, sim=(4, 1000))  # of each half
-    read_cache_bytes: int = option(32 * MiB, sim=(0, 64 * KiB))
-    read_ahead_bytes: int = 1 * MiB
-    read_ahead_entries: int = 256
-    entry_log_bytes: int = 512 * MiB  # roll beyond it
-    entry_logs_open_max: int = 256  # of each ledger directory: descriptors of the logs that were used last
-    checkpoint_s: float = 30.0
-    salvage: bool = False  # start in spite of a damaged journal: read-only for good, negatives become IO_ERROR
+    write_cache_bytes: int = option(
+        64 * MiB, "size of each of the two write caches; a full one is flushed to entry logs", sim=(4 * KiB, 64 * KiB)
+    )
+    write_cache_entries: int = option(200_000, "entries in each of the two write caches", sim=(4, 1000))
+    read_cache_bytes: int = option(32 * MiB, "memory for entries read from entry logs", sim=(0, 64 * KiB))
+    read_ahead_bytes: int = option(1 * MiB, "bytes read from an entry log beyond an entry that is read in sequence")
+    read_ahead_entries: int = option(256, "entries read ahead at most")
+    entry_log_bytes: int = option(512 * MiB, "size at which an entry log is closed and the next one begun")
+    entry_logs_open_max: int = option(256, "entry logs kept open in each ledger directory, the last used ones")
+    checkpoint_s: float = option(30.0, "longest time between two checkpoints")
+    salvage: bool = option(
+        False, "start in spite of a damaged journal: read-only for good, and entries not found are I/O errors"
+    )
 
     # bounds
-    reads_waiting_max: int = 10_000  # reads that wait for a disk, all connections together
-    ledgers_max: int = 1_000_000
-    connections_max: int = 4096  # further ones are closed at once
-    receive_bytes_max: int = 256 * MiB  # of frames that are not whole yet, all connections; who goes beyond is closed
-    frame_s: float = 30.0  # a first request, or the rest of one, that does not come by then ends its connection
-    connection_out_bytes_max: int = 4 * MiB  # a connection's requests rest while so much waits to be sent to it
-    connection_reads_max: int = 256  # ... or while so many of its requests have no answer because of a disk
+    reads_waiting_max: int = option(
+        10_000, "reads of all connections that may wait for a disk; beyond it they are refused"
+    )
+    ledgers_max: int = option(1_000_000, "ledgers that may exist on the bookie; beyond it new ones are refused")
+    connections_max: int = option(4096, "open connections; a further one is closed at once")
+    receive_bytes_max: int = option(256 * MiB, "memory for frames that are not complete yet, of all connections")
+    frame_s: float = option(30.0, "time in which a first request, or the rest of a begun one, must come")
+    connection_out_bytes_max: int = option(
+        4 * MiB, "unsent answers of a connection, beyond which its requests are not read"
+    )
+    connection_reads_max: int = option(256, "unanswered reads of a connection, beyond which its requests are not read")
 
     # disk space
-    disk_check_s: float = 5.0
-    disk_free_min_bytes: int = 1 * GiB  # read-only below it in any directory
-    disk_free_reserve_bytes: int = 256 * MiB  # recovery and high-priority adds are taken down to here
+    disk_check_s: float = option(5.0, "time between two looks at the free space")
+    disk_free_min_bytes: int = option(1 * GiB, "free space in each directory, below which the bookie is read-only")
+    disk_free_reserve_bytes: int = option(
+        256 * MiB, "free space down to which recovery and high-priority adds are taken"
+    )
 
     # ledgers that metadata no longer names
-    gc_s: float = 600.0  # between collections; at once and each 30 s while the disk is nearly full; 0: never
-    gc_look_s: float = 10.0  # between two marks in metadata, after which ledgers that are new here may be collected
-    gc_minor_share: float = 0.2  # after each collection full entry logs are emptied of which less than this share lives
-    gc_major_share: float = 0.5  # the same, every gc_major_s and while the disk is nearly full
-    gc_major_s: float = 3600.0
-    gc_bytes_s: int = 8 * MiB  # that compaction copies a second at most
-    gc_reserve_bytes: int = 1 * MiB  # of each ledger directory, held for a collection on a disk without a free byte
+    gc_s: float = option(600.0, "time between garbage collections; every 30 s while the disk is nearly full; 0: never")
+    gc_look_s: float = option(
+        10.0, "time between two marks in metadata, after which ledgers new on this bookie may be collected"
+    )
+    gc_minor_share: float = option(
+        0.2, "live share of a full entry log, below which it is compacted after each collection"
+    )
+    gc_major_share: float = option(
+        0.5, "live share below which it is compacted every gc_major_s, and while the disk is nearly full"
+    )
+    gc_major_s: float = option(3600.0, "time between major compactions")
+    gc_bytes_s: int = option(8 * MiB, "bytes that compaction copies a second at most")
+    gc_reserve_bytes: int = option(
+        1 * MiB, "space held in each ledger directory, for a collection on a disk without a free byte"
+    )
 
     def __post_init__(self) -> None:
         if self.gc_s < 0 or self.gc_look_s <= 0:

@@ -19,6 +19,7 @@ from dlog.io.embedded_zookeeper import HEAP_LEAST_MIB
 from dlog.io.file_errors import named_errors
 from dlog.io.listening import check_free, is_free
 from dlog.io.zookeeper_layout import StreamPaths
+from dlog.options import option
 
 PLAN_FILE = "cluster.json"
 HOST = "127.0.0.1"
@@ -29,14 +30,18 @@ _PORTS = range(20000, 32000)  # below what the kernel gives to connections of it
 class UpOptions:
     """Section [up] of a configuration file; the flags of `dlog up` win over it."""
 
-    bookies: int = 0  # 0: as many as there were, 3 at the first start
-    write_proxies: int = 0  # 0: as many as there were, 2 at the first start
-    read_proxies: int = 0
-    port: int = 0  # of the first write proxy, the other parts follow; 0: free ones
-    host: str = ""  # address to listen on; empty: as it was, 127.0.0.1 at the first start
-    zookeeper: str = ""  # an outside one; empty: as it was, at the first start one is started here
-    namespace: str = ""  # empty: as it was, /dlog at the first start
-    zookeeper_heap_mib: int = 0  # of the ZooKeeper started here; 0: an eighth of the memory, from 128 to 1024 MiB
+    bookies: int = option(0, "bookies; 0: as many as there were, 3 at the first start")
+    write_proxies: int = option(0, "write proxies; 0: as many as there were, 2 at the first start")
+    read_proxies: int = option(0, "read proxies; 0: as many as there were, 2 at the first start")
+    port: int = option(0, "port of the first write proxy, the others follow it; 0: free ones")
+    host: str = option("", "address to listen on; empty: as it was, 127.0.0.1 at the first start")
+    zookeeper: str = option(
+        "", "addresses of a ZooKeeper that runs already; empty: as it was, at the first start one is started"
+    )
+    namespace: str = option("", "path in ZooKeeper; empty: as it was, /dlog at the first start")
+    zookeeper_heap_mib: int = option(
+        0, "heap of the started ZooKeeper in MiB; 0: an eighth of the memory, from 128 to 1024"
+    )
 
     def __post_init__(self) -> None:
         for name in ("bookies", "write_proxies", "read_proxies"):

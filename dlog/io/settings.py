@@ -79,7 +79,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
     may be given without a value, for true."""
     for field in dataclasses.fields(cls):
         flag = "--" + field.name.replace("_", "-")
-        told = f"default {field.default!r}"
+        told = f"{field.metadata.get('about', '')} (default {field.default!r})".strip().replace("%", "%%")
         if isinstance(field.default, bool):
             parser.add_argument(flag, nargs="?", const=True, metavar="BOOL", help=told)
         else:

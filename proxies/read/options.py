@@ -15,24 +15,36 @@ class ReadOptions(ServingOptions):
     """Memory is bounded by cache_bytes_max, fetches_max times fetch_bytes, for each connection what is unsent
     (512 KiB) and one frame a reader, and process_bytes_max of batches handed on to their owners and not answered."""
 
-    cache_bytes_max: int = option(64 * MiB, sim=(0, 64 * KiB))
-    fetch_bytes: int = option(MiB, sim=(256, 64 * KiB))  # asked of a store at once
-    chunk_bytes: int = option(256 * KiB, sim=(1, 4 * KiB))  # pushed to a reader at once; one entry may exceed it
-    fetches_max: int = option(16, sim=(1, 4))  # at once, of the process
-    readers_max: int = option(10_000, sim=(1, 8))  # of the process
-    readers_per_connection_max: int = option(1000, sim=(1, 4))
-    streams_max: int = option(10_000, sim=(1, 4))  # followed at once
-    connection_bytes_max: int = option(4 * MiB, sim=(KiB, MiB))
-    stream_bytes_max: int = option(16 * MiB, sim=(KiB, MiB))
-    process_bytes_max: int = option(64 * MiB, sim=(4 * KiB, 4 * MiB))
-    idle_s: float = option(30.0, sim=(0.1, 1.0))  # after which a stream nobody reads is followed no more
-    doubt_every_s: float = option(10.0, sim=(1.0, 10.0))  # between two doubts that a quiet stream's metadata is current
-    contact_every_s: float = option(0.5, sim=(0.1, 0.5))  # between two looks whether ZooKeeper answers
-    contact_patience_s: float = option(1.0, sim=(0.5, 1.0))  # before readers are sent to a proxy that it answers
-    doubts_per_s_max: int = option(50, sim=(1, 50))  # of the process
-    connect_timeout_s: float = option(1.0, sim=(0.05, 1.0))
-    ping_every_s: float = option(0.5, sim=(0.05, 1.0))
-    ping_timeout_s: float = option(1.0, sim=(0.05, 1.0))
+    cache_bytes_max: int = option(64 * MiB, "memory for entries", sim=(0, 64 * KiB))
+    fetch_bytes: int = option(MiB, "bytes asked of a store at once", sim=(256, 64 * KiB))
+    chunk_bytes: int = option(256 * KiB, "bytes pushed to a reader at once; one entry may exceed it", sim=(1, 4 * KiB))
+    fetches_max: int = option(16, "fetches at a time, of the process", sim=(1, 4))
+    readers_max: int = option(10_000, "readers of the process; a further one is refused (517)", sim=(1, 8))
+    readers_per_connection_max: int = option(1000, "readers of one connection", sim=(1, 4))
+    streams_max: int = option(10_000, "streams followed at once", sim=(1, 4))
+    connection_bytes_max: int = option(
+        4 * MiB, "unanswered bytes of batches forwarded for a connection", sim=(KiB, MiB)
+    )
+    stream_bytes_max: int = option(16 * MiB, "unanswered bytes of batches forwarded to one stream", sim=(KiB, MiB))
+    process_bytes_max: int = option(
+        64 * MiB, "unanswered bytes of batches forwarded by the process", sim=(4 * KiB, 4 * MiB)
+    )
+    idle_s: float = option(30.0, "time without a reader, after which a stream is followed no more", sim=(0.1, 1.0))
+    doubt_every_s: float = option(
+        10.0, "time after which the metadata of a quiet stream is read again", sim=(1.0, 10.0)
+    )
+    contact_every_s: float = option(0.5, "time between two checks that ZooKeeper answers", sim=(0.1, 0.5))
+    contact_patience_s: float = option(
+        1.0, "time without ZooKeeper, after which readers are sent to another proxy", sim=(0.5, 1.0)
+    )
+    doubts_per_s_max: int = option(
+        50, "streams of which metadata is read again for being quiet, of the process", sim=(1, 50)
+    )
+    connect_timeout_s: float = option(1.0, "time to connect to an owner", sim=(0.05, 1.0))
+    ping_every_s: float = option(0.5, "time between pings of an owner that is followed", sim=(0.05, 1.0))
+    ping_timeout_s: float = option(
+        1.0, "time without an answer of an owner, after which the connection is given up", sim=(0.05, 1.0)
+    )
 
     def __post_init__(self) -> None:
         ServingOptions.__post_init__(self)

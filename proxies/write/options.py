@@ -15,23 +15,47 @@ class WriteOptions(ServingOptions):
     """Bounds are bytes of batches in flight: taken and not answered. What a connection has beyond its own bound is not
     read; what a stream or the process has beyond theirs is refused (517)."""
 
-    connection_bytes_max: int = option(16 * MiB, sim=(KiB, MiB))
-    stream_bytes_max: int = option(16 * MiB, sim=(KiB, MiB))
-    process_bytes_max: int = option(128 * MiB, sim=(4 * KiB, 4 * MiB))
-    requests_max: int = option(10_000, sim=(2, 100))  # waiting for one stream's owner
-    takes_max: int = option(10_000, sim=(1, 10))  # streams that wait to be taken
-    takes_at_once: int = option(16, sim=(1, 4))  # streams being taken, besides those that take longer than the next
-    take_slow_s: float = option(2.0, sim=(0.1, 5.0))
-    idle_s: float = option(600.0, sim=(0.5, 30.0))  # a stream that nobody used for so long is handed back
-    upkeep_s: float = option(300.0, sim=(2.0, 20.0))  # between rounds over streams without an owner; 0: none
-    streams_max: int = option(10_000, sim=(2, 50))  # beyond these, one is handed back once quiet for a second
-    ping_every_s: float = option(0.15, sim=(0.01, 0.5))
-    ping_timeout_s: float = option(0.3, sim=(0.05, 1.0))
-    inflight_entries_max: int = option(3, sim=(1, 4))
-    cut_bytes: int = option(256 * KiB, sim=(64, 2 * KiB))
-    control_after_ms: float = option(10.0, sim=(0.0, 50.0))
-    control_records_per_s: int = 400  # of all streams of this proxy; those due beyond that come later
-    producers_max: int = 4000  # remembered of a stream, 1 KB each; at most dlog.log.options.PRODUCERS_MAX
+    connection_bytes_max: int = option(
+        16 * MiB, "unanswered bytes of batches of a connection, beyond which it is not read", sim=(KiB, MiB)
+    )
+    stream_bytes_max: int = option(
+        16 * MiB, "unanswered bytes of batches of a stream, beyond which batches are refused (517)", sim=(KiB, MiB)
+    )
+    process_bytes_max: int = option(
+        128 * MiB,
+        "unanswered bytes of batches of all streams, beyond which batches are refused (517)",
+        sim=(4 * KiB, 4 * MiB),
+    )
+    requests_max: int = option(10_000, "requests that may wait for the owner of one stream", sim=(2, 100))
+    takes_max: int = option(10_000, "streams that may wait to be taken over", sim=(1, 10))
+    takes_at_once: int = option(16, "streams being taken over at a time, not counting slow ones", sim=(1, 4))
+    take_slow_s: float = option(
+        2.0, "time after which a take-over counts as slow, and the next one begins", sim=(0.1, 5.0)
+    )
+    idle_s: float = option(600.0, "time without any use, after which a stream is handed back", sim=(0.5, 30.0))
+    upkeep_s: float = option(
+        300.0, "time between rounds over streams without an owner (retention, deletion); 0: none", sim=(2.0, 20.0)
+    )
+    streams_max: int = option(
+        10_000, "streams owned; beyond it one is handed back once it was quiet for a second", sim=(2, 50)
+    )
+    ping_every_s: float = option(0.15, "time between pings of each other write proxy", sim=(0.01, 0.5))
+    ping_timeout_s: float = option(
+        0.3,
+        "time without an answer, after which a proxy is suspected, if its answers usually come sooner",
+        sim=(0.05, 1.0),
+    )
+    inflight_entries_max: int = option(3, "entries of a stream sent to the store and not confirmed", sim=(1, 4))
+    cut_bytes: int = option(
+        256 * KiB, "bytes of waiting batches that make an entry, even while others are in flight", sim=(64, 2 * KiB)
+    )
+    control_after_ms: float = option(
+        10.0,
+        "time without a further entry, after which a control record shows the last one to readers",
+        sim=(0.0, 50.0),
+    )
+    control_records_per_s: int = option(400, "control records of all streams; those due beyond it come later")
+    producers_max: int = option(4000, "producers remembered of a stream, 1 KB each; at most 10,000")
 
     def __post_init__(self) -> None:
         ServingOptions.__post_init__(self)

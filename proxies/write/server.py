@@ -170,8 +170,11 @@ class WriteProxy:
         meters.counter("write_batches", "Batches taken", lambda: admission.batches)
         meters.counter("write_bytes", "Bytes of batches taken", lambda: admission.bytes)
         meters.counter("write_refused", "Batches refused for want of room", lambda: admission.refused)
-        unknown = "Batches refused because their producer is not remembered; see producers_max"
-        meters.counter("write_producers_unknown", unknown, lambda: admission.producers_unknown)
+        meters.counter(
+            "write_producers_unknown",
+            "Batches refused because their producer is not remembered; see producers_max",
+            lambda: admission.producers_unknown,
+        )
         meters.gauge("write_in_flight_bytes", "Bytes taken and not answered", lambda: admission.process.bytes)
         meters.gauge("write_streams", "Streams being taken, owned or handed over", lambda: len(self.holdings))
         takes = self.holdings.takes

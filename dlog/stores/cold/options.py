@@ -6,9 +6,9 @@ storage: for S3 its own environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_RE
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dlog.options import MiB, at_least_one
+from dlog.options import MiB, at_least_one, option
 from dlog.stores.cold.places import Location, parse_root
 
 S3_ADDRESSING = ("auto", "path", "virtual")
@@ -24,20 +24,22 @@ class ColdOptions:
     of what is written, 0 for the cluster's own number.
     """
 
-    roots: tuple[str, ...] = ()
-    extent_bytes: int = 4 * MiB  # read at once, for who reads on and on
-    cache_bytes_max: int = 64 * MiB  # of what was read and may be asked for again
-    fetches_max: int = 8  # at once
-    timeout_s: float = 60.0  # of each request
-    s3_endpoint: str = ""
-    s3_region: str = ""
-    s3_access_key: str = ""
-    s3_secret_key: str = field(default="", repr=False)
-    s3_session_token: str = field(default="", repr=False)
-    s3_addressing: str = "auto"
-    webhdfs_user: str = ""
-    webhdfs_token: str = field(default="", repr=False)
-    webhdfs_replication: int = 0
+    roots: tuple[str, ...] = option(
+        (), "locations below which objects may be read and deleted, as s3://bucket/prefix; none: any"
+    )
+    extent_bytes: int = option(4 * MiB, "bytes read at once from an object that is read in sequence")
+    cache_bytes_max: int = option(64 * MiB, "memory for what was read and may be asked for again")
+    fetches_max: int = option(8, "requests at a time")
+    timeout_s: float = option(60.0, "time for each request")
+    s3_endpoint: str = option("", "URL of the S3 service; empty: AWS_ENDPOINT_URL, or Amazon's")
+    s3_region: str = option("", "region; empty: AWS_REGION")
+    s3_access_key: str = option("", "access key; empty: as AWS's own tools find it")
+    s3_secret_key: str = option("", "secret key; goes with s3_access_key", repr=False)
+    s3_session_token: str = option("", "token of temporary keys", repr=False)
+    s3_addressing: str = option("auto", "where the bucket's name is put: auto, path or virtual (in the host's name)")
+    webhdfs_user: str = option("", "user, for a cluster that asks for no proof")
+    webhdfs_token: str = option("", "delegation token, for a cluster that asks for one", repr=False)
+    webhdfs_replication: int = option(0, "copies of each object; 0: the cluster's own number")
 
     def __post_init__(self) -> None:
         at_least_one(self, "extent_bytes", "cache_bytes_max", "fetches_max", "timeout_s")

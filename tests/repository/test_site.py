@@ -1,0 +1,64 @@
+"""The site of the documents: `make docs` builds it, and a broken link, anchor or page without a place is a failure."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("docs", "dlog", "actors", "proxies", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml")
+
+
+def build(tree: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
+    return subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("site")
+    built = build(ROOT, directory)
+    assert built.returncode == 0, built.stderr
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("index.html", "A replicated, durable, ordered log"),
+        ("architecture.html", "A record is written"),
+        ("reference/configuration.html", "control_records_per_s"),
+        ("reference/errors.html", "StreamNotFoundError"),
+        ("reference/events.html", "dlog_write_producers_unknown_total"),
+        ("reference/cli.html", "dlog bookie gc"),
+        ("reference/python.html", "append_batch"),
+    ],
+)
+def test_a_page_is_built(site: Path, page: str, text: str) -> None:
+    assert text in (site / page).read_text()
+
+
+def test_no_option_is_without_a_meaning() -> None:
+    sys.path.insert(0, str(ROOT / "docs/site"))
+    try:
+        import reference
+    finally:
+        sys.path.pop(0)
+    rows = [line for line in reference.configuration().splitlines() if line.startswith("| `")]
+    assert len(rows) > 100
+    assert [row for row in rows if row.endswith("|  |")] == []
+
+
+def test_broken_links_and_anchors_fail(tmp_path: Path) -> None:
+    for part in PARTS:
+        copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+        copy(ROOT / part, tmp_path / part)
+    with (tmp_path / "docs/faq.md").open("a") as page:
+        page.write("[gone](no-such-page.md) and [nowhere](limits.md#no-such-anchor)\n")
+    built = build(tmp_path, tmp_path / "out")
+    assert built.returncode != 0
+    assert "no-such-page.md" in built.stderr and "no-such-anchor" in built.stderr
