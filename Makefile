@@ -13,7 +13,7 @@ SEEDS ?= 1000
 FIRST ?= 0
 MINUTES ?= 2
 
-.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt chaos fuzz pythons sparks lock peers haproxy clean
+.PHONY: help setup demo check lint types imports unit simulation integration interop test hunt chaos fuzz docs pythons sparks lock peers haproxy clean
 
 help:
 	@echo "make demo [FILE=lines.txt]   a cluster on this machine; the file goes in while processes are killed, and comes back"
@@ -22,6 +22,7 @@ help:
 	@echo "make pythons                 environments of other Pythons found here, on which traces are compared"
 	@echo "make hunt SEEDS=20000        look for a seed that breaks an invariant"
 	@echo "make chaos MINUTES=10        hurt a cluster of real processes and judge what its clients saw"
+	@echo "make docs                    the site of the documents, into build/site; a broken link is a failure"
 	@echo "make lock                    renew requirements.lock from pyproject.toml"
 
 setup: $(VENV)/.ready
@@ -100,9 +101,12 @@ chaos: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES)
 
+docs: setup
+	$(BIN)/mkdocs build -q
+
 lock: setup
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --extra embedded --extra s3 --extra spark --group dev --group peers --group plots -o requirements.lock pyproject.toml
+	$(BIN)/uv pip compile -q --universal --generate-hashes --no-header --python-version 3.11 --extra embedded --extra s3 --extra spark --group dev --group docs --group peers --group plots -o requirements.lock pyproject.toml
 
 clean:
 	rm -rf $(VENV) .cache build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

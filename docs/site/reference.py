@@ -204,7 +204,11 @@ def _metrics() -> Iterator[tuple[str, str, str]]:
     from dlog.io import metrics
 
     for number in metrics._NUMBERS:
-        yield number.name + ("" if number.is_gauge else "_total"), "gauge" if number.is_gauge else "counter", number.what
+        yield (
+            number.name + ("" if number.is_gauge else "_total"),
+            "gauge" if number.is_gauge else "counter",
+            number.what,
+        )
     pattern = re.compile(r'\.(gauge|counter)\(\s*"([a-z_]+)",\s*((?:"[^"]*"\s*)+)')
     for package in (actors, proxies):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import shutil
 import subprocess
 import sys
@@ -10,7 +11,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("docs", "dlog", "actors", "proxies", "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "mkdocs.yml")
+PARTS = (
+    "docs",
+    "dlog",
+    "actors",
+    "proxies",
+    "README.md",
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "mkdocs.yml",
+)
 
 
 def build(tree: Path, site: Path) -> subprocess.CompletedProcess[str]:
@@ -42,12 +53,9 @@ def test_a_page_is_built(site: Path, page: str, text: str) -> None:
     assert text in (site / page).read_text()
 
 
-def test_no_option_is_without_a_meaning() -> None:
-    sys.path.insert(0, str(ROOT / "docs/site"))
-    try:
-        import reference
-    finally:
-        sys.path.pop(0)
+def test_no_option_is_without_a_meaning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs/site"))
+    reference = importlib.import_module("reference")
     rows = [line for line in reference.configuration().splitlines() if line.startswith("| `")]
     assert len(rows) > 100
     assert [row for row in rows if row.endswith("|  |")] == []

@@ -1,7 +1,8 @@
-"""The commands of README.md and docs/operations.md, run as a reader would: one `dlog up`, then line by line.
+"""The commands of README.md, docs/quickstart.md and docs/operations.md, run as a reader would: one `dlog up`, then line
+by line.
 
 A line `$ command` in a fenced `console` block behind a `<!-- tour -->` mark runs in a shell in the cluster's directory;
-it must exit 0 unless the line above says `# exits N`. The Python block behind `<!-- tour-python -->` runs too.
+it must exit 0 unless the line above says `# exits N`. Each Python block behind `<!-- tour-python -->` is a program.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, di
             log.close()
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/operations.md"])
+@pytest.mark.parametrize("document", ["README.md", "docs/quickstart.md", "docs/operations.md"])
 def test_the_commands_of_the_document_run(cluster: tuple[Path, dict[str, str]], document: str) -> None:
     where, env = cluster
     ran = 0
@@ -83,10 +84,11 @@ def test_the_commands_of_the_document_run(cluster: tuple[Path, dict[str, str]], 
     assert ran > 3
 
 
-def test_the_python_of_the_readme_runs(cluster: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+def run_python(document: str, cluster: tuple[Path, dict[str, str]], directory: Path) -> list[str]:
+    """Run the one Python program of a document with the DLOG_CONNECT that `dlog up` prints; return what it prints."""
     where, env = cluster
-    (block,) = blocks(ROOT / "README.md", "tour-python")
-    program = tmp_path / "tour.py"
+    (block,) = blocks(ROOT / document, "tour-python")
+    program = directory / "tour.py"
     program.write_text(block)
     told = re.search(r"DLOG_CONNECT=(\S+)", (where / "up.log").read_text())
     assert told is not None, "dlog up prints the value of DLOG_CONNECT"
@@ -95,5 +97,16 @@ def test_the_python_of_the_readme_runs(cluster: tuple[Path, dict[str, str]], tmp
         [sys.executable, str(program)], cwd=where, env=env, capture_output=True, text=True, check=False, timeout=180
     )
     assert result.returncode == 0, result.stderr
-    payloads = [line.split()[-1] for line in result.stdout.splitlines()]
+    return result.stdout.splitlines()
+
+
+def test_the_python_of_the_readme_runs(cluster: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    payloads = [line.split()[-1] for line in run_python("README.md", cluster, tmp_path)]
     assert payloads == ["b'hello'", "b'how'", "b'are'", "b'you'", "b'fine'", "b'thanks'"]
+
+
+def test_the_python_of_the_quick_start_runs(cluster: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    lines = run_python("docs/quickstart.md", cluster, tmp_path)
+    payloads = [line.split()[-1] for line in lines]
+    assert payloads[1:] == ["b'first'", *(f"{number}'" for number in range(5))]
+    assert lines[-1].startswith("resumed at")
