@@ -1,7 +1,9 @@
-"""Entries of sealed and unsealed segments as read from stores, for all readers of a process.
+"""LRU cache of segment entries, shared by all readers of a process.
 
-The law of this room: what is here is immutable and confirmed; it is bounded by bytes, the least recently used goes
-first; that something is not here means nothing. Nobody is ever told from here that an entry does not exist.
+Invariants:
+- every cached entry is immutable and confirmed;
+- the size in bytes is bounded; the least recently used entries are evicted first;
+- a missing entry means nothing: the cache never says that an entry does not exist.
 """
 
 from __future__ import annotations
@@ -9,11 +11,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-ENTRY_OVERHEAD_BYTES = 200  # of keeping one entry beside its payload, about
+ENTRY_OVERHEAD_BYTES = 200  # memory per entry beside its payload, about
 
 
 class EntryCache:
-    """Payloads by (segment key, entry). A segment key names store and place, which are never used twice."""
+    """Payloads by (segment key, entry). A segment key is store and location, which are never reused."""
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes = 0
@@ -21,17 +23,17 @@ class EntryCache:
         self.hits = 0
         self.misses = 0
         self._entries: OrderedDict[tuple[str, int], bytes] = OrderedDict()
-        self._by_segment: dict[str, set[int]] = {}  # ids of the entries that are here; none is empty
+        self._by_segment: dict[str, set[int]] = {}  # ids of the cached entries; no set is empty
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def holds(self, segment: str, entry: int) -> bool:
-        """Whether an entry is here now; does not count as use."""
+        """Whether an entry is cached; does not count as use."""
         return (segment, entry) in self._entries
 
     def run(self, segment: str, first: int, last: int, bytes_max: int) -> list[bytes]:
-        """The entries from `first` on that are here without a gap, up to `last` or until they sum up to bytes_max."""
+        """The cached entries from `first` on without a gap, up to `last` or until they reach bytes_max."""
         entries = self._entries
         found: list[bytes] = []
         size = 0
@@ -51,7 +53,7 @@ class EntryCache:
         return found
 
     def put(self, segment: str, first: int, payloads: Sequence[bytes]) -> None:
-        """Keep what a store answered. A payload larger than the whole cache is not kept."""
+        """Add entries read from a store. A payload larger than the whole cache is not kept."""
         for entry, payload in enumerate(payloads, first):
             key = (segment, entry)
             if key in self._entries:
@@ -65,9 +67,9 @@ class EntryCache:
             self._left(oldest, entry, payload)
 
     def drop(self, segment: str, before: int | None = None) -> None:
-        """Forget a segment, or its entries below `before`: truncated or deleted data leaves at once.
+        """Remove a segment, or its entries below `before` (truncated or deleted data).
 
-        Costs what is here of this segment, however much there is of others.
+        Takes time proportional to this segment's cached entries only.
         """
         held = self._by_segment.get(segment, ())
         for entry in [entry for entry in held if before is None or entry < before]:

@@ -1,8 +1,10 @@
-"""Entries on their way from a store, and what each who waits for them gets.
+"""Fetches blocks of entries from segment stores for the readers of one stream, with single flight and prefetch.
 
-The law of this room: one fetch serves all who want some of it, each gets no more than it asked for, and who asked the
-same is told the same. Two blocks of a stream are ahead of who reads on: one on its way from the store while the one
-before it goes to the reader. A fetch that failed is told to those who waited for it and kept for nobody.
+Invariants:
+- one fetch serves all readers that want some of its entries; each gets no more than it asked for, and equal requests
+  share one reply;
+- two blocks ahead of a sequential reader are prefetched: one is fetched while the one before goes to the reader;
+- an error goes to the readers that waited for the fetch and is not cached.
 """
 
 from __future__ import annotations
@@ -21,31 +23,31 @@ from dlog.model.ids import EntryId, StreamName
 from dlog.model.segment import Segment
 from dlog.stores.contract import ReaderClosedError
 
-AHEAD = 2  # blocks that are on their way, or here and unread, before who reads on
-_UNREAD_MAX = 64  # blocks of a segment that are remembered as unread; one that is forgotten only stops reading ahead
+AHEAD = 2  # blocks fetched, or here and unread, ahead of a sequential reader
+_UNREAD_MAX = 64  # prefetched unread blocks remembered per segment; forgetting one only stops prefetching there
 
 
 class Source(Protocol):
-    """The stream whose entries are fetched."""
+    """The source that Fetches serves."""
 
     @property
     def stream(self) -> StreamName: ...
 
     def lac(self, segment: Segment) -> int:
-        """What is known to be confirmed of a segment."""
+        """The segment's LAC as far as it is known."""
         ...
 
     def listed(self, number: int) -> Segment | None:
-        """The segment as the list has it now, unless it is truncated."""
+        """The segment in the current list; None if it is truncated."""
         ...
 
     def run_errand(self, errand: Coroutine[Any, Any, None], name: str) -> None:
-        """Do it as long as the stream's source lives."""
+        """Run a task that ends with the stream's source."""
         ...
 
 
 class Fetches:
-    """Of one stream's source. at_once: how many the process makes at the same time; fetch_bytes: of one."""
+    """Fetches of one stream's source. at_once: limits fetches of the process; fetch_bytes: size of one."""
 
     def __init__(
         self,
@@ -63,18 +65,18 @@ class Fetches:
         self._ways: dict[str, _Way] = {}  # by segment key
 
     def clear(self) -> None:
-        """What is under way is nobody's any more."""
+        """Forget all fetches under way."""
         self._ways.clear()
 
     def forget(self, key: str) -> None:
-        """A segment is gone."""
+        """A segment was deleted or truncated."""
         way = self._ways.get(key)
         if way is not None:
             way.unread.clear()
             self._drop_if_idle(key)
 
     def answer(self, view: View, question: GetEntries) -> None:
-        """From the cache, or with what a fetch brings."""
+        """Reply from the cache, or after a fetch."""
         segment, first = question.segment, question.first
         key = segment_key(segment)
         payloads = self._cache.run(key, first, question.last, question.max_bytes)
@@ -85,8 +87,8 @@ class Fetches:
         self._find_flight(segment, key, first, question.last).waiters.append((view, question))
 
     def _read_on(self, segment: Segment, key: str, first: int, after: int) -> None:
-        """Somebody was given `first` .. `after` - 1 from the cache: what lies behind it, or behind a block that was
-        read ahead and that he is the first to come to, is wanted soon."""
+        """A reader got `first` .. `after` - 1 from the cache: prefetch what follows, and what follows a prefetched
+        block that this reader is the first to reach."""
         self._read_ahead(segment, key, after)
         way = self._ways.get(key)
         end = way.come_to(first, after) if way is not None else None
@@ -98,7 +100,7 @@ class Fetches:
             self._find_flight(segment, key, first, first)
 
     def _read_blocks_ahead(self, segment: Segment, key: str, first: int) -> None:
-        """From `first` on AHEAD blocks are on their way or unread, as far as it is known where a block will end."""
+        """Make sure that AHEAD blocks from `first` on are being fetched or unread, as far as block ends are known."""
         for _ in range(AHEAD):
             way = self._ways.get(key)
             end = way.end_of_block_at(first) if way is not None else None
@@ -156,13 +158,13 @@ class Fetches:
             else:
                 self.answer(view, question)
         if goes_on:
-            self._read_blocks_ahead(segment, key, after)  # fetched while this block is on its way to who asked
+            self._read_blocks_ahead(segment, key, after)  # fetched while this block goes to its readers
         elif error is None and not flight.waiters:
             self._ways[key].unread.append((flight.first, after))
         self._drop_if_idle(key)
 
     def keep(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
-        """Put into the cache what has come, but for what was truncated or deleted while it was on its way."""
+        """Put fetched entries into the cache, except those truncated or deleted meanwhile."""
         key = segment_key(segment)
         now = self._source.listed(segment.number)
         if now is None or segment_key(now) != key:
@@ -180,7 +182,7 @@ class Fetches:
 
 
 class _Flight:
-    """Entries `first`..`last` of a segment on their way from the store, and who waits for some of them."""
+    """One fetch of entries `first`..`last` of a segment, and the requests that wait for some of them."""
 
     __slots__ = ("first", "last", "waiters")
 
@@ -191,10 +193,10 @@ class _Flight:
 
 
 class _Way:
-    """What is on its way of one segment, and what came that nobody has looked at.
+    """Prefetch state of one segment: its fetches under way, and prefetched blocks that no reader has reached.
 
-    unread: blocks as (first entry, the one behind the last). A flight ends where a block like the one before would, so
-    that it is known where the next begins before this one has come.
+    unread: blocks as (first entry, last entry + 1). A fetch is limited to the entries of a typical block, so that the
+    next one can begin before this one has come.
     """
 
     __slots__ = ("_block", "flights", "unread")
@@ -202,7 +204,7 @@ class _Way:
     def __init__(self) -> None:
         self.flights: list[_Flight] = []
         self.unread: deque[tuple[int, int]] = deque(maxlen=_UNREAD_MAX)
-        self._block = 0  # entries that fill a block, by what came last; 0: not known
+        self._block = 0  # entries per block, estimated from the last fetch; 0: not known
 
     def flight_over(self, entry: int) -> _Flight | None:
         for flight in self.flights:
@@ -211,7 +213,7 @@ class _Way:
         return None
 
     def begin(self, first: int, last: int) -> _Flight:
-        """A flight from `first` to the end of a block, at most to `last`, and not into what is on its way or unread."""
+        """Add a fetch from `first` to the block's end, at most `last`; it stops before fetches and unread blocks."""
         if self._block:
             last = min(last, first + self._block - 1)
         taken = [flight.first for flight in self.flights] + [block[0] for block in self.unread]
@@ -220,7 +222,7 @@ class _Way:
         return flight
 
     def end_of_block_at(self, entry: int) -> int | None:
-        """The entry behind the block on its way, or unread, that holds `entry`; None if none does."""
+        """Last entry + 1 of the fetch or unread block that contains `entry`; None if none does."""
         flight = self.flight_over(entry)
         if flight is not None:
             return flight.last + 1
@@ -230,7 +232,7 @@ class _Way:
         return None
 
     def come_to(self, first: int, after: int) -> int | None:
-        """Unread blocks that hold some of `first` .. `after` - 1 are so no more; the end of the last of them."""
+        """Remove unread blocks that overlap `first` .. `after` - 1; return the end of the last one, None if none."""
         here = [block for block in self.unread if block[0] < after and first < block[1]]
         for block in here:
             self.unread.remove(block)
@@ -243,7 +245,7 @@ class _Way:
 
 
 def cut(payloads: list[bytes], at: int, question: GetEntries) -> tuple[bytes, ...]:
-    """Of a fetch, what a question asked for."""
+    """The part of a fetch's payloads that a request asked for."""
     got: list[bytes] = []
     size = 0
     for payload in payloads[at : at + question.last - question.first + 1]:

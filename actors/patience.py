@@ -1,7 +1,7 @@
-"""Waiting for what may be back in a moment, by a process that may be frozen while it waits.
+"""Timeouts, back-off and refresh signals for a process that may be frozen (SIGSTOP, VM pause) while it waits.
 
-The law of this room: time that passed while nothing ran here was no waiting. Who was frozen for long has lost contact
-by that, and waits anew.
+Invariants:
+- time in which this process was frozen is no waiting: a wait restarts after a freeze, which itself lost contact.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import contextlib
 import random
 from typing import Any
 
-_STEPS = 8  # in which is waited; one that takes twice as long was a freeze
+_STEPS = 8  # of a wait; a step that takes more than twice its time was a freeze
 
 
 class Patience:
-    """Waits `whole_s` in all, in steps."""
+    """A timeout of `whole_s`, waited for in steps."""
 
     def __init__(self, whole_s: float) -> None:
         self._whole_s = self._left_s = whole_s
@@ -25,7 +25,7 @@ class Patience:
         return self._left_s <= 0
 
     async def wait(self, awaited: asyncio.Future[Any]) -> None:
-        """Return when it is done, or after a step."""
+        """Return when `awaited` is done, or after one step."""
         clock, step_s = asyncio.get_running_loop().time, self._whole_s / _STEPS
         begun_s = clock()
         await asyncio.wait((awaited,), timeout=step_s)
@@ -34,8 +34,7 @@ class Patience:
 
 
 class Pauses:
-    """Between a try that failed and the next: twice as long each time, from first_s to max_s; by chance up to half of
-    it less."""
+    """Exponential back-off: doubles from first_s to max_s; each pause is shortened at random by up to half."""
 
     def __init__(self, first_s: float, max_s: float, rng: random.Random) -> None:
         self._first_s = self._next_s = first_s
@@ -43,16 +42,16 @@ class Pauses:
         self._rng = rng
 
     def reset(self) -> None:
-        """A try went well."""
+        """An attempt succeeded."""
         self._next_s = self._first_s
 
     def next_s(self) -> float:
-        """How long to pause now."""
+        """The next pause."""
         pause_s, self._next_s = self._next_s, min(self._next_s * 2, self._max_s)
         return self._jittered(pause_s)
 
     def longest_s(self) -> float:
-        """A pause where no try is expected to go better soon."""
+        """The longest pause, for when no attempt can succeed soon."""
         return self._jittered(self._max_s)
 
     def _jittered(self, pause_s: float) -> float:
@@ -60,33 +59,33 @@ class Pauses:
 
 
 class Stale:
-    """That something is to be read again, and whether a reading that failed may rest before."""
+    """Signals that something must be read again, and ends the pause after a failed read when there is reason to."""
 
     def __init__(self) -> None:
         self._due = asyncio.Event()
-        self._hinted = asyncio.Event()  # since it was last taken
+        self._hinted = asyncio.Event()  # since the last `taken`
 
     def set(self) -> None:
-        """It is to be read again."""
+        """A read is due."""
         self._due.set()
 
     def hint(self) -> None:
-        """It has changed: also who rests reads now."""
+        """It has changed: a read is due, and a pause ends."""
         self._due.set()
         self._hinted.set()
 
     def wake(self) -> None:
-        """What made a reading fail may be over: who rests reads now."""
+        """The cause of a failed read may be over: a pause ends."""
         self._hinted.set()
 
     async def taken(self) -> None:
-        """Return when a reading is due; what is set from now on makes another due."""
+        """Return when a read is due; a `set` from now on makes another due."""
         await self._due.wait()
         self._due.clear()
         self._hinted.clear()
 
     async def rest(self, longest_s: float) -> None:
-        """After a reading that failed: sleep for so long, or until a hint; then another is due."""
+        """After a failed read: sleep `longest_s`, or until `hint` or `wake`; then a read is due."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_s):
                 await self._hinted.wait()

@@ -1,7 +1,9 @@
-"""A registry: at most one live resident per name; those nobody uses retire.
+"""Registry of actors: at most one running actor per name; idle ones are retired.
 
-The law of this room: a name is free again only when its former resident has ended, so two never live at once; who
-holds a resident keeps it; retirement is a stop by message like any other.
+Invariants:
+- a name is free again only when its former actor has ended, so two of one name never run at once;
+- an actor that is held is not retired for idleness;
+- retiring stops the actor by message.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ R = TypeVar("R", bound=Resident)
 
 
 class Registry(Generic[R]):
-    """Residents by name, made on first use by `build(name)` and kept alive by the supervisor.
+    """Actors by name, made on first use by `build(name)` and kept running by the supervisor.
 
-    idle_s: a resident that nobody holds for so long retires. count_max: how many may live at once.
+    idle_s: an actor not held for so long is retired. count_max: most actors at once.
     """
 
     def __init__(
@@ -45,19 +47,19 @@ class Registry(Generic[R]):
         return len(self._tenants)
 
     def names(self) -> list[str]:
-        """Of those who live, or did a moment ago."""
+        """Names of running actors and of some that just ended."""
         return list(self._tenants)
 
     def living(self, name: str) -> R | None:
-        """The resident of that name if one lives and is not retiring; does not count as use."""
+        """The actor of that name if one runs and is not retiring; does not count as use."""
         tenant = self._tenants.get(name)
         return tenant.resident if tenant is not None and tenant.is_open else None
 
     @asynccontextmanager
     async def hold(self, name: str) -> AsyncIterator[R]:
-        """The resident of that name, started if none lives, kept from retiring while held.
+        """The actor of that name, started if none runs, not retired as idle while held.
 
-        Waits for a retiring predecessor to end. Raises OverCapacityError at `count_max`.
+        Waits until a retiring predecessor has ended. Raises OverCapacityError at `count_max`.
         """
         tenant = await self._settle(name)
         tenant.holders += 1
@@ -68,14 +70,14 @@ class Registry(Generic[R]):
             tenant.used_s = self._clock.monotonic_s()
 
     def retire(self, name: str) -> None:
-        """Stop the resident of that name, held or not."""
+        """Stop the actor of that name, held or not."""
         tenant = self._tenants.get(name)
         if tenant is not None and tenant.is_open:
             tenant.retiring = True
             self._supervisor.stop(tenant.resident.name)
 
     def retire_idle(self) -> list[str]:
-        """Retire those nobody holds or used for `idle_s`; return their names."""
+        """Retire actors not held for `idle_s`; return their names."""
         now_s = self._clock.monotonic_s()
         idle = [n for n, t in self._tenants.items() if t.is_open and not t.holders and now_s - t.used_s >= self._idle_s]
         for name in idle:
@@ -84,7 +86,7 @@ class Registry(Generic[R]):
         return idle
 
     async def run(self) -> None:
-        """Retire the idle ones now and then; live until cancelled."""
+        """Retire idle actors every idle_s / 4, until cancelled."""
         while True:
             await asyncio.sleep(max(self._idle_s / 4, 0.1))
             self.retire_idle()
@@ -99,7 +101,9 @@ class Registry(Generic[R]):
         if len(self._tenants) >= self._count_max:
             self._forget_ended()
         if len(self._tenants) >= self._count_max:
-            raise OverCapacityError(f"too many live actors: count_max={self._count_max}")
+            raise OverCapacityError(
+                f"too many actors run in this process, try again later: count_max={self._count_max}"
+            )
         resident = self._build(name)
         tenant = _Tenant(resident, self._supervisor.start(resident), self._clock.monotonic_s())
         self._tenants[name] = tenant

@@ -1,8 +1,9 @@
-"""What lives: residents that a supervisor keeps, and scopes whose tasks end by message.
+"""Actor interface (`Resident`) and task scopes that end by message (`Lifetime`).
 
-The law of this room: an actor file is composition (which machine, which peers, which limits) and holds no protocol.
-An error leaves through `run` to the supervisor; nobody here swallows it, and nobody swallows a cancellation. Work ends
-by message (`stop`), not by surviving a cancel.
+Invariants:
+- an actor module composes a state machine, peers and limits, and holds no protocol logic;
+- an error leaves through `run` to the supervisor; errors and cancellations are not swallowed;
+- work ends by message (`stop`), not by surviving a cancellation.
 """
 
 from __future__ import annotations
@@ -17,27 +18,27 @@ from dlog.errors import UnavailableError
 
 
 class Resident(Protocol):
-    """What a supervisor can keep alive."""
+    """An actor that a supervisor keeps running."""
 
     @property
     def name(self) -> str: ...
 
     async def run(self) -> None:
-        """Live until stopped (returns), cancelled, or broken (raises). Called again after it raised."""
+        """Run until stopped (returns), cancelled or failed (raises). Called again after it raised."""
         ...
 
     def stop(self) -> None:
-        """End by message: finish what was taken, take no more; idempotent."""
+        """Finish accepted work, accept no more, then let `run` return; idempotent."""
         ...
 
 
 class Lifetime:
-    """A scope in which tasks live, in the form of a TaskGroup that ends by message.
+    """A TaskGroup that ends its tasks by message.
 
-    Leaving the scope normally sends every resident its stop and waits; an error in a task ends all of them and leaves
-    through the scope, unless it was started alone. Tasks are named.
+    Leaving the scope normally calls every task's `stop` and waits `drain_s`, then cancels. An error in a task ends all
+    tasks and leaves through the scope, unless it was started by `start_alone`. Tasks are named.
 
-    on_failure: hears which of those that were started alone has failed, and of what.
+    on_failure: called with the name and error of a failed `start_alone` task.
     """
 
     def __init__(self, *, drain_s: float = 10.0, on_failure: Callable[[str, Exception], None] | None = None) -> None:
@@ -45,7 +46,7 @@ class Lifetime:
         self._on_failure = on_failure
         self._group = asyncio.TaskGroup()
         self._stops: dict[asyncio.Task[Any], Callable[[], None]] = {}
-        self._forget = partial(_without, self._stops)  # one for all
+        self._forget = partial(_without, self._stops)  # shared by all tasks
 
     async def __aenter__(self) -> Lifetime:
         await self._group.__aenter__()
@@ -54,15 +55,15 @@ class Lifetime:
     def start(
         self, work: Coroutine[Any, Any, Any], *, name: str, stop: Callable[[], None] | None = None
     ) -> asyncio.Task[Any]:
-        """Start a task that lives no longer than the scope. stop: asks it to end; without one it is cancelled.
+        """Start a task that ends with the scope. stop: asks it to end; without it the task is cancelled.
 
-        Raises UnavailableError when the scope is being left: what came in at the last moment is not begun.
+        Raises UnavailableError, without running `work`, while the scope is being left.
         """
         try:
             task = self._group.create_task(work, name=name)
         except RuntimeError:
             work.close()
-            raise UnavailableError("this process ends; ask another", outcome_unknown=False) from None
+            raise UnavailableError("this process is shutting down, ask another one", outcome_unknown=False) from None
         self._stops[task] = stop if stop is not None else partial(_cancel, task)
         task.add_done_callback(self._forget)
         return task
@@ -70,19 +71,19 @@ class Lifetime:
     def start_alone(
         self, work: Coroutine[Any, Any, Any], *, name: str, stop: Callable[[], None] | None = None
     ) -> asyncio.Task[Any]:
-        """As `start`, for what is done for one stream, reader or connection: an error in it ends nothing else."""
+        """As `start`, for work of one stream, reader or connection: its error ends no other task."""
         try:
             task = self.start(self._contain(work, name), name=name, stop=stop)
         except UnavailableError:
             work.close()
             raise
-        task.add_done_callback(lambda _: work.close())  # one that is cancelled before its first step has not begun it
+        task.add_done_callback(lambda _: work.close())  # needed if cancelled before the first step
         return task
 
     async def _contain(self, work: Coroutine[Any, Any, Any], name: str) -> None:
         try:
             await work
-        except Exception as error:  # noqa: BLE001 - it is told, and everything else goes on
+        except Exception as error:  # noqa: BLE001 - reported to on_failure; the other tasks go on
             if self._on_failure is not None:
                 self._on_failure(name, error)
 

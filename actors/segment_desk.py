@@ -1,9 +1,10 @@
-"""The segment store as a machine's peer: performs what an owner's machine sends to STORE, posts what came of it.
+"""Executes the requests that a stream owner's state machine sends to its peer STORE, and posts the replies.
 
-The law of this room: every question is answered once, by a fact that names it. Appends are handed to their writer in
-the order they were sent and confirmed in that order; everything else is a named task of the actor's life, and ends with
-it.
-A writer that failed stays dead: its appends fail, the machine decides what follows.
+Invariants:
+- every request gets one reply, which names it;
+- appends go to their writer in the order they were sent, and are confirmed in that order;
+- everything else runs in a named task that ends with the actor;
+- a writer that failed is not replaced here: its appends fail, and the state machine decides what follows.
 """
 
 from __future__ import annotations
@@ -51,17 +52,17 @@ from dlog.stores.contract import (
 )
 
 SlowQuestion = CreateSegment | RecoverSegment | ReadEntries | SealSegment | ExamineStage | DeleteSegment
-READ_BYTES_MAX = 4 * 1024 * 1024  # of entries read back at once while a predecessor's segment is looked through
+READ_BYTES_MAX = 4 * 1024 * 1024  # of one read while an owner reads back its predecessor's segment
 
 
 class Start(Protocol):
-    """Starts a task: `Driver.start`."""
+    """Starts a task, see `Driver.start`."""
 
     def __call__(self, work: Coroutine[Any, Any, None], *, name: str) -> None: ...
 
 
 class SegmentDesk:
-    """One stream's dealings with its stores, for one life of its owner's machine."""
+    """Store access of one stream, for the lifetime of one owner's state machine."""
 
     __slots__ = ("_begin", "_clock", "_post", "_stores", "_stream", "_writers")
 
@@ -80,26 +81,26 @@ class SegmentDesk:
         self._begin: Start | None = None
 
     def send(self, peer: Peer, question: StoreQuestion) -> None:
-        """Take a question of the machine; a Driver's `send`."""
-        assert peer == STORE, f"an owner speaks to its store only: peer={peer}"
+        """Take a request of the state machine; the `send` of its Driver."""
+        assert peer == STORE, f"an owner sends to its store only: peer={peer}"
         if isinstance(question, AppendEntry):
             self._append(question)
             return
-        assert self._begin is not None, "the desk is open while its actor lives"
+        assert self._begin is not None, "`open` comes before the first `send`"
         self._begin(self._answer(question), name=f"{type(question).__name__} {self._stream}")
 
     def open(self, start: Start) -> None:
-        """Work in tasks that this starts; must come before the first `send`. Who starts them ends them."""
+        """Run work in tasks made by `start`; its provider ends them. Must come before the first `send`."""
         self._begin = start
 
     async def close(self) -> None:
-        """Abandon the open writers: nothing is decided about their segments. Comes when no task is left."""
+        """Abandon the open writers without sealing their segments. Call it when no task is left."""
         writers, self._writers = self._writers, ()
         for _, writer in writers:
             await writer.abandon()
 
     def let_go(self) -> None:
-        """After `close`: leave no circle behind, see Driver."""
+        """After `close`: break reference cycles, see Driver."""
         self._begin = None
         self._post = _drop
 
@@ -108,7 +109,11 @@ class SegmentDesk:
     def _append(self, question: AppendEntry) -> None:
         writer = self._find(question.number)
         if writer is None:
-            self._say(StoreFailed(question, SegmentNotFoundError(f"no open segment: segment={question.number}")))
+            self._say(
+                StoreFailed(
+                    question, SegmentNotFoundError(f"the segment is not open for writing: segment={question.number}")
+                )
+            )
             return
         writer.submit(question.entry, question.parts, partial(self._appended, question))
 
@@ -161,7 +166,7 @@ class SegmentDesk:
         reader: SegmentReader = await store.open_reader(self._ref(segment), sealed_at=question.last)
         try:
             if question.first > reader.last_confirmed:
-                text = f"the list has entries that the store has not: segment={segment.number} first={question.first}"
+                text = f"the store lacks entries that the list has: segment={segment.number} first={question.first}"
                 raise SegmentCorruptError(f"{text} last={reader.last_confirmed}")
             payloads = await reader.read(question.first, question.last, READ_BYTES_MAX)
         finally:
@@ -169,10 +174,10 @@ class SegmentDesk:
         return EntriesRead(segment.number, segment.place, question.first, tuple(payloads))
 
     async def _examine(self, name: str, place: str) -> StageExamined:
-        """What was not written for this stream is no stage of it. Whoever still writes to it is shut out."""
+        """Fence a staged segment and read its ends. Raises SegmentNotFoundError if it is not of this stream."""
         store = self._store(name)
         if await store.stage_of(place) != self._stream:
-            raise SegmentNotFoundError(f"not a stage of this stream: stream={self._stream} place={place}")
+            raise SegmentNotFoundError(f"not a staged segment of this stream: stream={self._stream} location={place}")
         ref = SegmentRef(self._stream, STAGE, place)
         last = await store.recover(ref, Epoch(0))
         if last == NO_ENTRY:
@@ -202,7 +207,9 @@ class SegmentDesk:
     def _store(self, name: str) -> SegmentStore:
         store = self._stores.get(name)
         if store is None:
-            raise MisconfiguredError(f"this proxy has no such segment store: store={name} known={sorted(self._stores)}")
+            raise MisconfiguredError(
+                f"this proxy is not configured with the store: store={name} known={sorted(self._stores)}"
+            )
         return store
 
     def _ref(self, segment: Segment) -> SegmentRef:
@@ -211,7 +218,7 @@ class SegmentDesk:
     def _open_writer(self, number: SegmentNumber) -> SegmentWriter:
         writer = self._find(number)
         if writer is None:
-            raise SegmentNotFoundError(f"no open segment: segment={number}")
+            raise SegmentNotFoundError(f"the segment is not open for writing: segment={number}")
         return writer
 
     def _say(self, reply: StoreReply) -> None:
@@ -219,4 +226,4 @@ class SegmentDesk:
 
 
 def _drop(_: Fact) -> None:
-    """Nobody is there."""
+    """Drop a fact."""

@@ -1,7 +1,7 @@
-"""Open segment readers of one stream: opened once however many ask, a few at a time, closed when not used.
+"""Keeps segment readers of one stream open: one per segment, a few at a time, the least recently used closed first.
 
-The law of this room: a reader that is handed out may be closed under the feet of who uses it only after it was dropped
-on purpose; the error it then raises is retryable by asking again.
+Invariants:
+- a reader is closed while in use only after it was dropped; the error it then raises is retryable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ READERS_MAX = 8  # of one stream, open at once
 
 
 def segment_key(segment: Segment) -> str:
-    """Names a segment's bytes for ever: places are never used twice."""
+    """Identifies a segment's bytes for ever: locations are never reused."""
     return f"{segment.store}:{segment.place}"
 
 
@@ -39,7 +39,7 @@ class SegmentReaders:
         self._dropped: list[SegmentReader] = []
 
     async def open(self, segment: Segment) -> SegmentReader:
-        """The reader of a segment, opened if need be. Raises what the store raises, MisconfiguredError."""
+        """The reader of a segment, opened if needed. Raises the store's errors, MisconfiguredError."""
         key = segment_key(segment)
         await self._close_dropped()
         lock = self._locks.setdefault(key, asyncio.Lock())
@@ -50,7 +50,7 @@ class SegmentReaders:
                 return reader
             sealed_at = segment.last_entry if segment.completed else None
             reader = await self._store(segment).open_reader(self._ref(segment), sealed_at=sealed_at)
-            if self._locks.get(key) is not lock:  # dropped meanwhile: good for who waits for it, and kept for nobody
+            if self._locks.get(key) is not lock:  # dropped meanwhile: use it once, do not keep it
                 self._dropped.append(reader)
                 return reader
             self._open[key] = reader
@@ -60,31 +60,31 @@ class SegmentReaders:
         return reader
 
     async def find_end(self, segment: Segment) -> EntryId:
-        """Where a completed segment ends, as its store has it. Raises what the store raises."""
+        """The last entry of a completed segment, according to its store. Raises the store's errors."""
         reader = await self.open(segment)
         if reader.end is None:
             self.discard(segment_key(segment), reader)
-            raise StoreUnavailableError(f"the end is not decided yet: place={segment.place}")
+            raise StoreUnavailableError(f"the segment's end is not decided yet, try again: location={segment.place}")
         return reader.end
 
     async def find_tail(self, segment: Segment) -> EntryId:
-        """The tail of a segment as of now, as the store finds it without the owner. Raises what the store raises."""
+        """The current tail of a segment, found by the store without the owner. Raises the store's errors."""
         return await self._store(segment).find_tail(self._ref(segment))
 
     def discard(self, key: str, reader: SegmentReader) -> None:
-        """Forget this reader, which is of no use any more, unless there is another one by now."""
+        """Drop this unusable reader, unless it was replaced already."""
         if self._open.get(key) is reader:
             self.drop(key)
 
     def drop(self, key: str) -> None:
-        """Forget a reader; the next `open` makes a new one."""
+        """Drop a reader, to be closed; the next `open` makes a new one."""
         reader = self._open.pop(key, None)
         self._locks.pop(key, None)
         if reader is not None:
             self._dropped.append(reader)
 
     async def close(self) -> None:
-        """Close all of them."""
+        """Close all readers."""
         for key in tuple(self._open):
             self.drop(key)
         await self._close_dropped()
@@ -92,7 +92,7 @@ class SegmentReaders:
     def _store(self, segment: Segment) -> SegmentStore:
         store = self._stores.get(segment.store)
         if store is None:
-            raise MisconfiguredError(f"this proxy has no such segment store: store={segment.store}")
+            raise MisconfiguredError(f"this proxy is not configured with the segment store: store={segment.store}")
         return store
 
     def _ref(self, segment: Segment) -> SegmentRef:

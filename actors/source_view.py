@@ -1,6 +1,8 @@
-"""A reader's door to the source of its stream (dlog/log/read_messages.py).
+"""One reader's connection to the source of its stream (dlog/log/read_messages.py).
 
-The law of this room: entries may be held back, nothing else is; after `close` nothing is posted any more.
+Invariants:
+- only requests for entries are held back;
+- nothing is posted after `close`.
 """
 
 from __future__ import annotations
@@ -13,10 +15,10 @@ from dlog.machine import Fact, Received
 
 
 class Source(Protocol):
-    """What stands behind a door (actors/stream_tailer.py)."""
+    """The source, as a View uses it (actors/stream_tailer.py)."""
 
     def answer(self, view: View, question: SourceQuestion) -> None:
-        """Answer a question through `view.say`, now or when the answer is known."""
+        """Reply through `view.say`, at once or when the reply is known."""
         ...
 
     def detach(self, view: View) -> None:
@@ -25,7 +27,7 @@ class Source(Protocol):
 
 
 class View:
-    """One reader's door to the source. `post` puts a fact into its machine's mailbox; `on_lost`: the source ended."""
+    """One reader's connection to the source. post: puts a fact into the reader's mailbox; on_lost: the source ended."""
 
     def __init__(self, source: Source, post: Callable[[Fact], None], on_lost: Callable[[], None]) -> None:
         self.post = post
@@ -33,16 +35,16 @@ class View:
         self._source = source
         self._held: list[SourceQuestion] | None = None
         self.is_closed = False
-        self.is_sure = False  # metadata has been read since it came
-        self.has_seen = False  # its first look at the stream is always a fresh one
+        self.is_sure = False  # metadata was read after this reader came
+        self.has_seen = False  # the first metadata sent to it is always read anew
 
     def ask(self, question: SourceQuestion) -> None:
-        """Take a question of the reader's machine."""
+        """Take a request of the reader's state machine."""
         if not (isinstance(question, GetEntries) and self.keep(question)):
             self._source.answer(self, question)
 
     def hold(self, yes: bool) -> None:
-        """Hold entries back: whoever reads does not take what it has been sent."""
+        """Hold back requests for entries (the client is slow), or release them."""
         if yes:
             self._held = self._held or []
             return
@@ -51,7 +53,7 @@ class View:
             self._source.answer(self, question)
 
     def keep(self, question: GetEntries) -> bool:
-        """Whether entries are held back; if so the question is asked again later."""
+        """Whether entries are held back; if so the request is kept and made again later."""
         if self._held is None:
             return False
         self._held.append(question)
@@ -61,11 +63,11 @@ class View:
         self.hear(Received(SOURCE, reply))
 
     def hear(self, fact: Fact) -> None:
-        """What is said to many, as one fact for all of them."""
+        """Post a fact, which may be shared with other readers."""
         if not self.is_closed:
             self.post(fact)
 
     def close(self) -> None:
-        """Nothing is posted any more; idempotent."""
+        """Detach and post nothing more; idempotent."""
         self.is_closed = True
         self._source.detach(self)

@@ -1,4 +1,4 @@
-"""A stream's deletion, alive: the machine, its stores, the metadata, one mailbox; see dlog/log/deleting.py."""
+"""Actor of a stream's deletion: the state machine of dlog/log/deleting.py with its stores, metadata and mailbox."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dlog.stores.contract import SegmentStore
 
 
 class StreamDeletion:
-    """One try to delete a stream; asked once."""
+    """One attempt to delete a stream; `delete` is called once."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class StreamDeletion:
         )
 
     async def delete(self, request: DeleteStream) -> None:
-        """Claim, fence, mark as deleted. Raises what the machine answers. Cancelling forgets the waiter only."""
+        """Claim, fence, mark as deleted. Raises the state machine's errors. Cancelling stops the wait only."""
         await self._driver.ask(request)
 
     def stop(self) -> None:
         self._driver.stop()
 
     async def run(self) -> None:
-        """Live. A second call returns at once: a deletion that broke is asked for again by whoever wants it."""
+        """Run until the end. A second call returns at once: a failed deletion is not restarted."""
         if self._lived:
             return
         self._lived = True

@@ -1,8 +1,9 @@
-"""A stream's owner, alive: the owner machine, its stores, the metadata, one mailbox.
+"""Actor of a stream's owner: the owner state machine with its stores, metadata and mailbox.
 
-The law of this room: an owner lives once. Whatever ends it (stopped, fenced, broken) ends its claim to serve; whoever
-wants the stream next judges anew and builds another. What it knows of the LAC is said to whoever listens (`on_lac`) the
-moment it is true.
+Invariants:
+- an owner runs once: stopped, fenced or failed, it serves no more, and the next use of the stream decides again which
+  proxy owns it and builds another owner;
+- `on_lac` is called as soon as the LAC has moved.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ from dlog.stores.contract import SegmentStore
 
 
 class StreamOwner:
-    """One stream, owned by this process from `take` on until it is lost or released.
+    """One stream, owned by this process from `take` until the claim is lost or handed over.
 
-    on_lac: hears every LacMoved. tell: hears every other event, and who tells. on_end: called once when the life is
-    over. far: this process's timers that are far off.
+    on_lac: called with every LacMoved event. tell: called with this owner and every other event. on_end: called once
+    when `run` ends. shared: timers shared by the process, for distant times.
     """
 
     __slots__ = (
@@ -95,21 +96,21 @@ class StreamOwner:
 
     @property
     def ended(self) -> bool:
-        """Nothing can be asked any more."""
+        """Whether requests are no longer accepted."""
         return self._driver.ended
 
     @property
     def life(self) -> str | None:
-        """Which stream of this name is owned, once that is known."""
+        """The incarnation of the owned stream, once known."""
         return self._machine.life
 
     @property
     def waiting(self) -> int:
-        """Requests without an answer."""
+        """Number of requests without a reply."""
         return self._driver.waiting
 
     async def take(self, if_epoch: Epoch | None) -> StreamTaken:
-        """Claim, recover and serve; see TakeStream. Cancelling forgets the waiter only."""
+        """Claim, recover and serve; see TakeStream. Cancelling stops the wait only."""
         taken = await self._driver.ask(TakeStream(if_epoch, self._clock.unix_ms()))
         assert isinstance(taken, StreamTaken)
         if not self.ended:
@@ -125,7 +126,7 @@ class StreamOwner:
         return self._driver.ask(request)
 
     async def release(self) -> None:
-        """Finish what was taken, complete the segment, hand the claim back, end. Raises what the machine answers."""
+        """Finish accepted writes, complete the segment, release the claim, end. Raises the state machine's errors."""
         try:
             await self._driver.ask(ReleaseStream())
         finally:
@@ -135,7 +136,7 @@ class StreamOwner:
         self._driver.stop()
 
     async def run(self) -> None:
-        """Live. A second call returns at once: an owner that broke is not started again, its stream is judged anew."""
+        """Run until the end. A second call returns at once: a failed owner is replaced, not restarted."""
         if self._lived:
             return
         self._lived = True
@@ -149,7 +150,7 @@ class StreamOwner:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Leave no circle behind, see Driver."""
+        """Break reference cycles, see Driver."""
         self._unwatch = _nothing
         self._on_end = self._on_lac = _ignore
         self._tell = _ignore_told
@@ -157,7 +158,7 @@ class StreamOwner:
         self._machine.let_go()
 
     def _look(self) -> None:
-        """Somebody changed the stream, ourselves it may be: a hint, so that an idle owner hears of its successor."""
+        """The stream's metadata changed, perhaps by this owner: a hint that lets an idle owner notice its successor."""
         self._driver.post(Received(HINTS, StreamChanged()))
 
     def _post(self, fact: Any) -> None:
@@ -172,17 +173,17 @@ class StreamOwner:
 
 @lru_cache(maxsize=64)
 def _shared(names: tuple[str, ...]) -> frozenset[str]:
-    """One for all streams: a set has 216 B."""
+    """One set for all streams: each takes 216 B."""
     return frozenset(names)
 
 
 def _nothing() -> None:
-    """Nobody watches, nobody waits."""
+    """Do nothing."""
 
 
 def _ignore(_: Any) -> None:
-    """Nobody listens."""
+    """Drop the event."""
 
 
 def _ignore_told(_: StreamOwner, __: Event) -> None:
-    """Nobody listens."""
+    """Drop the event."""

@@ -1,20 +1,19 @@
-"""One stream as a source for its readers on this process, however many: metadata, the LAC, entries.
+"""Serves metadata, the LAC and entries of one stream to all its readers in this process.
 
-The law of this room:
-- one read of metadata, one upstream at the tail and one fetch of a block serve all who wait for them;
-- a LAC, or an entry that an owner sends along, is believed for a place only once metadata that was read after hearing
-  the LAC names that place, and names the stream that its owner was asked about: one made again has the old numbers;
-- where the tail is, at a reader's open, an owner tells only together with metadata that was read after that open and
-  names its epoch: one that was deposed may not know it yet. Only who is cut off from metadata goes by what it knows;
-- where a completed segment ends its store says, and the list, which may state it wrongly, is not asked;
-- a watch is a hint: of a stream whose readers hear nothing new metadata is looked at again all the same (`doubt`);
-- many readers at a tail are told of it in their turn: the more were told, the later the next telling, and what is
-  confirmed until then goes to them in one piece;
-- errors and absences are told to those who asked and kept for nobody: what failed is asked again;
-- a question held back (its reader is slow) costs its few bytes and nothing else.
+Requests and replies are those of dlog/log/read_messages.py. The LAC comes from the stream's owner while there is one,
+and from the segment store otherwise. Source: segment stores 6.7.
 
-Questions and answers are those of dlog/log/read_messages.py; the LAC comes from the owner while there is one, and from
-the store itself otherwise. Source: segment stores 6.7.
+Invariants:
+- one metadata read, one connection to the owner and one fetch of a block serve all readers that wait for them;
+- a LAC or entry sent by an owner is used for a location only after metadata, read after the LAC arrived, lists that
+  location in the stream incarnation the owner was asked about: a re-created stream reuses segment numbers;
+- when a reader opens, an owner's LAC is taken as the tail only if metadata read after the open names that owner's
+  epoch, because a deposed owner may not know it yet. Only a proxy without ZooKeeper uses the metadata it has;
+- the end of a completed segment comes from its store, not from the segment list, which may be wrong;
+- a watch is only a hint: if readers get nothing new, metadata is read again anyway (`doubt`);
+- after notifying many tail readers the next notification waits longer and carries all confirmed meanwhile;
+- errors and absences go to the readers that asked and are not cached;
+- a request held back for a slow reader costs only its own few bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from dlog.stores.contract import SegmentStore
 
 
 class StreamTailer:
-    """The source of one stream; `run` is its life. Attach readers while it lives."""
+    """Source of one stream. It works while `run` runs; readers may be attached only then."""
 
     def __init__(
         self,
@@ -76,45 +75,45 @@ class StreamTailer:
         self._options = options
         self._rng = rng
         self._readers = SegmentReaders(stream, stores)
-        self._views: dict[View, None] = {}  # in the order they came
+        self._views: dict[View, None] = {}  # in order of attachment
         self._value: StreamMetadata | None = None
-        self._tail: Segment | None = None  # of the value: the one in progress
+        self._tail: Segment | None = None  # the newest segment in progress of `_value`
         self._is_known = False
-        self._defect: DLogError | None = None  # of the stream's metadata: nothing is served from it
-        self._has_news = False  # since the last doubt
-        self._is_alone = False  # a reader's open waited in vain for metadata, and nothing could be read since
-        self._stale = Stale()  # metadata, as it is known
-        self._changed = asyncio.Event()  # metadata, or who waits for what; replaced each time it is set
-        self._fresh: list[Callable[[DLogError | None], None]] = []  # called after the next read that begins from now on
+        self._defect: DLogError | None = None  # the metadata is unusable: every request gets this error
+        self._has_news = False  # since the last `doubt`
+        self._is_alone = False  # an open timed out waiting for metadata, and no read has succeeded since
+        self._stale = Stale()  # set when metadata must be read again
+        self._changed = asyncio.Event()  # metadata or the waiting readers changed; replaced each time it is set
+        self._fresh: list[Callable[[DLogError | None], None]] = []  # called after the next metadata read that begins
         self._lacs: dict[str, int] = {}  # by segment key
-        self._ends: dict[str, EntryId] = {}  # of segments that are known to have ended
-        self._seeking: set[str] = set()  # segments whose end the store is asked for
+        self._ends: dict[str, EntryId] = {}  # by segment key: last entry of segments known to have ended
+        self._seeking: set[str] = set()  # keys of segments whose end is being read from the store
         self._watching: list[tuple[View, WatchLac]] = []
-        weak = weakref.proxy(self)  # for parts that act while it lives only, so that it is freed at its end
+        weak = weakref.proxy(self)  # for parts with the same lifetime: no reference cycle
         self._turns = Turns(lambda: weak._settle_watches(), options.told_s, options.telling_max_s)
         self._fetches = Fetches(weak, cache, self._readers, fetches, options.fetch_bytes)
-        self._is_heard = False  # an owner said something
-        self._following: Heard | None = None  # whom we have asked to speak
-        self._seekers = 0  # readers that wait for an owner's word
+        self._is_heard = False  # a connected owner has sent a LAC
+        self._following: Heard | None = None  # the connection on which an owner was asked
+        self._seekers = 0  # readers that wait for an owner to tell the tail
         self._stopping = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
-        self._errands: set[asyncio.Task[None]] = set()  # what somebody asked for and waits for
+        self._errands: set[asyncio.Task[None]] = set()  # tasks started for a waiting reader
 
     @property
     def value(self) -> StreamMetadata | None:
-        """The stream as last read; None: not read yet, or it does not exist."""
+        """The stream's metadata as last read; None: not read yet, or there is no such stream."""
         return self._value
 
     def lac(self, segment: Segment) -> int:
-        """What is known to be confirmed of a segment."""
+        """The segment's LAC as far as it is known here; -1 if unknown."""
         return self._lacs.get(segment_key(segment), -1)
 
     def listed(self, number: int) -> Segment | None:
-        """The segment as the list has it now, unless it is truncated."""
+        """The segment of this number in the current list; None if it is truncated or unknown."""
         return self._value.segment(number) if self._value is not None else None
 
     async def run(self) -> None:
-        """Live until stopped."""
+        """Serve until `stop`."""
         self._stopping.clear()
         self._stale.set()
         unsubscribes = self._metadata.watch(self._key, self._stale.hint), self._metadata.on_state(self._contact)
@@ -122,11 +121,11 @@ class StreamTailer:
             async with asyncio.TaskGroup() as self._tasks:
                 lives = [
                     self._tasks.create_task(self._keep_metadata(), name=f"metadata of {self.stream}"),
-                    self._tasks.create_task(self._hear_owners(), name=f"upstream of {self.stream}"),
-                    self._tasks.create_task(self._ask_store(), name=f"store's lac of {self.stream}"),
+                    self._tasks.create_task(self._hear_owners(), name=f"LAC from owners of {self.stream}"),
+                    self._tasks.create_task(self._ask_store(), name=f"LAC from the store of {self.stream}"),
                 ]
                 await self._stopping.wait()
-                # an errand may wait for one of the lives; whoever waits for the errand is told that we are lost
+                # errands may wait for these loops; their readers are told through `on_lost`
                 for task in (*lives, *self._errands):
                     task.cancel()
         finally:
@@ -139,14 +138,14 @@ class StreamTailer:
         self._stopping.set()
 
     def doubt(self) -> None:
-        """Some time has passed since the last call. If somebody reads, and nothing new was heard since, metadata is
-        looked at, for a change that no watch told of: another owner, another segment, the end of one."""
+        """Called periodically: if there are readers and nothing new came since the last call, read metadata again.
+        Finds a new owner, a new segment or the end of one that no watch reported."""
         if self._views and self._tasks is not None and not self._has_news:
             self._stale.set()
         self._has_news = False
 
     def _begin_anew(self) -> None:
-        """This life is over: what it was asked is not answered any more, and the next one knows nothing."""
+        """Forget all state and requests; tell every reader that the source is lost."""
         self._tasks = None
         self._value, self._is_known, self._is_alone = None, False, False
         self._is_heard, self._following = False, None
@@ -160,7 +159,7 @@ class StreamTailer:
             view.on_lost()
 
     def attach(self, post: Callable[[Fact], None], on_lost: Callable[[], None]) -> View:
-        """A new reader's door; close it at the end."""
+        """Connect a new reader, which closes the returned view at the end."""
         view = View(self, post, on_lost)
         self._views[view] = None
         return view
@@ -170,7 +169,7 @@ class StreamTailer:
         self._watching = [(v, q) for v, q in self._watching if v is not view]
 
     def answer(self, view: View, question: SourceQuestion) -> None:
-        """Answer a question, now or when the answer is known."""
+        """Reply to a request, at once or when the reply is known."""
         match question:
             case _ if self._defect is not None:
                 view.say(SourceFailed(question, self._defect))
@@ -186,8 +185,8 @@ class StreamTailer:
                 self._watch(view, question)
 
     def run_errand(self, errand: Coroutine[Any, Any, None], name: str) -> None:
-        """Do what somebody asked for; whoever waits for it is told if this life ends before."""
-        assert self._tasks is not None, "questions come while the tailer lives"
+        """Run a task for a waiting reader; it is cancelled when `run` ends, and the reader gets `on_lost`."""
+        assert self._tasks is not None, "requests come while `run` runs"
         task = self._tasks.create_task(errand, name=name)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
@@ -201,7 +200,7 @@ class StreamTailer:
         elif self._tail is None or fresh:
             self._refresh(lambda error: self._show(view, question, error))
         else:
-            self.run_errand(self._show_first(view, question), f"first look at {self.stream}")
+            self.run_errand(self._show_first(view, question), f"metadata for a new reader of {self.stream}")
 
     def _show(self, view: View, question: GetStream, error: DLogError | None) -> None:
         if error is None:
@@ -211,8 +210,8 @@ class StreamTailer:
             view.say(SourceFailed(question, error))
 
     async def _show_first(self, view: View, question: GetStream) -> None:
-        """A reader has just come: metadata is read anew. Contact that was lost is waited for, as it may be back in a
-        moment; after that the stream is served as it is known. Whoever was frozen has lost it, and waits anew."""
+        """Send a new reader metadata that was read after it came. Without a ZooKeeper session wait
+        `metadata_wait_s`, not counting time in which this process was frozen; then send the metadata known here."""
         patience = Patience(self._options.metadata_wait_s)
         looked = self._look()
         while not view.is_sure:
@@ -220,7 +219,7 @@ class StreamTailer:
                 looked = self._look()
             await patience.wait(looked)
             if view not in self._views:
-                return  # it left, and nobody will make it sure
+                return  # the reader left
             if self._defect is not None:
                 view.say(SourceFailed(question, self._defect))
                 return
@@ -233,7 +232,7 @@ class StreamTailer:
 
     @property
     def _is_cut_off(self) -> bool:
-        """Whether a stream whose tail its owner can tell is served as it is known."""
+        """Whether readers get the metadata known here, because ZooKeeper is out of reach and an owner has the tail."""
         is_away = self._metadata.state is not SessionState.CONNECTED
         return self._is_alone and is_away and self._tail is not None
 
@@ -266,12 +265,12 @@ class StreamTailer:
             await self._stale.rest(pauses.next_s())
 
     async def _read_metadata(self) -> Outcome | DLogError:
-        """The outcome, or what asking again will hardly mend: it is this stream's alone."""
+        """The outcome, or the error if reading again will hardly help. Such an error concerns this stream only."""
         try:
             return await self._metadata.read(self._key)
         except DLogError as error:
             return error
-        except Exception as error:  # noqa: BLE001 - whatever a reader of znodes did not foresee
+        except Exception as error:  # noqa: BLE001 - a decoder of znodes may raise anything
             return DamagedError(f"metadata of the stream cannot be read: stream={self.stream} {error!r}")
 
     def _contact(self, state: SessionState) -> None:
@@ -279,7 +278,7 @@ class StreamTailer:
             self._stale.wake()
 
     def _refuse(self, defect: DLogError | None) -> None:
-        """If metadata is not to be relied on any more, whoever waits is told, and so is whoever asks."""
+        """Metadata cannot be read. defect: it is unusable, fail all waits for a LAC; None: only out of reach."""
         self._defect = defect
         if defect is not None:
             watching, self._watching = self._watching, []
@@ -304,7 +303,7 @@ class StreamTailer:
         self._signal()
 
     def _forget(self, before: StreamMetadata, now: StreamMetadata | None) -> None:
-        """What is truncated, deleted or differently ended than before leaves cache and readers."""
+        """Drop truncated, deleted and changed segments from the cache and from the open segment readers."""
         changes = now.readable_changes_since(before) if now is not None else ((s, None) for s in before.segments)
         for old, new in changes:
             if old is None:
@@ -318,7 +317,7 @@ class StreamTailer:
                 self._ends.pop(key, None)
                 continue
             if new.completed and not old.completed:
-                self._readers.drop(key)  # opened again as what it is now
+                self._readers.drop(key)  # opened again as a completed segment
             if new.min_entry > old.min_entry:
                 self._cache.drop(key, new.min_entry)
 
@@ -334,14 +333,14 @@ class StreamTailer:
         if is_in_turn:
             self._turns.ask()
         if len(self._watching) == 1 or not self._is_heard:
-            self._signal()  # else an owner is listened to already, and nobody asks the store
+            self._signal()  # otherwise the owner's LAC is already being received, and the store is not polled
 
     async def _find_tail(self, view: View, question: WatchLac) -> None:
-        """A reader has just come: what is confirmed by now, it must see.
+        """Find the tail for a new reader, which must see everything confirmed by now.
 
-        The owner knows. Without one that answers, metadata must be read anew, since it may name another by now; only
-        if it does not, the store finds the tail by itself: what was heard of an owner before may be long behind that.
-        A tail that cannot be known now is an error, and the reader asks again.
+        Ask the owner. If it does not answer, read metadata again, since it may name another owner. If it does not,
+        have the store find the tail: the LAC that an owner sent earlier may be far behind.
+        If the tail cannot be found the reader gets an error and asks again.
         """
         key = segment_key(question.segment)
         self._seekers += 1
@@ -352,7 +351,7 @@ class StreamTailer:
                 await self._look_again()
                 if self._owner in (None, before):
                     break
-            # what the store said earlier is as old as that
+            # a LAC from an earlier poll of the store may be out of date
             if not (told and key in self._lacs) and not self._is_settled(question.segment):
                 self._learn(question.segment, await self._readers.find_tail(question.segment), False)
         except DLogError as error:
@@ -363,10 +362,10 @@ class StreamTailer:
         self._watch(view, question)
 
     async def _owner_says(self, view: View) -> bool:
-        """Whether the owner has told, since now, how far it is confirmed.
+        """Whether the owner has sent its LAC after this call began.
 
-        Who owned the stream when this reader came, or later, says metadata that was read since; a claim after that
-        reading has not confirmed anything before. Cut off from metadata, whoever calls itself the owner is believed.
+        Metadata read after the reader came names the owner at that time or later; an owner that claimed the stream
+        after that read confirmed nothing before. Without ZooKeeper any proxy that acts as owner is believed.
         """
         try:
             async with asyncio.timeout(self._options.owner_wait_s):
@@ -393,7 +392,7 @@ class StreamTailer:
             raise error
 
     def _look(self) -> asyncio.Future[DLogError | None]:
-        """The outcome of a reading of metadata that begins from now on."""
+        """Resolves with the outcome of the next metadata read that begins."""
         looked: asyncio.Future[DLogError | None] = asyncio.get_running_loop().create_future()
         self._refresh(lambda error: looked.set_result(error) if not looked.done() else None)
         return looked
@@ -404,7 +403,7 @@ class StreamTailer:
         return now is None or now.completed or segment_key(now) != segment_key(segment)
 
     def _settle_watches(self) -> None:
-        """Answer everybody whose wait is over, from what is known now: who asked the same is told the same."""
+        """Answer every WatchLac whose reply is known now; equal requests share one reply."""
         self._turns.cancel()
         if not self._watching or not self._is_known or self._stopping.is_set():
             return
@@ -445,7 +444,7 @@ class StreamTailer:
         return None
 
     def _seek_end(self, segment: Segment) -> None:
-        """Have the store asked for the end of a completed segment, once."""
+        """Start reading a completed segment's end from its store, unless under way."""
         key = segment_key(segment)
         if key not in self._seeking:
             self._seeking.add(key)
@@ -479,12 +478,12 @@ class StreamTailer:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    # ---- the LAC, as owners tell it ---------------------------------------------------------------------------------
+    # ---- the LAC, from owners ---------------------------------------------------------------------------------------
 
     async def _hear_owners(self) -> None:
         pauses = self._pauses()
         redirect: str | None = None
-        asked: object = None  # the claim that metadata named when we asked whoever redirected us
+        asked: object = None  # incarnation and epoch in metadata when the redirecting proxy was asked
         while True:
             named = self._owner.address if self._owner is not None else None
             before, asked = asked, (self._life(), self._epoch)
@@ -507,7 +506,7 @@ class StreamTailer:
 
     @property
     def _owner(self) -> Owner | None:
-        """Whom metadata, as it is known, names."""
+        """The owner that the known metadata names; None if the claim was released."""
         owner = self._value.owner if self._value is not None else None
         return owner if owner is not None and owner.epoch and not owner.released else None
 
@@ -519,13 +518,14 @@ class StreamTailer:
         return self._value.life if self._value is not None else ""
 
     def _is_of_this_life(self, heard: Heard) -> bool:
-        """Whether the stream is still the one that the owner was asked about; one without a life may be given one."""
+        """Whether the stream is the incarnation the owner was asked about; "" matches any, as it may be set later."""
         return not heard.life or heard.life == self._life()
 
     async def _follow(self, address: str, heard: Heard) -> DLogError | None:
-        """Listen until the owner stops talking (the error) or metadata names another owner or stream (None)."""
-        assert self._tasks is not None, "alive"
-        following = self._tasks.create_task(self._listen(address, heard), name=f"listen to {address} {self.stream}")
+        """Receive from the owner until it ends (returns the error) or metadata names another owner or incarnation
+        (returns None)."""
+        assert self._tasks is not None, "running"
+        following = self._tasks.create_task(self._listen(address, heard), name=f"receive from {address} {self.stream}")
         try:
             while not following.done():
                 changed = self._tasks.create_task(self._changed.wait(), name="change")
@@ -546,42 +546,42 @@ class StreamTailer:
             await self._upstream.follow(address, self.stream, heard, lambda: self._asked(heard))
         except DLogError as error:
             return error
-        raise AssertionError("an upstream ends with an error")
+        raise AssertionError("Upstream.follow must raise")
 
     def _asked(self, heard: Heard) -> None:
         self._following = heard
         self._signal()
 
     def believe(self, heard: Heard, number: int) -> None:
-        """A LAC of segment `number` is heard for the first time on this connection: look where it lies, then use it."""
+        """See Listener: the first LAC of segment `number` on this connection."""
         self._refresh(partial(self._place, heard, number))
 
     def _place(self, heard: Heard, number: int, error: DLogError | None) -> None:
         if error is None:
-            if self._is_of_this_life(heard):  # if not, what was heard is nobody's, and listening ends
+            if self._is_of_this_life(heard):  # otherwise the LAC is dropped and the connection ends
                 heard.place(number, self.listed(number))
         elif not heard.is_over:
             self.believe(heard, number)
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
-        """The owner says so, and the place is certain; it may have said so before its connection was lost."""
+        """See Listener. May come after the connection was lost, for a LAC received before."""
         self._is_heard = self._following is not None
         if not segment.completed:
             self._learn(segment, lac, ended)
 
     def unheard(self, heard: Heard) -> None:
-        """The connection to the owner is over: until another one is open nobody says what is confirmed."""
+        """See Listener: the connection is over. The store is polled until an owner sends a LAC again."""
         self._is_heard, self._following = False, None
         self._signal()
 
     def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
-        """The owner sent confirmed entries along, and the place is certain."""
+        """See Listener: cache confirmed entries sent by the owner."""
         self._fetches.keep(segment, first, payloads)
 
-    # ---- the LAC, as the store tells it -----------------------------------------------------------------------------
+    # ---- the LAC, from the store ------------------------------------------------------------------------------------
 
     async def _ask_store(self) -> None:
-        """While no owner is heard and somebody waits at the tail: long polls of the store."""
+        """Long-poll the store for the LAC while readers wait at the tail and no owner sends it."""
         pauses = self._pauses()
         while True:
             changed = self._changed
@@ -600,7 +600,7 @@ class StreamTailer:
                 continue
             pauses.reset()
             if ended and segment_key(segment) not in self._ends:
-                self._stale.set()  # recovered: the list will say so
+                self._stale.set()  # it was recovered: read the new segment list
             self._learn(segment, lac, ended)
             if ended:
                 await asyncio.sleep(pauses.longest_s())

@@ -1,9 +1,12 @@
-"""Supervision: one for one, with backoff.
+"""Supervises actors: each failed one is restarted alone, after a back-off.
 
-The law of this room: a child that returns has ended on purpose; a child that raises is started again after a backoff
-with jitter, however often. AssertionErrors are no exception to this: the actor dies with its story told, and its
-siblings live. A child serves one stream, so what breaks it is that stream's: a process that ended of it would hand it
-to the next process, and end that one too.
+Invariants:
+- an actor whose `run` returns has ended on purpose;
+- an actor that raises, AssertionError included, is restarted after a back-off with jitter, however often; the failure
+  is reported and the other actors go on.
+
+An actor serves one stream, so its failure is caused by that stream: if the process ended for it, the stream would move
+to the next process and end that one too.
 """
 
 from __future__ import annotations
@@ -23,22 +26,22 @@ from dlog.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartOptions:
-    """How often and how soon a child is started again."""
+    """Back-off before a failed actor is restarted."""
 
     backoff_min_s: float = option(0.05, sim=(0.0, 1.0))
     backoff_max_s: float = option(5.0, sim=(1.0, 10.0))
-    window_s: float = option(60.0, sim=(1.0, 100.0))  # failures that are older do not count
+    window_s: float = option(60.0, sim=(1.0, 100.0))  # older failures do not count
 
     def backoff_s(self, failures: int, rng: random.Random) -> float:
-        """Delay before the restart that follows the `failures`-th failure in a row: doubling, half of it jitter."""
+        """Delay before the restart after the `failures`-th failure in the window: doubling, half of it jitter."""
         ceiling = min(self.backoff_max_s, self.backoff_min_s * float(2 ** (failures - 1)))
         return ceiling * (0.5 + 0.5 * rng.random())
 
 
 class Supervisor:
-    """Keeps residents alive: `async with Supervisor(...) as supervisor: supervisor.start(actor)`.
+    """Keeps actors running: `async with Supervisor(...) as supervisor: supervisor.start(actor)`.
 
-    Leaving the scope drains: every child is stopped by message, and cancelled after `drain_s`.
+    Leaving the scope stops every actor by message, and cancels it after `drain_s`.
     """
 
     def __init__(
@@ -63,7 +66,7 @@ class Supervisor:
 
     @property
     def children(self) -> tuple[str, ...]:
-        """Names of those alive or waiting for their restart."""
+        """Names of actors that run or wait for their restart."""
         return tuple(self._children)
 
     async def __aenter__(self) -> Supervisor:
@@ -74,20 +77,20 @@ class Supervisor:
         await self._lifetime.__aexit__(*exit_)
 
     def start(self, resident: Resident) -> Ending:
-        """Keep `resident` alive from now on; what is returned is set when it has ended for good.
+        """Keep `resident` running; the returned Ending is set when it has ended for good.
 
-        Raises ClosedError if one of its name lives.
+        Raises ClosedError if an actor of its name runs.
         """
         if resident.name in self._children:
-            raise ClosedError(f"an actor of this name lives: actor={resident.name}")
+            raise ClosedError(f"an actor of this name is already running: actor={resident.name}")
         child = _Child(resident, self._children)
         self._children[resident.name] = child
         task = self._lifetime.start(self._keep(child), name=resident.name, stop=child.stop)
-        task.add_done_callback(child.bury)  # runs even if the task is cancelled before its first step
+        task.add_done_callback(child.bury)  # also if the task is cancelled before its first step
         return child.ended
 
     def stop(self, name: str) -> None:
-        """End one child by message; nothing happens if it has ended already."""
+        """Stop one actor by message; does nothing if it has ended."""
         child = self._children.get(name)
         if child is not None:
             child.stop()
@@ -98,7 +101,7 @@ class Supervisor:
             try:
                 await child.resident.run()
                 return
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is this child's
+            except Exception as error:  # noqa: BLE001 - any error concerns this actor only
                 now_s = self._clock.monotonic_s()
                 failures.append(now_s)
                 while failures[0] <= now_s - self._options.window_s:
@@ -110,7 +113,7 @@ class Supervisor:
 
 
 class Ending:
-    """An event that may come once; what costs memory is made by who waits for it."""
+    """A one-time event that allocates an asyncio.Event only when waited for."""
 
     __slots__ = ("_event", "_is_set")
 
@@ -127,14 +130,14 @@ class Ending:
             self._event.set()
 
     async def wait(self) -> None:
-        """Until it is set. Cancelling forgets the waiter only."""
+        """Wait until it is set. Cancelling stops the wait only."""
         if not self._is_set:
             self._event = self._event or asyncio.Event()
             await self._event.wait()
 
 
 class _Child:
-    """A resident, and whether it was told to end. family: where it is named as long as it lives."""
+    """A supervised actor. family: the supervisor's table, which lists it until it ends."""
 
     __slots__ = ("_family", "_rested", "ended", "resident", "stopping")
 
@@ -143,7 +146,7 @@ class _Child:
         self.resident = resident
         self.stopping = False
         self.ended = Ending()
-        self._rested: asyncio.Event | None = None  # while it rests
+        self._rested: asyncio.Event | None = None  # set only during a back-off
 
     def stop(self) -> None:
         self.stopping = True
@@ -156,7 +159,7 @@ class _Child:
         self.ended.set()
 
     async def rest(self, delay_s: float) -> None:
-        """Wait for the restart, or less if told to end."""
+        """Wait `delay_s` before the restart, less if stopped."""
         if self.stopping:
             return
         self._rested = asyncio.Event()

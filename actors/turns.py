@@ -1,7 +1,7 @@
-"""When many who wait at a tail are told of it: in turns, each the later the more were told in the one before.
+"""Limits how often tail readers are notified: the more readers one notification reached, the later the next one.
 
-The law of this room: what is confirmed between two turns goes to everybody in one piece, so that a delivery to many
-holds more instead of costing more; who is alone hardly waits.
+What is confirmed between two notifications goes out in one piece, so with many readers a delivery holds more instead
+of costing more; a single reader hardly waits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 
 
 class Turns:
-    """turn: tells those whose wait is over, and says by `took` how many that were; it cancels what is planned.
+    """Schedules notifications. turn: notifies the readers, calls `cancel`, and reports their number by `took`.
 
-    told_s: for each who was told, before the next turn; max_s: but no longer than that.
+    told_s: pause before the next notification, per reader notified; max_s: longest pause.
     """
 
     def __init__(self, turn: Callable[[], None], told_s: float, max_s: float) -> None:
@@ -25,11 +25,11 @@ class Turns:
 
     @property
     def must_wait(self) -> bool:
-        """Whether the next turn has not come yet."""
+        """Whether the pause is still running."""
         return self._wait_s() > 0
 
     def ask(self, *, at_once: bool = False) -> None:
-        """There is something to tell: now, or when the next turn comes."""
+        """Notify now, or once the pause is over."""
         wait_s = 0.0 if at_once else self._wait_s()
         if wait_s <= 0:
             self._turn()
@@ -37,12 +37,12 @@ class Turns:
             self._planned = asyncio.get_running_loop().call_later(wait_s, self._turn)
 
     def took(self, count: int) -> None:
-        """So many were told now."""
+        """`count` readers were notified now."""
         pause_s = min(count * self._told_s, self._max_s)
         self._not_before_s = max(self._not_before_s, asyncio.get_running_loop().time() + pause_s)
 
     def cancel(self) -> None:
-        """No turn is planned any more."""
+        """Cancel the planned notification."""
         planned, self._planned = self._planned, None
         if planned is not None:
             planned.cancel()

@@ -1,9 +1,11 @@
-"""What the owner of a stream says about its LAC, what it sends along, and when that may be believed.
+"""Receives LACs and entries from a stream's owner and decides when they may be used.
 
-The law of this room: an owner names segments by number, and a number may have lain elsewhere before. So a LAC is used
-only once metadata that was read after hearing the number tells where the segment lies, in the stream it was said of;
-and so are the entries that come with it.
-That a segment ended empty is the last word of its place: what the number means next is looked up anew.
+An owner names segments by number, and a number may have had another location before.
+
+Invariants:
+- a LAC, and the entries sent with it, are used only after metadata, read after the number arrived, gives the
+  segment's location in the same stream incarnation;
+- after "ended empty" nothing more is used for that location; the number's next location is looked up again.
 """
 
 from __future__ import annotations
@@ -18,55 +20,55 @@ from dlog.model.segment import Segment
 
 
 class Ear(Protocol):
-    """Who hears what an owner says, in order."""
+    """Receives what an owner sends, in order."""
 
     def __call__(self, number: int, lac: int, ended: bool) -> None:
-        """A segment is confirmed up to `lac`; ended: nothing comes after it."""
+        """Segment `number` is confirmed up to `lac`; ended: nothing comes after it."""
         ...
 
     def entries(self, number: int, first: int, payloads: Sequence[bytes]) -> None:
-        """Entries of a segment from `first` on, all of them confirmed. Any may be left out."""
+        """Confirmed entries of a segment from `first` on. The owner may omit any."""
         ...
 
     def end(self) -> None:
-        """The connection is over: nothing more is heard on it. Idempotent."""
+        """The connection is over, nothing more is received. Idempotent."""
         ...
 
 
 class Upstream(Protocol):
-    """How the owner of a stream is listened to."""
+    """Subscribes to the owner of a stream."""
 
     async def follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
-        """Have the ear hear what the owner at `address` says, until it says no more.
+        """Pass what the owner at `address` sends to `ear`, until the subscription ends.
 
-        on_open: called once the owner has been asked. Always raises in the end: OwnedElsewhereError (`location`: whom
-        to ask, if known), UnavailableError. When the connection is lost the ear is told so at once, before anybody is
-        asked who owns the stream now.
+        on_open: called once the request is sent. Always raises in the end: OwnedElsewhereError (`location`: the proxy
+        to ask next, if known) or UnavailableError. When the connection is lost `ear.end` is called at once, before
+        the new owner is looked up.
         """
         ...
 
     async def sync(self, ear: Ear) -> None:
-        """Return once the ear has heard everything that the owner had said when this was called.
+        """Return once `ear` has received everything that the owner had sent when this was called.
 
-        Raises UnavailableError, also when the connection that the ear listens on is over and there is another one to
-        the same owner: that one tells other ears.
+        Raises UnavailableError, also if the connection of `ear` is over and there is another one to the same owner:
+        that one serves other receivers.
         """
         ...
 
 
 class Listener(Protocol):
-    """Who wants to know (actors/stream_tailer.py)."""
+    """Uses what an owner sent (actors/stream_tailer.py)."""
 
     def believe(self, heard: Heard, number: int) -> None:
-        """Read metadata from now on, then call `heard.place`."""
+        """Begin a new metadata read, then call `heard.place`."""
         ...
 
     def heard(self, segment: Segment, lac: int, ended: bool) -> None:
-        """The owner says so, and the place is certain."""
+        """The owner sent this LAC, and the segment's location is certain."""
         ...
 
     def brought(self, segment: Segment, first: int, payloads: Sequence[bytes]) -> None:
-        """The owner sent entries along, and the place is certain."""
+        """The owner sent these entries, and the segment's location is certain."""
         ...
 
     def unheard(self, heard: Heard) -> None:
@@ -75,10 +77,10 @@ class Listener(Protocol):
 
 
 class Heard(Ear):
-    """What one connection to an owner has said; segments are looked up before their LAC is used.
+    """What one connection to an owner has sent; a segment is looked up before its LAC is used.
 
-    life: of the stream that the owner was asked about (StreamMetadata). epoch: of the claim that metadata named before
-    it was asked; None: another proxy named this one.
+    life: incarnation of the stream that the owner was asked about (StreamMetadata). epoch: of the claim that metadata
+    named before the request; None: another proxy redirected us here.
     """
 
     def __init__(self, listener: Listener, address: str, life: str, epoch: Epoch | None = None) -> None:
@@ -87,12 +89,12 @@ class Heard(Ear):
         self.epoch = epoch
         self.anything = False
         self.is_over = False
-        self._settled = asyncio.Event()  # something was heard, and all of it is placed
+        self._settled = asyncio.Event()  # something was received, and all segments are located
         self._listener = listener
         self._placed: dict[int, Segment] = {}
         self._waiting: dict[int, tuple[int, bool]] = {}
-        self._words: dict[int, tuple[int, bool]] = {}  # by number: the newest
-        self._overtaken: dict[int, int] = {}  # by number: looks at metadata that may show a place it had before
+        self._words: dict[int, tuple[int, bool]] = {}  # by number: the newest LAC
+        self._overtaken: dict[int, int] = {}  # by number: metadata reads that may show its previous location
 
     def __call__(self, number: int, lac: int, ended: bool) -> None:
         self.anything = True
@@ -111,30 +113,30 @@ class Heard(Ear):
             self._listener.believe(self, number)
 
     def entries(self, number: int, first: int, payloads: Sequence[bytes]) -> None:
-        """What comes before the number's place is certain is left to the store."""
+        """Entries that arrive before the location is certain are dropped; readers get them from the store."""
         segment = self._placed.get(number)
         if segment is not None:
             self._listener.brought(segment, first, payloads)
 
     async def settle(self) -> None:
-        """Return when something was heard and all of it is placed; an owner begins with where the stream stands.
+        """Return when something was received and all of it is located; an owner sends its current LAC first.
 
-        Until then its silence means nothing: it may not have taken the stream yet. Raises UnavailableError when it has
-        nothing more to say.
+        Before that its silence means nothing: it may still be taking the stream over. Raises UnavailableError when the
+        connection is over.
         """
         await self._settled.wait()
         if self.is_over:
-            raise UnavailableError(f"the owner says no more: address={self.address}")
+            raise UnavailableError(f"the connection to the owner ended: address={self.address}")
 
     def end(self) -> None:
-        """The connection is over: what it said is known, and what is confirmed since is not. Idempotent."""
+        """The connection is over; what it sent stays valid. Idempotent."""
         if not self.is_over:
             self.is_over = True
             self._settled.set()
             self._listener.unheard(self)
 
     def place(self, number: int, segment: Segment | None) -> None:
-        """Metadata was read after the number was heard. None: it does not know the number."""
+        """Metadata was read after the number arrived. None: it does not list the number."""
         overtaken = self._overtaken.get(number, 0)
         if overtaken:
             self._overtaken[number] = overtaken - 1
@@ -147,10 +149,10 @@ class Heard(Ear):
             self._settled.set()
 
     def moved(self, listed: Callable[[int], Segment | None]) -> None:
-        """Metadata names other segments now; listed: the one of a number. One that lies elsewhere than we believed is
-        looked up anew; one that is completed its owner has said everything of.
+        """The segment list changed; listed: the segment of a number. Look up segments that have another location now;
+        forget completed ones, of which the owner sends nothing more.
 
-        Only the number of an empty segment comes again: what was said of it beyond that is the new place's.
+        Only the number of an empty segment is reused, so a LAC above "empty" belongs to the new location.
         """
         for number, old in tuple(self._placed.items()):
             now = listed(number)
@@ -163,8 +165,9 @@ class Heard(Ear):
                 del self._placed[number], self._words[number]
 
     def _forget(self, number: int) -> None:
-        """The segment ended empty and leaves the list, which tells who looks at its place. Where we took it to lie
-        another's may lie that is not empty: a Java writer gives the number away while the owner does not know it."""
+        """The segment ended empty and leaves the list; readers of its location learn that from the list. The location
+        we had may belong to another, non-empty segment: a Java writer may have reused the number unknown to the owner.
+        """
         self._placed.pop(number, None)
         self._words.pop(number, None)
         if self._waiting.pop(number, None) is not None:

@@ -1,7 +1,8 @@
-"""Answers to batches, joined: consecutive requests that lie back to back in one entry become one frame.
+"""Joins replies to batches: consecutive requests that are adjacent in one entry become one Written frame.
 
-The law of this room: joining changes nothing a client can tell. The second batch of a range begins where the first one
-ends, in the same entry, and its transaction id is the first one's; whatever is not so starts a new range.
+Invariants:
+- joining loses nothing: the next batch of a range begins in the slot where the one before ends, in the same entry,
+  with the same transaction id; any other batch starts a new range.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dlog.wire.proxy import Written
 
 
 class AckRuns:
-    """Gathers the answers of one turn of the loop on one connection."""
+    """Collects the replies of one turn of the event loop on one connection."""
 
     __slots__ = ("_end_slot", "_entry", "_first", "_last", "_segment", "_slot", "_txid", "_whole")
 
@@ -45,7 +46,7 @@ class AckRuns:
         self._txid = written.txid
 
     def take(self) -> list[Written]:
-        """The ranges since the last call, in the order of the answers."""
+        """The ranges since the last call, in the order of the replies."""
         self._cut()
         whole, self._whole = self._whole, []
         return whole

@@ -1,19 +1,21 @@
-"""How much may be in flight: counted in bytes, for a stream and for the process, given back when the answer is known.
+"""Limits the bytes of batches in flight, per stream and per process.
 
-The law of this room: nothing is taken without its bytes being counted, and every count is given back exactly once. A
-connection's own share is not refused but not read any further (proxies/connection.py): the client feels it as a
-window. Beyond the stream's or the process's share a batch is refused whole, before anything remembers it.
+A connection has its own limit, at which it is not read further (proxies/connection.py): to the client that is a window.
+
+Invariants:
+- every accepted batch is counted, and given back exactly once, when its reply is known;
+- a batch above the limit of its stream or of the process is refused as a whole, before any state changes.
 """
 
 from __future__ import annotations
 
 from dlog.errors import OverCapacityError
 
-BATCH_OVERHEAD_BYTES = 512  # what keeping one batch costs beside its body
+BATCH_OVERHEAD_BYTES = 512  # memory per batch beside its body
 
 
 class Gauge:
-    """Bytes in flight under one bound."""
+    """Bytes in flight under one limit."""
 
     __slots__ = ("bytes", "bytes_max", "peak")
 
@@ -24,23 +26,23 @@ class Gauge:
 
 
 class Admission:
-    """The door of the process. One bound for all, one gauge a stream."""
+    """Admission of batches: one limit for the process, one for each stream."""
 
     __slots__ = ("_stream_bytes_max", "_streams", "batches", "bytes", "process", "producers_unknown", "refused")
 
     def __init__(self, *, process_bytes_max: int, stream_bytes_max: int) -> None:
         self.process = Gauge(process_bytes_max)
-        self.batches = 0  # taken so far
-        self.bytes = 0  # of bodies, taken so far
+        self.batches = 0  # accepted so far
+        self.bytes = 0  # bytes of bodies accepted so far
         self.refused = 0
-        self.producers_unknown = 0  # batches refused because their producer is not remembered
+        self.producers_unknown = 0  # batches refused because their producer is not in the table
         self._stream_bytes_max = stream_bytes_max
         self._streams: dict[str, Gauge] = {}
 
     def take(self, stream: str, size: int) -> int:
-        """Count a batch of `size` body bytes in; returns what `give_back` must be called with.
+        """Accept a batch of `size` body bytes; returns the cost to pass to `give_back`.
 
-        Raises OverCapacityError: nothing was taken. A gauge that is empty takes any one batch.
+        Raises OverCapacityError: nothing was accepted. An empty gauge accepts one batch of any size.
         """
         cost = size + BATCH_OVERHEAD_BYTES
         process = self.process
@@ -49,12 +51,13 @@ class Admission:
         if process.bytes and process.bytes + cost > process.bytes_max:
             self.refused += 1
             raise OverCapacityError(
-                f"this proxy holds as much as it may: bytes={process.bytes} max={process.bytes_max}"
+                f"too much is in flight at this proxy, try again: bytes={process.bytes} max={process.bytes_max}"
             )
         if used and used + cost > self._stream_bytes_max:
             self.refused += 1
             raise OverCapacityError(
-                f"too much is in flight for this stream: stream={stream} bytes={used} max={self._stream_bytes_max}"
+                f"too much is in flight for the stream, try again: "
+                f"stream={stream} bytes={used} max={self._stream_bytes_max}"
             )
         if gauge is None:
             gauge = self._streams[stream] = Gauge(self._stream_bytes_max)
@@ -66,7 +69,7 @@ class Admission:
         return cost
 
     def give_back(self, stream: str, cost: int) -> None:
-        """The batch is answered."""
+        """The batch has its reply."""
         gauge = self._streams[stream]
         gauge.bytes -= cost
         self.process.bytes -= cost

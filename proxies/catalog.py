@@ -1,7 +1,8 @@
-"""What both proxies tell of streams: the list of names, and one stream as metadata knows it.
+"""Replies of both proxies to List and Stat: the names of streams, and the description of one stream.
 
-The law of this room: results are maps of plain values as docs/protocol.md lists them; a list is always cut at a bound
-and says so.
+Invariants:
+- results are maps of plain values as docs/protocol.md lists them;
+- every list is limited, and the reply says if more is left.
 """
 
 from __future__ import annotations
@@ -18,35 +19,35 @@ from dlog.model.ids import TXID_END_OF_STREAM, StreamName
 from dlog.model.segment import Segment, StreamMetadata
 from dlog.wire.stream_metadata import settings_to_map
 
-NAMES_MAX = 10_000  # in one answer to List
-LISTINGS_MAX = 8  # that one process keeps names for, each until its last page was asked for
-SEGMENTS_MAX = 5_000  # in one answer to Stat; the newest are told
-_PORTION = 250  # segments that are looked at without giving way
+NAMES_MAX = 10_000  # in one reply to List
+LISTINGS_MAX = 8  # listings a process keeps the names of, each until its last page
+SEGMENTS_MAX = 5_000  # in one reply to Stat: the newest
+_PORTION = 250  # segments handled before the event loop runs other tasks
 
 
 @dataclass(slots=True)
 class _Listing:
-    after: str  # the last name that was told
-    names: deque[StreamName]  # those behind it, in order
+    after: str  # the last name sent
+    names: deque[StreamName]  # the names after it, in order
 
 
 class Listings:
-    """Lists the names of all streams in pages, with one reading of the names for each listing.
+    """Lists the names of all streams in pages; a listing reads the names once.
 
     Invariants:
-    1. A listing tells every stream that exists from before its first page until its last one. A page that cannot go on
-       in the listing's own reading reads the names anew: the listing is unknown here, or another page is asked for.
-    2. At most LISTINGS_MAX readings are kept, each until its last page; the one not used for longest goes first.
+    - a listing contains every stream that exists from before its first page until after its last one;
+    - a page that does not continue a kept listing (unknown here, or another page) reads the names again;
+    - at most LISTINGS_MAX listings are kept, each until its last page; the least recently used is dropped first.
     """
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
-        self._kept: dict[str, _Listing] = {}  # by the listing's name; the least recently used is first
+        self._kept: dict[str, _Listing] = {}  # by listing id; least recently used first
 
     async def page(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
-        """Names behind `after`, in order, at most `limit` and NAMES_MAX, whether there are more, and the listing.
+        """At most `limit` and NAMES_MAX names after `after`, in order, whether there are more, and the listing id.
 
-        listing: as the page before told it; None: the first page. Raises MetadataUnavailableError.
+        listing: id from the page before; None: the first page. Raises MetadataUnavailableError.
         """
         kept = self._kept.pop(listing, None) if listing is not None else None
         if kept is None or kept.after != after:
@@ -65,7 +66,7 @@ class Listings:
 
 
 async def describe(value: StreamMetadata) -> dict[str, Any]:
-    """One stream, as an answer to Stat. Gives way to others every few segments."""
+    """One stream, as the reply to Stat. Lets other tasks run every _PORTION segments."""
     left_out = max(0, len(value.segments) - SEGMENTS_MAX)
     shown: list[dict[str, Any]] = []
     last: Segment | None = None
@@ -104,7 +105,7 @@ async def describe(value: StreamMetadata) -> dict[str, Any]:
 
 
 def describe_segment(segment: Segment) -> dict[str, Any]:
-    """One segment, as it stands in metadata."""
+    """One segment's metadata, for the reply to Stat."""
     return {
         "number": segment.number,
         "store": segment.store,
@@ -121,7 +122,7 @@ def describe_segment(segment: Segment) -> dict[str, Any]:
 
 
 def with_tail(told: dict[str, Any], segment: int, lac: int, last: DLSN | None) -> dict[str, Any]:
-    """Add what is known of the segment in progress beyond metadata."""
+    """Add the LAC and last DLSN of the segment in progress, which metadata does not have."""
     for shown in reversed(told["segments"]):
         if shown["number"] <= segment:
             if shown["number"] == segment and not shown["completed"]:

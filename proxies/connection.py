@@ -1,12 +1,12 @@
-"""One accepted connection: frames in, frames out, once per turn of the loop.
+"""One accepted connection of a proxy: decodes and encodes frames, one write per turn of the event loop.
 
-The law of this room:
-- a header of the PROXY protocol comes before all else or not at all, and only from who may send one;
-- nothing here waits, and nothing a stranger sends reaches further than this connection: bytes that are no frames, a
-  first frame that is no hello, a hello that does not come, all end in a closed connection and nothing else;
-- what is said during one turn of the loop leaves in one write at its end;
-- a peer that does not take what we say is not listened to either, so what it can make us keep is bounded; one that says
-  thousands of things at once is heard a few hundred at a time, and who half says something has so long to finish.
+Invariants:
+- a PROXY protocol header comes first or not at all, and only from sources that may send one;
+- nothing here blocks, and bad input affects only its connection: bytes that are no frames, a first frame that is no
+  Hello, or no Hello in time close the connection and do nothing else;
+- what is sent during one turn of the event loop leaves in one write at its end;
+- a peer that does not read our replies is not read either, so the memory it can take is bounded; of many messages that
+  arrive at once TURN_MESSAGES_MAX are handled per turn, and a frame must be complete within FRAME_S.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from dlog.wire.proxy import PROTOCOL_VERSION, Failed, Hello, Message, Welcome
 from dlog.wire.proxy_codec import FrameDecoder, encode
 from proxies.preamble import Expect
 
-TURN_MESSAGES_MAX = 256  # heard from one peer before the others have their turn
-FRAME_S = 30.0  # the rest of a frame comes by then, or the connection ends
-HELLO_BYTES_MAX = 4096  # before a hello, nobody may make us keep more
+TURN_MESSAGES_MAX = 256  # of one peer, handled before the other connections have their turn
+FRAME_S = 30.0  # a frame must be complete within this, or the connection is closed
+HELLO_BYTES_MAX = 4096  # largest frame before the Hello
 JOINED_BYTES_MAX = 64 * 1024  # up to here one copy is cheaper than a long vector of buffers
-OUTPUT_HIGH_BYTES = 512 * 1024  # unsent beyond this: the session is told to stop and the peer is not read
+OUTPUT_HIGH_BYTES = 512 * 1024  # above this unsent, the session is told to stop and the peer is not read
 
 
 class Session(Protocol):
-    """What a role does on one connection. Methods return at once; a DLogError they raise answers the question."""
+    """Handles one connection's messages. Methods do not block; a DLogError raised by them is the reply."""
 
     def received(self, message: Message) -> None:
-        """A question came, in order."""
+        """A request came, in order."""
         ...
 
     def flush(self) -> None:
-        """The turn ends: say now what was gathered in it."""
+        """The turn ends: send what was collected in it."""
         ...
 
     def writable(self, yes: bool) -> None:
-        """The peer takes (again), or does not take, what we send."""
+        """The peer reads what we send (again), or does not."""
         ...
 
     def closed(self) -> None:
-        """The connection is gone; called once."""
+        """The connection is closed; called once."""
         ...
 
 
 class Reception(Protocol):
-    """What a connection needs of the server that accepted it."""
+    """The server that accepted a connection, as the connection uses it."""
 
     role: str
     name: str
@@ -72,56 +72,58 @@ class Reception(Protocol):
     hello_s: float
 
     def admit(self, connection: Connection) -> Acceptance:
-        """Count the connection in, and decide whether it is served."""
+        """Count a new connection and decide whether it is served."""
         ...
 
     def expects(self, host: str) -> Expect:
-        """Whether a connection from this host begins with a header of the PROXY protocol."""
+        """Whether a connection from this host begins with a PROXY protocol header."""
         ...
 
     def identify(self, connection: Connection) -> bool:
-        """`peer` is known now; False when too many connections are of that host."""
+        """`peer` is known now; False if its host has too many connections."""
         ...
 
     def refused(self, connection: Connection, error: DLogError) -> None:
-        """A connection ends because of how it began, or because there are too many."""
+        """A connection is refused: it began wrongly, or there are too many."""
         ...
 
     def open(self, connection: Connection, hello: Hello) -> Session:
-        """The hello was said and answered: begin."""
+        """The Hello came and was replied to: make the session."""
         ...
 
     def leave(self, connection: Connection) -> None:
-        """Count the connection out; also called after a refused `admit`."""
+        """The connection is closed, also after a refusing `admit`."""
         ...
 
     def keeps(self, change: int) -> bool:
-        """So many more (fewer) bytes of frames that are not whole are kept; False when that is too much."""
+        """Incomplete frames take `change` more (or fewer) bytes; False if the total is too much."""
         ...
 
 
 class Acceptance(enum.Enum):
-    """What becomes of a connection that was just accepted."""
+    """What happens to a new connection."""
 
     SERVED = enum.auto()
-    REFUSED = enum.auto()  # over capacity: told so, and closed once its first bytes were read or `hello_s` has passed
-    CUT = enum.auto()  # too many are being refused: told so and closed at once, which may cost it the answer
+    REFUSED = (
+        enum.auto()
+    )  # over capacity: gets an error, and is closed once its first bytes were read or `hello_s` has passed
+    CUT = enum.auto()  # too many are being refused: gets an error and is closed at once, so the error may be lost
 
 
 class Pause(enum.Flag):
-    """Why the socket is not read."""
+    """Reasons why the socket is not read."""
 
     NOT = 0
-    OUTPUT = enum.auto()  # the peer does not take our answers
-    ADMISSION = enum.auto()  # enough of its work is in flight
-    FORWARD = enum.auto()  # the proxy that it is handed on to does not take more
-    TURN = enum.auto()  # it said more at once than others would want to wait for
+    OUTPUT = enum.auto()  # the peer does not read our replies
+    ADMISSION = enum.auto()  # enough of its batches are in flight
+    FORWARD = enum.auto()  # the proxy that its requests are forwarded to does not read
+    TURN = enum.auto()  # it sent many messages at once, and other connections have their turn
 
 
 class Connection(asyncio.BufferedProtocol):
     """Server side of one connection of the proxy protocol.
 
-    peer: whose it is, host:port; as a balancer says, if one stands between. via: who connected to us.
+    peer: host:port of the client, as the load balancer tells if there is one. via: host:port of the socket's peer.
     """
 
     def __init__(self, reception: Reception) -> None:
@@ -133,24 +135,24 @@ class Connection(asyncio.BufferedProtocol):
         self._session: Session | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
-        self._expect: Expect | None = Expect.NONE  # of the header; None once it was dealt with
+        self._expect: Expect | None = Expect.NONE  # of a PROXY header; None once past it
         self._is_identified = False
-        self._is_refused = False  # it was told so; what it sends is dropped
-        self._preamble = b""  # of a header that is not whole
-        self._kept = 0  # bytes of a header or frame that is not whole
-        self._begun = 0  # such frames so far
-        self._half_since_s = 0.0  # when that frame began
+        self._is_refused = False  # the error was sent; what the peer sends is dropped
+        self._preamble = b""  # incomplete PROXY header
+        self._kept = 0  # bytes of an incomplete header or frame
+        self._begun = 0  # frames begun, when `_half_since_s` was set
+        self._half_since_s = 0.0  # when the incomplete frame began
         self._late_timer: asyncio.TimerHandle | None = None
-        self._messages: Iterator[Message] = iter(())  # of what came last, those not heard yet
+        self._messages: Iterator[Message] = iter(())  # received, not handled yet
         self._out: list[bytes | bytearray | memoryview] = []
         self._out_bytes = 0
         self._planned = False
         self._paused = Pause.NOT
 
-    # ---- what the transport tells -----------------------------------------------------------------------------------
+    # ---- called by the transport -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own classes
         address = self._transport.get_extra_info("peername")
         host = str(address[0]) if isinstance(address, tuple) else ""
         connected = None if host else self._transport.get_extra_info("socket")
@@ -209,7 +211,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._session is not None:
             self._session.writable(True)
 
-    # ---- what a session does ----------------------------------------------------------------------------------------
+    # ---- called by the session --------------------------------------------------------------------------------------
 
     @property
     def is_open(self) -> bool:
@@ -217,21 +219,21 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def is_identified(self) -> bool:
-        """Whether `peer` was told to the reception."""
+        """Whether `Reception.identify` was called."""
         return self._is_identified
 
     @property
     def is_paused(self) -> bool:
-        """Whether the peer is not listened to now."""
+        """Whether the peer is not being read."""
         return bool(self._paused)
 
     @property
     def unsent_bytes(self) -> int:
-        """What was said and has not left."""
+        """Bytes sent here that have not left."""
         return self._out_bytes + (self._transport.get_write_buffer_size() if self._transport is not None else 0)
 
     def send(self, message: Message) -> None:
-        """Say something; it leaves at the end of this turn, or at once if it is much. Dropped when nobody is there."""
+        """Send at the end of this turn, or at once if much is queued. Dropped if the connection is closed."""
         if self._transport is None or self._is_refused:
             return
         for part in encode(message):
@@ -240,28 +242,27 @@ class Connection(asyncio.BufferedProtocol):
         if self._out_bytes < OUTPUT_HIGH_BYTES:
             self.plan_flush()
         else:
-            self._write()  # the session hears at once that it is enough
+            self._write()  # the transport can call pause_writing at once
 
     def fail(self, request: int, error: DLogError) -> None:
-        """Answer a question with an error."""
+        """Reply to a request with an error."""
         self.send(failure(request, error))
 
     def plan_flush(self) -> None:
-        """Have `Session.flush` called, and the output written, at the end of this turn."""
+        """Call `Session.flush` and write the output at the end of this turn."""
         if not self._planned:
             self._planned = True
             self._loop.call_soon(self._flush)
 
     def hold(self, yes: bool, why: Pause = Pause.ADMISSION) -> None:
-        """Stop (or go on) reading questions from this peer; it is read when no reason is left."""
+        """Stop (or resume) reading this peer; it is read when no reason is left."""
         if yes:
             self._pause(why)
         else:
             self._resume(why)
 
     def end(self, error: DLogError | None = None) -> None:
-        """Close after what was said has left. error: told to the peer first, as an answer to no question. Who does not
-        speak our protocol is told nothing."""
+        """Close after the queue is sent. error: sent first, for request 0; left out if the peer broke the protocol."""
         if self._transport is None:
             return
         if error is not None:
@@ -270,14 +271,14 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.close()
 
     def abort(self) -> None:
-        """Close now, whatever waits."""
+        """Close now and drop the queue."""
         if self._transport is not None:
             self._transport.abort()
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        """Hear so many of the messages that came; the others in the next turn, when everybody else had theirs."""
+        """Handle up to TURN_MESSAGES_MAX received messages, the rest in the next turn of the event loop."""
         left = TURN_MESSAGES_MAX
         try:
             for message in self._messages:
@@ -296,13 +297,13 @@ class Connection(asyncio.BufferedProtocol):
         before, kept = self._kept, frames.buffered + len(self._preamble)
         self._kept = kept
         begun = frames.begun
-        if kept and (not before or begun != self._begun):  # the begin of another frame, not more of the same
+        if kept and (not before or begun != self._begun):  # another frame began
             self._begun = begun
             self._half_since_s = self._loop.time()
             if self._late_timer is None:
                 self._late_timer = self._loop.call_later(FRAME_S, self._look_if_late)
         if kept != before and not self._reception.keeps(kept - before):
-            self.end(OverCapacityError("too many frames are half sent to this proxy"))
+            self.end(OverCapacityError("too many bytes of incomplete frames at this proxy, connect again later"))
         self._resume(Pause.TURN)
 
     def _listen_on(self) -> None:
@@ -310,25 +311,29 @@ class Connection(asyncio.BufferedProtocol):
             self._listen()
 
     def _look_if_late(self) -> None:
-        """Close if the rest of a frame has not come in time, though we have listened all the time."""
+        """Close if the rest of a frame did not come in time while the socket was read."""
         self._late_timer = None
         if not self._kept or self._transport is None:
             return
         left_s = self._half_since_s + FRAME_S - self._loop.time()
         if left_s <= 0 and not self._paused:
-            self.end(RequestTimeoutError("the rest of a frame did not come in time", outcome_unknown=False))
+            self.end(RequestTimeoutError("the rest of a frame did not arrive in time", outcome_unknown=False))
         else:
             self._late_timer = self._loop.call_later(max(left_s, 1.0), self._look_if_late)
 
     def _take_preamble(self, expect: Expect, data: bytes) -> bytes:
-        """Deal with what comes before the first frame; returns what comes behind it, nothing while it is not whole."""
+        """Handle a PROXY header; returns the bytes after it, nothing while the header is incomplete."""
         self._preamble = b""
         if not proxy_protocol.begins(data):
             if expect is Expect.ALWAYS:
-                return self._refuse(UnauthorizedError("a PROXY protocol header is demanded here: use the balancer"))
+                return self._refuse(
+                    UnauthorizedError("a PROXY protocol header is required: connect through the load balancer")
+                )
             return self._identified(data)
         if expect is Expect.NONE:
-            return self._refuse(UnauthorizedError("a PROXY protocol header is not taken from this source"))
+            return self._refuse(
+                UnauthorizedError("a PROXY protocol header is not accepted from this source: see proxy_protocol_from")
+            )
         try:
             found = proxy_protocol.parse(data)
         except ProtocolError as error:
@@ -344,19 +349,21 @@ class Connection(asyncio.BufferedProtocol):
         self._is_identified = True
         if self._reception.identify(self):
             return data
-        return self._refuse(OverCapacityError("too many connections to this proxy from this host"))
+        return self._refuse(
+            OverCapacityError("too many connections from this host: close some, or raise connections_per_host_max")
+        )
 
     def _refuse(self, error: DLogError) -> bytes:
-        """Who may not come in hears why."""
+        """Send the error and close."""
         self._expect = None
         self._reception.refused(self, error)
         self.end(error)
         return b""
 
     def _end_after_first_bytes(self, error: DLogError) -> None:
-        """Tell the error and send nothing more, but leave our side open until the peer's hello was read.
+        """Send the error and an EOF, but close only after the peer's Hello was read.
 
-        Closed at once, the connection would be reset by that hello, and the peer would fail to send before it reads.
+        If the socket were closed at once, that Hello would reset it, and the peer's send would fail before it reads.
         """
         self.send(failure(0, error))
         self._write()
@@ -374,10 +381,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def _greet(self, message: Message) -> None:
         if not isinstance(message, Hello):
-            raise ProtocolError(f"the first frame of a connection is a hello: got={type(message).__name__}")
+            raise ProtocolError(f"the first frame of a connection must be Hello: got={type(message).__name__}")
         if not message.version_min <= PROTOCOL_VERSION <= message.version_max:
             asked = f"{message.version_min}..{message.version_max}"
-            self.fail(message.request, VersionError(f"we speak version {PROTOCOL_VERSION} only: asked={asked}"))
+            self.fail(
+                message.request,
+                VersionError(f"protocol version not supported: supported={PROTOCOL_VERSION} asked={asked}"),
+            )
             self.end()
             return
         self._cancel_hello_timer()
@@ -425,12 +435,12 @@ class Connection(asyncio.BufferedProtocol):
         self._paused &= ~why
         if not self._paused and self._transport is not None and not self._transport.is_closing():
             if was is not Pause.TURN:
-                self._half_since_s = self._loop.time()  # we did not listen to the rest of its frame
+                self._half_since_s = self._loop.time()  # its frame could not arrive while paused
             self._transport.resume_reading()
 
 
 def failure(request: int, error: DLogError) -> Failed:
-    """The frame that tells `error` as the answer to `request`."""
+    """The Failed frame with `error` as the reply to `request`."""
     detail: dict[str, object] = {}
     if isinstance(error, SequenceGapError) and error.expected >= 0:
         detail["expected"] = error.expected

@@ -1,15 +1,15 @@
-"""Detects write proxies that are gone: asks every registered one all the time, and one at once when somebody doubts it.
+"""Detects failed write proxies: pings every registered one all the time, and probes one at once on request.
 
-A suspicion is a hint and never more. It starts a claim; the claim's compare-and-set and the fence decide. So it may be
-wrong without harm, and must be fast.
+A suspicion is only a hint: it lets a proxy try a claim, and the claim's compare-and-set and the fence decide. So it may
+be wrong without harm, and must be fast.
 
 Invariants:
-- a process that died is noticed by its closed connection, a frozen one by unanswered pings; each is confirmed by a
-  fresh connection;
-- silence is measured against what the peer's answers took so far (dlog/lease/silence.py). Where this process itself was
-  held up, what it waited for in vain meanwhile is no evidence, a few times in a row;
-- a proxy that says it lacks what streams need, and we do not lack, counts as gone until it says otherwise;
-- a question is waited for beyond its limit: a late answer ends the suspicion and raises the limit.
+- a dead process is noticed by its closed connection, a frozen one by missing ping replies; both are confirmed on a new
+  connection;
+- the time limit follows the peer's earlier reply times (dlog/lease/silence.py). Up to HELD_UP_MAX waits in a row do not
+  count if this process itself was delayed;
+- a proxy that reports to lack what streams need, and what this proxy reaches, is suspected until it reports otherwise;
+- replies are awaited beyond the limit: a late one ends the suspicion and raises the limit.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ from dlog.wire.proxy import Ping
 from proxies.dialling import Dialler
 from proxies.link import Link
 
-HELD_UP_MAX = 4  # waits in a row that do not count because we were held up ourselves
+HELD_UP_MAX = 4  # waits in a row that do not count because this process was delayed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorOptions:
-    """How often peers are asked, and how long an answer may take: at least, however fast answers were so far, and at
-    most, however slow."""
+    """Ping interval, and the lower and upper bound of the time limit for a reply."""
 
     ping_every_s: float = option(0.15, sim=(0.01, 0.5))
     ping_timeout_s: float = option(0.3, sim=(0.05, 1.0))
@@ -45,7 +44,7 @@ class DetectorOptions:
 class Detector:
     """Watches the other write proxies.
 
-    reaches: whether we have what a peer says it lacks.
+    reaches: whether this proxy reaches what a peer lacks.
     """
 
     def __init__(
@@ -73,13 +72,13 @@ class Detector:
         self._tasks: asyncio.TaskGroup | None = None
 
     def suspects(self, address: str) -> bool:
-        """Whether the proxy at this address did not answer of late."""
+        """Whether the proxy at this address is suspected."""
         return address in self._suspected
 
     async def is_gone(self, address: str) -> bool:
-        """Ask now: True when two fresh connections in a row went unanswered. Askers of one address share a probe.
+        """Probe now: True if there was no reply on two new connections in a row. Calls for one address share a probe.
 
-        Cancelling stops the wait only. The verdict is remembered until the proxy answers again.
+        Cancelling stops the wait only. The proxy stays suspected until it replies again.
         """
         if address in self._suspected:
             return True
@@ -128,18 +127,18 @@ class Detector:
                 await asyncio.sleep(self._options.ping_every_s)
                 continue
             try:
-                while await self._wait_pong(address, link):  # noqa: ASYNC110 - a ping every so often
+                while await self._wait_pong(address, link):  # noqa: ASYNC110 - pings periodically
                     await asyncio.sleep(self._options.ping_every_s)
             finally:
                 link.close()
 
     async def _wait_open(self, address: str) -> Link:
-        """A connection, however long it takes up to the ceiling; beyond the limit the peer is suspected meanwhile."""
+        """Connect within ping_timeout_max_s; beyond the time limit the peer is suspected meanwhile."""
         assert self._tasks is not None, "the detector runs"
         opening = self._tasks.create_task(_settled(self._open(address)), name=f"connect to proxy {address}")
         try:
             if not await self._is_in_time(address, opening) and not await self._answers(address):
-                self._suspect(address, "no greeting in time")
+                self._suspect(address, "no Welcome in time")
             opened = await opening
         except BaseException:
             if not opening.cancel() and not opening.cancelled() and isinstance(link := opening.result(), Link):
@@ -150,11 +149,11 @@ class Detector:
         return opened
 
     async def _wait_pong(self, address: str, link: Link) -> bool:
-        """Ping once: whether an answer came before the ceiling; beyond the limit the peer is suspected meanwhile."""
+        """Whether a ping is replied to within ping_timeout_max_s; beyond the limit the peer is suspected meanwhile."""
         asked = link.ask(Ping)
         if not await self._is_in_time(address, asked):
             if not asked.done() and not await self._answers(address):
-                self._suspect(address, "no answer in time")
+                self._suspect(address, "no reply to a ping in time")
             await asyncio.wait((asked,), timeout=self._options.ping_timeout_max_s)
         if not asked.done() or asked.cancelled() or asked.exception() is not None:
             asked.cancel()
@@ -164,12 +163,12 @@ class Detector:
         if not lacks:
             self._trust(address)
         elif address not in self._suspected and await self._reaches(str(lacks)):
-            self._suspect(address, f"cannot serve, it does not reach: {lacks!s:.20}")
+            self._suspect(address, f"it reports that it does not reach: {lacks!s:.20}")
         return True
 
     async def _is_in_time(self, address: str, asked: asyncio.Future[Any]) -> bool:
-        """Whether it is done within the peer's limit. Its answer counts for the limit, however late."""
-        limit = self._limits.get(address) or self._new_limit()  # of a stranger nothing is remembered
+        """Whether `asked` is done within the peer's limit. A reply adjusts the limit, however late it is."""
+        limit = self._limits.get(address) or self._new_limit()  # for a proxy not watched: the default
         now_s = asyncio.get_running_loop().time
         begun_s = now_s()
         asked.add_done_callback(lambda done: limit.answered(now_s() - begun_s) if _is_answer(done) else None)
@@ -189,11 +188,11 @@ class Detector:
         for _ in range(2):
             if await self._answers(address):
                 return False
-        self._suspect(address, "asked because of a doubt, no answer")
+        self._suspect(address, "no reply to a probe on request")
         return True
 
     async def _answers(self, address: str) -> bool:
-        """Whether a fresh connection is answered in time."""
+        """Whether the peer replies on a new connection in time."""
         assert self._tasks is not None, "the detector runs"
         asked = self._tasks.create_task(self._ask(address), name=f"ask proxy {address}")
         try:
@@ -226,7 +225,7 @@ class Detector:
 
 
 async def _settled(opening: Coroutine[Any, Any, Link]) -> Link | UnavailableError:
-    """So that a task that fails ends nobody else's."""
+    """Return the error instead of raising it, so that it does not end the task group."""
     try:
         return await opening
     except UnavailableError as error:

@@ -1,4 +1,4 @@
-"""How this process connects to other proxies: by the name everybody knows them by, at the address that proxies use."""
+"""Opens connections to other proxies, named by their public address, at the address registered for proxies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ AnyLink = TypeVar("AnyLink", bound=Link)
 
 
 class Dialler:
-    """role, name: of us (docs/protocol.md 1.2). says_preamble: others demand a header of the PROXY protocol of
-    everybody, so one that says "for myself" goes first."""
+    """Connects to proxies. role, name: of this process (docs/protocol.md 1.2). says_preamble: send a LOCAL
+    header first, as proxies require a PROXY protocol header from every source."""
 
     def __init__(self, role: str, name: str, metadata: Metadata, *, says_preamble: bool = False) -> None:
         self._role = role

@@ -1,8 +1,9 @@
-"""What every session of a proxy does, whatever its role: sort questions to those who answer them, count batches in and
-out, hand on what another proxy has to answer if the connection asked for that.
+"""Base of both proxies' sessions: dispatches requests, counts batches in flight, forwards if the client asked for it.
 
-The law of this room: a question has one answer. A batch costs one count in, one count out, and no task; while it is
-counted its bytes may be kept, here or behind a pipe, and beyond the bounds nobody is read or taken.
+Invariants:
+- a request has one reply;
+- a batch is counted in once and out once, and needs no task. While counted its bytes may be kept, here or in a
+  forwarding connection; above the limits connections are not read and batches are refused.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from proxies.connection import Connection
 from proxies.forwarding import Carriage, Forwarding
 from proxies.questions import Questions
 
-VIEWED_BYTES_MIN = 16 * 1024  # a view keeps all that was received with it; a smaller body is copied
+VIEWED_BYTES_MIN = 16 * 1024  # a view keeps the whole receive buffer alive, so smaller bodies are copied
 
 
 class House(Protocol):
-    """What the sessions of one process share, whatever its role."""
+    """State of the process that sessions of both roles use."""
 
     role: str
     address: str
@@ -43,16 +44,16 @@ class House(Protocol):
     batch_bytes_max: int
 
     async def stat(self, stream: str) -> dict[str, Any]:
-        """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
+        """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
         ...
 
     async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
-        """Names of streams in order. Raises MetadataUnavailableError."""
+        """Stream names in order. Raises MetadataUnavailableError."""
         ...
 
 
 class Dispatch:
-    """One connection's dealings; a role adds its handlers. `_forwarding` is there if the hello allowed a hop."""
+    """Session of one connection; a role adds its handlers. `_forwarding` is set if the Hello allowed a hop."""
 
     def __init__(self, house: House, connection: Connection, hello: Hello) -> None:
         self._connection = connection
@@ -69,12 +70,14 @@ class Dispatch:
             Stat: self._stat,
         }
 
-    # ---- what the connection tells ----------------------------------------------------------------------------------
+    # ---- called by the connection ------------------------------------------------------------------------------------
 
     def received(self, message: Message) -> None:
         handler = self._handlers.get(type(message))
         if handler is None:
-            raise InvalidRequestError(f"not a question for a {self._common.role} proxy: {type(message).__name__}")
+            raise InvalidRequestError(
+                f"a {self._common.role} proxy does not serve this request: {type(message).__name__}"
+            )
         handler(message)
 
     def flush(self) -> None:
@@ -88,17 +91,17 @@ class Dispatch:
 
     def closed(self) -> None:
         self._is_closed = True
-        self._handlers.clear()  # they refer to this object
+        self._handlers.clear()  # breaks the reference cycle
         if self._forwarding is not None:
             self._forwarding.close()
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 
     def _count_in(self, batch: Write) -> int:
-        """Take a batch's bytes; returns what `_answered` gives back. Raises RecordTooLargeError, OverCapacityError."""
+        """Count a batch in; returns the cost for `_count_out`. Raises RecordTooLargeError, OverCapacityError."""
         house, size = self._common, len(batch.body)
         if size > house.batch_bytes_max:
-            raise RecordTooLargeError(f"a batch has at most {house.batch_bytes_max} bytes: bytes={size}")
+            raise RecordTooLargeError(f"the batch is too large: max={house.batch_bytes_max} bytes={size}")
         cost = house.admission.take(batch.stream, size)
         self._bytes += cost
         if self._bytes > house.connection_bytes_max:
@@ -114,7 +117,7 @@ class Dispatch:
             self._connection.hold(False)
 
     def _written(self, request: int, stream: str, cost: int, result: BatchWritten | DLogError) -> None:
-        """A batch was answered."""
+        """The result of a batch is known: count it out and reply."""
         self._count_out(stream, cost)
         if isinstance(result, ProducerUnknownError):
             self._common.admission.producers_unknown += 1
@@ -123,15 +126,15 @@ class Dispatch:
         if isinstance(result, BatchWritten):
             self._acks.add(request, result)
             self._connection.plan_flush()
-        elif isinstance(result, ClosedError):  # its owner ended here; the stream goes on elsewhere
+        elif isinstance(result, ClosedError):  # the owner ended here; the stream may be served elsewhere
             self._connection.fail(request, UnavailableError(result.message, outcome_unknown=result.outcome_unknown))
         else:
             self._connection.fail(request, result)
 
-    # ---- questions with one answer ----------------------------------------------------------------------------------
+    # ---- requests with one reply ------------------------------------------------------------------------------------
 
     def _answer(self, question: Any, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
-        """Do the work and answer; if it turns out to be another proxy's, and may be handed on, have that one do it."""
+        """Run `work` and reply; if another proxy owns the stream and forwarding is allowed, forward the request."""
         if self._forwarding is None:
             self._questions.answer(question.request, work)
             return
@@ -142,7 +145,7 @@ class Dispatch:
             raise
 
     def _ping(self, m: Ping) -> None:
-        """Answered behind everything that was to be said before: who asks knows then that it has heard all."""
+        """Reply after all earlier replies, so that the client knows that it has received them."""
         self.flush()
         self._connection.send(Done(m.request))
 
@@ -153,7 +156,7 @@ class Dispatch:
         self._questions.answer(m.request, self._stat_of(m))
 
     async def _stat_of(self, m: Stat) -> dict[str, Any]:
-        """As we know it, or as its owner does, if that answers."""
+        """The owner's description of a stream if it replies, otherwise this proxy's."""
         told = await self._common.stat(m.stream)
         owner = told["owner"]
         if self._forwarding is None or "state" in told or owner["released"] or not owner["location"]:
@@ -177,5 +180,5 @@ async def _or_handed_on(
 
 
 def kept(body: bytes | bytearray | memoryview) -> bytes | bytearray | memoryview:
-    """A body as it may be kept for a while."""
+    """The body in a form that may be kept for long."""
     return body if len(body) >= VIEWED_BYTES_MIN else bytes(body)

@@ -1,13 +1,13 @@
-"""Handing on what one connection asks to the proxies that can answer it, over pipes of its own.
+"""Forwards the requests of one client connection to the proxies that can execute them.
 
-The law of this room:
-- only a connection that asked for it (Hello.hops) is served so, and what is handed on is never handed on again: our
-  pipes say hops 0, and the answer 302 goes back to who asked;
-- each connection has a pipe of its own to each proxy, so that one slow client or owner holds up nobody else: a pipe
-  that takes no more stops the reading in front, a client that takes no more stops the reading behind;
-- a proxy that does not read is not a proxy that is gone: before a silent pipe is given up it is greeted on a new one;
-- what was not answered when a pipe ends is answered with a typed error; nothing is sent twice from here. Trying again
-  is the client's: it knows what may be repeated.
+Invariants:
+- forwarding is only for connections that asked for it (Hello.hops), and nothing is forwarded twice: the connections to
+  other proxies say hops 0, and their reply 302 goes back to the client;
+- each client connection has its own connection to each proxy, so that a slow client or owner delays no other: a full
+  connection to a proxy stops the reading of the client, a full client stops the reading of the proxies;
+- before a silent connection is given up the proxy is probed on a new one, since it may be slow and not dead;
+- requests pending when a connection ends get a typed error, and nothing is sent again from here: the client retries,
+  because it knows what may be repeated.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from proxies.routes import Routes
 
 CONNECT_S = 1.0
 PING_EVERY_S = 0.25
-PING_TIMEOUT_S = 0.3  # a pipe that is silent for so long after a ping is doubted,
-GREETING_S = 0.3  # and given up if a new connection is not greeted in this time: a mistake costs a repeat
-SLOW_S = 10.0  # and if it was silent for so long, whoever greets
+PING_TIMEOUT_S = 0.3  # a connection silent for so long after a ping makes the proxy suspect,
+GREETING_S = 0.3  # and is given up if the proxy does not accept a new one in this time: a mistake costs a retry,
+SLOW_S = 10.0  # and is given up after so long a silence in any case
 ANSWER_S = 15.0
 READS_MAX = 1000  # of one connection
-_GO_ON = (ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP)  # a reader that follows lives on after these
+_GO_ON = (ReaderEventKind.STARTED, ReaderEventKind.CAUGHT_UP)  # a following reader goes on after these
 
 
 class Carriage:
-    """What the forwarding of all connections of a process shares."""
+    """Dialler, open connections and counters shared by all Forwarding of a process."""
 
     def __init__(self, dialler: Dialler, tasks: Lifetime) -> None:
         self.dialler = dialler
@@ -60,16 +60,16 @@ class Carriage:
 
     @property
     def pipes(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         return len(self.open)
 
     @property
     def unsent_bytes(self) -> int:
-        """What waits here for proxies that do not take it."""
+        """Bytes that wait for proxies that do not read."""
         return sum(pipe.unsent_bytes for pipe in self.open)
 
     async def lives(self, address: str) -> bool:
-        """Whether the proxy there greets."""
+        """Whether the proxy at `address` accepts a connection."""
         try:
             link = await self.dialler.open(address, GREETING_S, Link)
         except UnavailableError:
@@ -78,21 +78,19 @@ class Carriage:
         return True
 
     def add_to(self, meters: Meters) -> None:
-        """Name these numbers for the scrape."""
+        """Add these counters to the metrics."""
         meters.gauge(
-            "forward_pipes", "Connections to other proxies that carry a client's questions", lambda: self.pipes
+            "forward_pipes", "Connections to other proxies that forward a client's requests", lambda: self.pipes
         )
-        meters.gauge(
-            "forward_unsent_bytes", "Bytes that wait for proxies that do not take them", lambda: self.unsent_bytes
-        )
-        meters.counter("forward_batches", "Batches handed to their owner", lambda: self.batches)
-        meters.counter("forward_bytes", "Bytes of batches handed to their owner", lambda: self.bytes)
-        meters.counter("forward_reads", "Reads handed to a read proxy", lambda: self.reads)
-        meters.counter("forward_questions", "Other questions handed on", lambda: self.questions)
+        meters.gauge("forward_unsent_bytes", "Bytes that wait for proxies that do not read", lambda: self.unsent_bytes)
+        meters.counter("forward_batches", "Batches forwarded to the stream's owner", lambda: self.batches)
+        meters.counter("forward_bytes", "Bytes of batches forwarded to the stream's owner", lambda: self.bytes)
+        meters.counter("forward_reads", "Reads forwarded to a read proxy", lambda: self.reads)
+        meters.counter("forward_questions", "Other requests forwarded", lambda: self.questions)
 
 
 class _Lane:
-    """The way to one proxy: a pipe, or what waits until it is open."""
+    """The connection to one proxy, or the requests that wait until it is open."""
 
     __slots__ = ("address", "is_full", "pipe", "waiting")
 
@@ -104,22 +102,22 @@ class _Lane:
 
 
 class Forwarding:
-    """Of one connection that may have its questions handed on."""
+    """Forwarding for one client connection."""
 
     def __init__(self, carriage: Carriage, connection: Connection) -> None:
         self.routes = Routes()
         self._carriage = carriage
         self._connection = connection
         self._lanes: dict[str, _Lane] = {}
-        self._pipes: dict[Pipe, None] = {}  # also those whose proxy goes away
-        self._reads: dict[int, tuple[_Lane, int | None]] = {}  # client's number -> lane, number on its pipe once asked
+        self._pipes: dict[Pipe, None] = {}  # also those whose proxy shuts down
+        self._reads: dict[int, tuple[_Lane, int | None]] = {}  # client's request -> lane, request on its pipe once sent
         self._writable = True
         self._is_closed = False
 
-    # ---- what is handed on ------------------------------------------------------------------------------------------
+    # ---- forwarded requests -----------------------------------------------------------------------------------------
 
     def write(self, batch: Write, address: str, answer: Answer) -> None:
-        """Hand a batch to the proxy at `address`, behind all that was handed to it before; `answer` hears once."""
+        """Forward a batch to the proxy at `address`, in call order; `answer` is called once with the result."""
         self.routes.found(batch.stream, address)
         self._carriage.batches += 1
         self._carriage.bytes += len(batch.body)
@@ -127,15 +125,15 @@ class Forwarding:
         self._through(address, lambda pipe: pipe.write(batch, answered), answered)
 
     def read(self, read: Read, address: str) -> None:
-        """Have a reader served by the read proxy at `address`. Raises OverCapacityError."""
+        """Forward a read to the read proxy at `address`. Raises OverCapacityError."""
         if len(self._reads) >= READS_MAX:
-            raise OverCapacityError("too many readers on this connection")
+            raise OverCapacityError("too many readers on this connection, close some first")
         self._carriage.reads += 1
         self._reads[read.request] = (self._lane(address), None)
         self._through(address, partial(self._begin_read, read), partial(self._end_read, read.request))
 
     def carries(self, request: int) -> bool:
-        """Whether a reader of this number is handed on."""
+        """Whether the reader of this request is forwarded."""
         return request in self._reads
 
     def credit(self, credit: Credit) -> None:
@@ -147,10 +145,10 @@ class Forwarding:
             found[0].pipe.unsubscribe(found[1])
 
     async def ask(self, question: Any, address: str) -> dict[str, Any]:
-        """Hand a question with one answer to the proxy at `address`.
+        """Forward a request with one reply to the proxy at `address`.
 
-        Raises what it answers; UnavailableError (not handed on), ConnectionLostError and RequestTimeoutError, which say
-        by outcome_unknown whether it may be carried out.
+        Raises the proxy's error, UnavailableError (not forwarded), or ConnectionLostError and RequestTimeoutError,
+        whose outcome_unknown tells whether it may be executed.
         """
         self._carriage.questions += 1
         opened: asyncio.Future[Pipe] = asyncio.get_running_loop().create_future()
@@ -160,22 +158,24 @@ class Forwarding:
             async with asyncio.timeout(ANSWER_S):
                 result: dict[str, Any] = await pipe.ask(lambda number: replace(question, request=number))
         except TimeoutError as error:
-            raise RequestTimeoutError(f"the proxy that this was handed to does not answer: proxy={address}") from error
+            raise RequestTimeoutError(
+                f"the proxy that the request was forwarded to does not reply: proxy={address}"
+            ) from error
         except OwnedElsewhereError:
             self.routes.moved(question.stream, address)
             raise
         return result
 
-    # ---- what the connection tells ----------------------------------------------------------------------------------
+    # ---- called by the connection ------------------------------------------------------------------------------------
 
     def writable(self, yes: bool) -> None:
-        """The client takes (or does not take) answers."""
+        """The client reads replies (again), or does not."""
         self._writable = yes
         for pipe in self._pipes:
             pipe.hold(not yes)
 
     def close(self) -> None:
-        """The client is gone: every pipe is closed, and whoever counts what is unanswered hears of each."""
+        """The client is gone: close every connection, which fails each pending request once."""
         self._is_closed = True
         self._reads.clear()
         for pipe in tuple(self._pipes):
@@ -189,11 +189,11 @@ class Forwarding:
         lane = self._lanes.get(address)
         if lane is None:
             lane = self._lanes[address] = _Lane(address)
-            self._carriage.tasks.start_alone(self._live(lane), name=f"pipe to {address} for {self._connection.peer}")
+            self._carriage.tasks.start_alone(self._live(lane), name=f"forward to {address} for {self._connection.peer}")
         return lane
 
     def _through(self, address: str, run: Callable[[Pipe], object], fail: Callable[[Any], object]) -> None:
-        """Do it with the pipe, now or once it is open, in the order of the calls; or hear why it cannot be opened."""
+        """Call `run` with the pipe, once it is open and in call order; `fail` if it cannot be opened."""
         if self._is_closed:
             fail(ConnectionLostError("the client is gone", outcome_unknown=False))
             return
@@ -204,7 +204,7 @@ class Forwarding:
             lane.waiting.append((run, fail))
 
     async def _live(self, lane: _Lane) -> None:
-        """A lane's life: open, guarded, gone."""
+        """Open a lane's connection, guard it, and clean up at its end."""
         try:
             pipe = await self._carriage.dialler.open(lane.address, CONNECT_S, Pipe)
         except UnavailableError as error:
@@ -226,7 +226,7 @@ class Forwarding:
             await pipe.guard(PING_EVERY_S, PING_TIMEOUT_S, SLOW_S, partial(self._carriage.lives, lane.address))
         finally:
             pipe.close()
-            self._gone(lane, pipe)  # if it ended before anybody asked to be told
+            self._gone(lane, pipe)  # if it ended before on_end was set
 
     def _fail(self, lane: _Lane, error: DLogError) -> None:
         self._ended(lane)
@@ -240,14 +240,14 @@ class Forwarding:
         self._ended(lane)
 
     def _ended(self, lane: _Lane) -> None:
-        """The proxy there is gone: its streams have no route, and who looks for their owners doubts it."""
+        """The proxy is gone: drop the routes to it; the next owner lookups name it as suspect."""
         if self._lanes.get(lane.address) is lane:
             del self._lanes[lane.address]
             self.routes.lost(lane.address)
             self._full(lane, False)
 
     def _leaving(self, lane: _Lane) -> None:
-        """The proxy there drains: it answers what it has, and the next question looks for the next owner."""
+        """The proxy drains: it still replies to pending requests; later requests look up the next owner."""
         if self._lanes.get(lane.address) is lane:
             del self._lanes[lane.address]
             self.routes.leaving(lane.address)
@@ -274,7 +274,7 @@ class Forwarding:
                 pipe.forget(number)
                 self._reads.pop(read.request, None)
 
-        lost = ConnectionLostError("lost the read proxy that served this read", outcome_unknown=False)
+        lost = ConnectionLostError("lost the connection to the read proxy of this reader", outcome_unknown=False)
         number = pipe.subscribe(
             lambda n: replace(read, request=n, forwarded=True), hear, lambda: self._end_read(read.request, lost)
         )
@@ -296,7 +296,7 @@ class Forwarding:
 
 
 def _under(request: int, message: Any) -> Message:
-    """The same message under the number of who asked."""
+    """The message with the client's request number."""
     renumbered: Message = replace(message, request=request)
     return renumbered
 

@@ -1,13 +1,15 @@
-"""Whether this process should be sent work: answered to balancers and orchestrators over HTTP, on a port of its own.
+"""HTTP health checks for load balancers and orchestrators, on their own port.
 
-    GET /live      200 as long as the loop turns: restart the process when this fails
-    GET /ready     200 while it serves; 503 while it begins, drains, or has been without what it needs for long
-    GET /haproxy   as /ready, but 404 while it drains: HAProxy (`http-check disable-on-404`) then sends nothing new and
-                   leaves what is open alone
+    GET /live      200 while the event loop runs: restart the process if this fails
+    GET /ready     200 while it serves; 503 while it starts, drains, or has lacked ZooKeeper or bookies for long
+    GET /haproxy   as /ready, but 404 while it drains: HAProxy (`http-check disable-on-404`) then sends no new
+                   connections and keeps the open ones
 
-The law of this room: the answer comes from the loop that serves, so a loop that stands still is seen as such. Trouble
-that all proxies share is no reason to leave: without ZooKeeper an owner goes on, and bookies come back, so only long
-trouble makes unready. What a stranger sends here is bounded and never reaches further.
+Invariants:
+- the event loop that serves clients replies, so a blocked loop is noticed;
+- only long trouble makes a proxy unready, because all proxies share it: without ZooKeeper owners go on, and bookies
+  come back;
+- bad input is limited in size and affects only its connection.
 """
 
 from __future__ import annotations
@@ -24,23 +26,23 @@ from dlog.io.clock import SYSTEM_CLOCK, Clock
 from dlog.io.metadata import Metadata, SessionState
 
 REQUEST_BYTES_MAX = 4096
-REQUEST_S = 5.0  # a request is whole by then
+REQUEST_S = 5.0  # a request must be complete by then
 CONNECTIONS_MAX = 64
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
 
 
 class Readiness:
-    """Judges from facts that are told, and times that are given.
+    """Whether a proxy is ready. The times are passed in.
 
-    patience_s: how long metadata may be out of reach, or every bookie be gone, before it counts. The process begins
-    unready; it is ready from `serving` to `draining`.
+    patience_s: how long ZooKeeper may be out of reach, or every bookie gone, before it is unready. It is ready from
+    `serving` to `draining`.
     """
 
     def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._is_serving = False
         self._is_draining = False
-        self._since_s: dict[str, float] = {}  # trouble -> when it was seen first
+        self._since_s: dict[str, float] = {}  # trouble -> when it began
 
     def serving(self) -> None:
         self._is_serving = True
@@ -53,14 +55,14 @@ class Readiness:
         return self._is_draining
 
     def note(self, trouble: str, there: bool, now_s: float) -> None:
-        """Remember since when there is this trouble, or that it is over."""
+        """Record that this trouble exists, or that it is over."""
         if there:
             self._since_s.setdefault(trouble, now_s)
         else:
             self._since_s.pop(trouble, None)
 
     def obstacle(self, now_s: float) -> str | None:
-        """Why nothing should be sent here now; None: it is ready."""
+        """Why the proxy is not ready; None: it is."""
         if self._is_draining:
             return "draining"
         if not self._is_serving:
@@ -71,14 +73,14 @@ class Readiness:
         return None
 
     def troubles(self, now_s: float) -> dict[str, float]:
-        """What is wrong now, and for how many seconds; also while it is borne with patience."""
+        """Present troubles and their duration in s, also those that do not make it unready yet."""
         return {trouble: round(now_s - since_s, 1) for trouble, since_s in self._since_s.items()}
 
 
 class Health:
     """Readiness of one proxy, and its HTTP listener.
 
-    needs_bookies: nothing can be written here while no writable bookie is registered.
+    needs_bookies: it is unready while no writable bookie is registered.
     """
 
     def __init__(
@@ -94,7 +96,7 @@ class Health:
         self._unsubscribe = (metadata.on_state(lambda _: self._look()), metadata.on_members(self._look))
 
     async def listen(self, host: str, port: int) -> None:
-        """Answer from now on; port 0 listens nowhere. Raises ConfigError when the port is taken."""
+        """Start serving; port 0: do not listen. Raises ConfigError if the port is taken."""
         if not port:
             return
         try:
@@ -106,7 +108,7 @@ class Health:
         self.address = join_host_port(host, self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Answer nobody any more; idempotent."""
+        """Stop serving; idempotent."""
         for unsubscribe in self._unsubscribe:
             unsubscribe()
         if self._server is not None:
@@ -116,7 +118,7 @@ class Health:
             request.abort()
 
     def answer(self, path: str) -> tuple[int, dict[str, object]]:
-        """Status and what is told, for a path."""
+        """Status and JSON body for a path."""
         if path == "/live":
             return 200, {"live": True}
         if path not in ("/ready", "/haproxy"):
@@ -131,16 +133,16 @@ class Health:
         return 404 if drains else 503, {**told, "because": obstacle}
 
     def _look(self) -> None:
-        """Note what can be seen without a wait."""
+        """Record the present state of ZooKeeper and the bookies."""
         now_s = self._clock.monotonic_s()
         connected = self._metadata.state is SessionState.CONNECTED
         self.readiness.note("metadata out of reach", not connected, now_s)
-        if self._needs_bookies and connected:  # else what is known of them is old
+        if self._needs_bookies and connected:  # otherwise the known bookies are out of date
             self.readiness.note("no writable bookie", not self._metadata.known_members().writable, now_s)
 
 
 class _Request(asyncio.Protocol):
-    """One connection, one question."""
+    """One connection with one request."""
 
     def __init__(self, open_: set[_Request], answer: Callable[[str], tuple[int, dict[str, object]]]) -> None:
         self._open = open_
@@ -150,7 +152,7 @@ class _Request(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own classes
         self._open.add(self)
         if len(self._open) > CONNECTIONS_MAX:
             self._transport.abort()

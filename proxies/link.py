@@ -1,7 +1,9 @@
-"""Our side of a connection to another proxy: probing it, and hearing from an owner how far its stream is confirmed.
+"""Client side of a connection to another proxy: requests, pings, and subscriptions to an owner's LAC.
 
-The law of this room: a link is opened within a given time or not at all, answers are matched by the number of their
-question, and when it ends everybody who waits on it hears so once.
+Invariants:
+- a connection opens within the given time or not at all;
+- replies are matched by request number;
+- when the connection ends, every pending request and subscription is told so once.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from dlog.io import nearby
 from dlog.wire.proxy import PROTOCOL_VERSION, Cancel, Done, Failed, Hello, Message, Ping, Question, Welcome
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
-FRAME_BYTES_MAX = 256 * 1024  # what one proxy says to another is small
+FRAME_BYTES_MAX = 256 * 1024  # frames between proxies are small
 
 
 class Link(asyncio.Protocol):
-    """Open with `Link.open`."""
+    """A connection, made by `Link.open`."""
 
     frame_bytes_max = FRAME_BYTES_MAX
 
@@ -32,14 +34,15 @@ class Link(asyncio.Protocol):
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._pushed: dict[int, tuple[Callable[[Message], None], Callable[[], None]]] = {}
         self._request = 0
-        self._farewell = ""  # why the other side closes, as it says
+        self._farewell = ""  # why the peer closes, by its last message
         self._ended = False
 
     @classmethod
     async def open(cls, address: str, *, role: str, name: str, timeout_s: float, preamble: bytes = b"") -> Self:
-        """Connect and shake hands within timeout_s. role, name: of us (docs/protocol.md 1.2). preamble: sent first.
+        """Connect and exchange Hello and Welcome within timeout_s.
 
-        Raises UnavailableError. A cancelled open leaves nothing open.
+        role, name: of this process (docs/protocol.md 1.2). preamble: sent first. Raises UnavailableError. A cancelled
+        open leaves no connection.
         """
         link = cls(address)
         try:
@@ -50,16 +53,16 @@ class Link(asyncio.Protocol):
                 welcome = await link.ask(lambda n: Hello(n, PROTOCOL_VERSION, PROTOCOL_VERSION, role, name))
         except TimeoutError as error:
             link.close()
-            raise UnavailableError(f"no greeting within {timeout_s:g} s: address={address}") from error
+            raise UnavailableError(f"the proxy sent no Welcome within {timeout_s:g} s: address={address}") from error
         except (OSError, ValueError) as error:
             link.close()
-            raise UnavailableError(f"cannot connect: {error}: address={address}") from error
+            raise UnavailableError(f"cannot connect to the proxy: {error}: address={address}") from error
         except BaseException:
             link.close()
             raise
         if not isinstance(welcome, Welcome):
             link.close()
-            raise UnavailableError(f"does not greet like a proxy: address={address}")
+            raise UnavailableError(f"the server does not speak the proxy protocol: address={address}")
         return link
 
     @property
@@ -67,8 +70,8 @@ class Link(asyncio.Protocol):
         return self._ended
 
     def ask(self, question: Callable[[int], Question]) -> asyncio.Future[Any]:
-        """Ask what has one answer: the map of Done, or Welcome. Raises (in the future) what was answered, or
-        ConnectionLostError. Cancelling forgets the waiter."""
+        """Send a request with one reply; the future gets the map of Done, the Welcome, the peer's error or
+        ConnectionLostError. Cancelling stops the wait only."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self._ended:
             future.set_exception(ConnectionLostError(f"connection lost: address={self.address}"))
@@ -81,10 +84,10 @@ class Link(asyncio.Protocol):
     def subscribe(
         self, question: Callable[[int], Question], hear: Callable[[Message], None], on_end: Callable[[], None]
     ) -> int:
-        """Ask for pushes; returns the question's number.
+        """Send a request for pushes; returns its number.
 
-        hear: gets each message that carries the number, a Failed among them. on_end: called once if the connection
-        ends. Raises ConnectionLostError.
+        hear: called with each message of that number, Failed included. on_end: called once if the connection ends.
+        Raises ConnectionLostError.
         """
         if self._ended:
             raise ConnectionLostError(f"connection lost: address={self.address}", outcome_unknown=False)
@@ -94,12 +97,12 @@ class Link(asyncio.Protocol):
         return self._request
 
     def unsubscribe(self, request: int) -> None:
-        """Want no more; idempotent."""
+        """Cancel a subscription; idempotent."""
         if self._pushed.pop(request, None) is not None:
             self._send(Cancel(request))
 
     async def ping(self, timeout_s: float) -> bool:
-        """Whether the other side answered a ping within timeout_s."""
+        """Whether the peer replies to a ping within timeout_s."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self.ask(Ping)
@@ -108,22 +111,22 @@ class Link(asyncio.Protocol):
         return True
 
     async def watch(self, every_s: float, timeout_s: float) -> None:
-        """Ping again and again; return when one was not answered or the connection is gone."""
+        """Ping repeatedly; return when a ping got no reply or the connection ended."""
         answered = True
         while answered:
             answered = await self.ping(timeout_s)
             await asyncio.sleep(every_s if answered else 0.0)
 
     def close(self) -> None:
-        """Cut the connection; idempotent."""
+        """Abort the connection; idempotent."""
         if self._transport is not None:
             self._transport.abort()
-        self._end("closed by us")
+        self._end("closed by this process")
 
-    # ---- what the transport tells -----------------------------------------------------------------------------------
+    # ---- called by the transport -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop has classes of its own
+        self._transport = cast(asyncio.Transport, transport)  # uvloop has its own classes
         if self._ended:
             self._transport.abort()
 
@@ -137,7 +140,7 @@ class Link(asyncio.Protocol):
                 self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end(self._farewell or (str(exc) if exc else "closed by the other side"))
+        self._end(self._farewell or (str(exc) if exc else "closed by the peer"))
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -151,7 +154,7 @@ class Link(asyncio.Protocol):
 
     def _hear(self, message: Message) -> None:
         number = getattr(message, "request", 0)
-        if number == 0 and isinstance(message, Failed):  # an answer to no question: it says why it closes
+        if number == 0 and isinstance(message, Failed):  # not a reply: the peer says why it closes
             self._farewell = message.message
             return
         pushed = self._pushed.get(number)

@@ -1,7 +1,4 @@
-"""Numbers of a proxy for its metrics endpoint, read when somebody scrapes: nothing is paid on the way.
-
-The law of this room: what is counted is counted anyway, as plain integers where it happens; here they get their names.
-"""
+"""Exposes a proxy's counters as metrics. Values are plain integers counted elsewhere and are read only at a scrape."""
 
 from __future__ import annotations
 
@@ -21,19 +18,19 @@ class Meters:
         self._counters: list[tuple[str, str, Read]] = []
 
     def gauge(self, name: str, what: str, read: Read) -> None:
-        """A number that goes up and down."""
+        """Add a number that goes up and down."""
         self._gauges.append((name, what, read))
 
     def counter(self, name: str, what: str, read: Read) -> None:
-        """A number that only grows."""
+        """Add a number that only grows."""
         self._counters.append((name, what, read))
 
     def collect(self) -> list[Any]:
-        """For the registry; called from the scrape's thread, reads whole numbers only."""
+        """Called by the registry in the scrape's thread, so it reads integers only."""
         gauges = [metrics.family(name, what, read(), is_gauge=True) for name, what, read in self._gauges]
         counters = [metrics.family(name, what, read(), is_gauge=False) for name, what, read in self._counters]
         return [*gauges, *counters]
 
     def expose(self) -> None:
-        """Be scraped from here on, as long as the process lives; once a process."""
+        """Register for scrapes until the process ends; call it once per process."""
         metrics.expose(self)

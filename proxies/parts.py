@@ -1,6 +1,7 @@
-"""The parts behind a proxy: metadata on ZooKeeper, bookies, ledgers, segment stores by name.
+"""Opens what a proxy uses: metadata in ZooKeeper, bookie connections, ledgers, segment stores by name.
 
-The law of this room: each part is opened here, once, and closed here, in the reverse order, whatever happens between.
+Invariants:
+- each part is opened once and closed in reverse order, also after an error.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from proxies import serving
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a proxy stands on. stores: by the name that a stream's settings and segments use."""
+    """Backends of a proxy. stores: by the name that a stream's settings and segments use."""
 
     metadata: Metadata
     stores: Mapping[str, SegmentStore]
@@ -36,7 +37,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuning:
-    """Bounds of the parts that no flag tells. cold: a section of its own, see `tuned`."""
+    """Limits of the backends that have no flags. cold: a configuration section, see `tuned`."""
 
     session_timeout_s: float = 10.0
     bookies: BookieClientOptions = field(default_factory=BookieClientOptions)
@@ -49,7 +50,7 @@ TUNING = Tuning()
 
 
 def tuned(config_path: str | None) -> Tuning:
-    """As a process has it: with the section [cold] of its file and environment, which is told. Raises ConfigError."""
+    """A process's tuning: loads the section [cold] from file and environment, and logs it. Raises ConfigError."""
     cold = load(ColdOptions, "cold", config_path, {})
     serving.tell(configured("cold", cold, config_path))
     return replace(TUNING, cold=cold)
@@ -59,7 +60,7 @@ def tuned(config_path: str | None) -> Tuning:
 async def opened(
     options: serving.ServingOptions, *, tell: Callable[[Event], None], rng: random.Random, tuning: Tuning = TUNING
 ) -> AsyncIterator[Parts]:
-    """All parts, open while the scope lasts. Raises MetadataUnavailableError, ConfigError."""
+    """All backends, open in the scope. Raises MetadataUnavailableError, ConfigError."""
     async with (
         await ZooKeeperMetadata.connect(
             options.zookeeper,

@@ -1,8 +1,10 @@
-"""A link that carries one client connection's questions to one other proxy, and its answers back.
+"""A connection that forwards one client connection's requests to one other proxy, and the replies back.
 
-The law of this room: nothing is kept here but numbers: what was asked under which number. Bytes wait in the transport
-only, and both sides are told when it does not take more: a slow reader behind us stops the reading in front, and the
-reverse. Batches are answered in the order they were sent; when the pipe ends every question hears so once.
+Invariants:
+- only request numbers are kept here; bytes wait in the transport, which reports when it is full, so that a slow
+  proxy stops the reading of the client, and a slow client the reading of the proxy;
+- batches are confirmed in the order they were sent;
+- when the connection ends, every pending request is told so once.
 """
 
 from __future__ import annotations
@@ -21,30 +23,30 @@ from dlog.wire.proxy import Failed, GoAway, Message, Question, Write, Written
 from dlog.wire.proxy_codec import encode
 from proxies.link import Link
 
-OUTPUT_HIGH_BYTES = 512 * 1024  # unsent beyond this: whoever feeds the pipe is told to stop
+OUTPUT_HIGH_BYTES = 512 * 1024  # above this unsent, `on_full` is called
 
 Answer = Callable[[BatchWritten | DLogError], None]
 
 
 class Pipe(Link):
-    """on_goaway: the other side goes away. on_full: whether it takes no more. on_end: once, before anybody who waits
-    hears of it."""
+    """A forwarding connection. on_goaway: the peer shuts down. on_full: called with whether the output is full.
+    on_end: called once, before pending requests fail."""
 
-    frame_bytes_max = 64 * MiB  # entries come this way
+    frame_bytes_max = 64 * MiB  # carries entries
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self.on_goaway: Callable[[], None] = _nothing
         self.on_end: Callable[[], None] = _nothing
         self.on_full: Callable[[bool], None] = _nothing_of
-        self._batches: dict[int, tuple[int, Answer]] = {}  # number -> records, who is to hear
+        self._batches: dict[int, tuple[int, Answer]] = {}  # request number -> record count, callback
         self._out: list[bytes | bytearray | memoryview] = []
         self._flush_due = False
         self._is_held = False
-        self._heard = 0  # messages, ever
+        self._heard = 0  # messages received
 
     def write(self, batch: Write, answer: Answer) -> None:
-        """Hand a batch on; `answer` hears once. It leaves at the end of this turn of the loop, in order."""
+        """Forward a batch, in order, at the end of this turn; `answer` is called once with the result."""
         if self.ended:
             answer(self._lost())
             return
@@ -53,16 +55,16 @@ class Pipe(Link):
         self._send(replace(batch, request=self._request))
 
     def say(self, question: Question) -> None:
-        """Say what is not answered (Credit)."""
+        """Send a message that has no reply (Credit)."""
         if not self.ended:
             self._send(question)
 
     def forget(self, request: int) -> None:
-        """Want nothing more under this number, which has ended."""
+        """Drop a subscription that has ended."""
         self._pushed.pop(request, None)
 
     def hold(self, yes: bool) -> None:
-        """Read no answers (or again): who they are for does not take them."""
+        """Stop reading replies, as the client does not take them, or resume."""
         if yes is self._is_held or self._transport is None or self._transport.is_closing():
             return
         self._is_held = yes
@@ -73,17 +75,17 @@ class Pipe(Link):
 
     @property
     def unsent_bytes(self) -> int:
-        """What was handed to this pipe and has not left."""
+        """Bytes written here that have not left."""
         return sum(map(len, self._out)) + (self._transport.get_write_buffer_size() if self._transport else 0)
 
     async def guard(
         self, every_s: float, timeout_s: float, slow_s: float, lives: Callable[[], Awaitable[bool]]
     ) -> None:
-        """Return once the other side is not to be waited for any more, or the pipe is gone.
+        """Return once the peer has to be given up, or the connection ended.
 
-        Whatever it says within timeout_s of a ping shows that it lives. One that is silent though we listen may have so
-        much of ours that it reads no more: `lives` finds out by another way; then it is waited for, up to slow_s from
-        when it was heard last.
+        Any message within timeout_s of a ping shows that the peer is alive. A peer that is silent while we read may
+        have stopped reading because it has too much of our data: `lives` probes it on another connection, and if it is
+        alive we wait for up to slow_s since its last message.
         """
         now_s = asyncio.get_running_loop().time
         heard, heard_s = self._heard, now_s()
@@ -95,7 +97,7 @@ class Pipe(Link):
             else:
                 heard, heard_s = self._heard, now_s()
 
-    # ---- what the transport tells -----------------------------------------------------------------------------------
+    # ---- called by the transport -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -136,12 +138,12 @@ class Pipe(Link):
 
     def _on_written(self, message: Written) -> None:
         if not 0 <= message.last - message.first < len(self._batches):
-            raise ProtocolError(f"an answer to more than was asked: first={message.first} last={message.last}")
+            raise ProtocolError(f"reply to more batches than were sent: first={message.first} last={message.last}")
         place = of(*message.dlsn)
         for request in range(message.first, message.last + 1):
             found = self._batches.pop(request, None)
             if found is None:
-                raise ProtocolError(f"an answer to a batch that was not sent: request={request}")
+                raise ProtocolError(f"reply to a batch that was not sent: request={request}")
             count, answer = found
             answer(BatchWritten(place, count, Txid(message.txid), message.duplicate))
             if place != DLSN_INVALID:
@@ -158,17 +160,17 @@ class Pipe(Link):
             answer(self._lost())
 
     def _lost(self) -> ConnectionLostError:
-        return ConnectionLostError(f"lost the proxy that this was handed to: address={self.address}")
+        return ConnectionLostError(f"lost the connection to the proxy that this was forwarded to: proxy={self.address}")
 
 
 def unreachable(address: str, error: UnavailableError) -> UnavailableError:
-    """What was to be handed on and was not: it certainly was not carried out."""
-    return UnavailableError(f"cannot hand this on: {error.message}: proxy={address}", outcome_unknown=False)
+    """The error of a request that was not forwarded, and so certainly not executed."""
+    return UnavailableError(f"cannot forward the request: {error.message}: proxy={address}", outcome_unknown=False)
 
 
 def _nothing() -> None:
-    """Nobody wants to know."""
+    """Do nothing."""
 
 
 def _nothing_of(_: bool) -> None:
-    """Nobody wants to know."""
+    """Do nothing."""

@@ -1,7 +1,8 @@
-"""Who may say, by a header of the PROXY protocol, for whom it connects.
+"""Decides which sources may or must send a PROXY protocol header, which names the real client.
 
-The law of this room: a header is a claim about somebody else, so it is taken only from sources that were named (or
-from everybody, if none was), and a source that must send one and does not is refused: it came past the balancer.
+Invariants:
+- a header is accepted only from the configured networks, or from every source if none is configured;
+- a source that must send a header and does not is refused: it bypassed the load balancer.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Expect(enum.Enum):
-    """What is expected of a source."""
+    """Whether a source sends a header."""
 
-    NONE = enum.auto()  # a header is an offence
+    NONE = enum.auto()  # a header is an error
     MAYBE = enum.auto()
-    ALWAYS = enum.auto()  # its lack is
+    ALWAYS = enum.auto()  # a missing header is an error
 
 
 class Preambles:
-    """mode: off, optional or required. sources: networks that may (and with required, must) send a header, separated
-    by commas; all others then speak for themselves. Without sources the mode holds for everybody."""
+    """Header policy. mode: off, optional or required. sources: networks, separated by commas, that may (required: must)
+    send a header; others must not. Without sources the mode applies to all."""
 
     def __init__(self, mode: str, sources: str = "") -> None:
         if mode not in MODES:
-            raise ValueError(f"proxy_protocol is one of {', '.join(MODES)}: {mode!r}")
+            raise ValueError(f"proxy_protocol must be one of {', '.join(MODES)}: {mode!r}")
         self._mode = mode
         self._sources = tuple(_network(part.strip()) for part in sources.split(",") if part.strip())
 
     @property
     def of_everybody(self) -> bool:
-        """Whether other proxies, too, must send a header."""
+        """Whether even other proxies must send a header."""
         return self._mode == REQUIRED and not self._sources
 
     def of(self, host: str) -> Expect:
-        """What is expected of a connection from this host."""
+        """Whether a connection from this host sends a header."""
         if self._mode == OFF or (self._sources and not self._names(host)):
             return Expect.NONE
         return Expect.MAYBE if self._mode == OPTIONAL else Expect.ALWAYS

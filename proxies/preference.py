@@ -1,7 +1,8 @@
-"""Which of some proxies a stream should be served by: the consistent ring, kept while its members stay the same.
+"""Chooses the preferred proxy of a stream with a consistent-hash ring, rebuilt when the members change.
 
-The law of this room: all who see the same members point at the same proxy, and a member that comes or goes moves only
-its own share of the streams.
+Invariants:
+- all processes that see the same members choose the same proxy;
+- a member that joins or leaves moves only its own share of the streams.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dlog.model.ids import ProxyId
 
 
 class Preference:
-    """Asks a ring over members that change now and then."""
+    """A ring over a changing set of members."""
 
     __slots__ = ("_members", "_ring")
 

@@ -1,4 +1,4 @@
-"""Questions with one answer that take a while: each a task of the process, few at a time for each connection."""
+"""Runs slow requests with one reply, each as a task of the process, a limited number per connection."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dlog.errors import DLogError, OverCapacityError
 from dlog.wire.proxy import Done
 from proxies.connection import Connection
 
-QUESTIONS_MAX = 64  # unanswered on one connection
+QUESTIONS_MAX = 64  # pending on one connection
 
 
 class Questions:
-    """Of one connection. Work goes on when the connection is gone: its outcome is then nobody's news."""
+    """Slow requests of one connection. They run to their end if the connection closes; the reply is then dropped."""
 
     def __init__(self, tasks: Lifetime, connection: Connection) -> None:
         self._tasks = tasks
@@ -22,12 +22,12 @@ class Questions:
         self._waiting = 0
 
     def answer(self, request: int, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
-        """Do the work and answer with its result, or with the DLogError it raises. Raises OverCapacityError."""
+        """Run `work` and reply with its result or the DLogError it raises. Raises OverCapacityError."""
         if self._waiting >= QUESTIONS_MAX:
             work.close()
-            raise OverCapacityError("too many questions wait on this connection")
+            raise OverCapacityError("too many requests are pending on this connection, wait for their replies first")
         self._waiting += 1
-        self._tasks.start_alone(self._work_out(request, work), name=f"question {request} of {self._connection.peer}")
+        self._tasks.start_alone(self._work_out(request, work), name=f"request {request} of {self._connection.peer}")
 
     async def _work_out(self, request: int, work: Coroutine[Any, Any, dict[str, Any]]) -> None:
         try:
@@ -35,7 +35,9 @@ class Questions:
         except DLogError as error:
             self._connection.fail(request, error)
         except Exception as error:
-            self._connection.fail(request, DLogError(f"failed unexpectedly: {error!r}", outcome_unknown=True))
+            self._connection.fail(
+                request, DLogError(f"the request failed unexpectedly: {error!r}", outcome_unknown=True)
+            )
             raise
         else:
             self._connection.send(Done(request, result))

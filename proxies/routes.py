@@ -1,16 +1,17 @@
-"""Where the streams of one connection are handed to, and which proxies failed at it.
+"""Remembers where the streams of one connection are forwarded, and which proxies failed. No I/O.
 
-The law of this room: a route is a memory and no truth; the proxy at its end says whether it holds. A stream whose proxy
-failed has no route, and who looks for its owner next is told whom to doubt. Pure: facts in, nothing out.
+Invariants:
+- a route is only a hint: the proxy it leads to decides whether it is right;
+- a stream whose proxy failed has no route, and the next lookup of its owner names the proxy that failed.
 """
 
 from __future__ import annotations
 
-ROUTES_MAX = 10_000  # of one connection; the oldest is found anew
+ROUTES_MAX = 10_000  # of one connection; the oldest is dropped and looked up again
 
 
 class Routes:
-    """Of one connection. An address is the one by which a proxy is registered."""
+    """Routes of one connection. Addresses are the registered ones."""
 
     def __init__(self, routes_max: int = ROUTES_MAX) -> None:
         self._routes_max = routes_max
@@ -21,28 +22,28 @@ class Routes:
         return len(self._routes)
 
     def of(self, stream: str) -> str | None:
-        """Where the stream's questions go; None: look for its owner."""
+        """Address for the stream's requests; None: look up its owner."""
         return self._routes.get(stream)
 
     def found(self, stream: str, address: str) -> None:
-        """Its owner was found there."""
+        """The stream's owner was found at `address`."""
         self._routes[stream] = address
         self._doubts.pop(stream, None)
         if len(self._routes) > self._routes_max:
             del self._routes[next(iter(self._routes))]
 
     def moved(self, stream: str, address: str) -> None:
-        """The proxy there says that it does not own the stream."""
+        """The proxy at `address` replied that it does not own the stream."""
         if self._routes.get(stream) == address:
             del self._routes[stream]
 
     def leaving(self, address: str) -> None:
-        """The proxy there goes away in good order."""
+        """The proxy at `address` shuts down."""
         for stream in self._through(address):
             del self._routes[stream]
 
     def lost(self, address: str) -> None:
-        """The proxy there does not answer."""
+        """The proxy at `address` does not respond."""
         for stream in self._through(address):
             del self._routes[stream]
             self._doubts[stream] = address
@@ -50,7 +51,7 @@ class Routes:
                 del self._doubts[next(iter(self._doubts))]
 
     def doubted(self, stream: str) -> str | None:
-        """Who failed at this stream since its last route; told once."""
+        """The proxy that failed since the stream's last route; returned once."""
         return self._doubts.pop(stream, None)
 
     def _through(self, address: str) -> list[str]:

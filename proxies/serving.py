@@ -1,7 +1,6 @@
-"""What both proxies are made of: options, the listening socket, the parts behind them, the ready line.
+"""Options, listener, command line and metrics endpoint that read and write proxies share.
 
-The law of this room: a process is composed once, from values, in the order in which its parts need each other, and
-taken apart in the reverse order whatever happens. Nothing here knows a role.
+Nothing here depends on the role.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _ID = re.compile(r"[A-Za-z0-9_:-][A-Za-z0-9._:-]{0,199}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingOptions:
-    """What every proxy is told.
+    """Options of every proxy.
 
-    id: name in the cluster, by default the address. advertise: address that clients are sent to, by default the one
+    id: name in the cluster, by default the address. advertise: address that clients connect to, by default the one
     listened on. peer_address: where other proxies reach this one, if that is not the advertised address (clients
     outside a container network see other addresses than the proxies do); `bound`: the one listened on.
-    proxy_protocol: off, optional or required; proxy_protocol_from: the balancers' networks, separated by commas, see
-    proxies/preamble.py. tcp_only: no Unix socket for who connects from this machine (there is none either where a
-    header is expected, which says more). health_port: see proxies/health.py. notice_s: on SIGTERM, how long it says
-    that it is not ready before it hands over, so that a balancer which retries nothing has noticed.
+    proxy_protocol: off, optional or required; proxy_protocol_from: the load balancers' networks, separated by commas,
+    see proxies/preamble.py. tcp_only: no Unix socket for clients of this machine (none is opened either if
+    proxy_protocol is on). health_port: see proxies/health.py. notice_s: time after SIGTERM in which it reports "not
+    ready" before it hands over, so that a load balancer that does not retry can notice.
     """
 
     zookeeper: str = option(
@@ -96,19 +95,19 @@ class ServingOptions:
             raise ValueError(f"batch_bytes_max is at most {RECORD_BYTES_MAX}: {self.batch_bytes_max}")
 
     def preambles(self) -> Preambles:
-        """What is expected before the first frame of a connection. Raises ValueError."""
+        """Which connections begin with a PROXY protocol header. Raises ValueError."""
         return Preambles(self.proxy_protocol, self.proxy_protocol_from)
 
 
 Options = TypeVar("Options", bound=ServingOptions)
 
-HOPS_MAX = 1  # a question is handed on once at most
-REFUSING_MAX = 64  # connections beyond connections_max that are kept open until they have heard that they are refused
-FRAME_OVERHEAD_BYTES = 64 * KiB + 6  # a frame is never longer than its body and this
+HOPS_MAX = 1  # a request is forwarded at most once
+REFUSING_MAX = 64  # connections beyond connections_max that are kept open until they got their error
+FRAME_OVERHEAD_BYTES = 64 * KiB + 6  # most bytes of a frame beside its body
 
 
 class Listener:
-    """Accepts connections for one role and keeps them counted."""
+    """Accepts, limits and counts the connections of a proxy."""
 
     def __init__(
         self,
@@ -125,24 +124,24 @@ class Listener:
         self.limits = limits
         self.bound = ""
         self.hello_s = options.hello_s
-        self.connections: dict[Connection, None] = {}  # in the order they came
+        self.connections: dict[Connection, None] = {}  # in order of arrival
         self.accepted = 0
         self.refused_count = 0
-        self._is_full = False  # more connections than allowed came, and none was let in since
-        self.half_bytes = 0  # of frames that are not whole
+        self._is_full = False  # a connection was refused for capacity, and none was accepted since
+        self.half_bytes = 0  # of incomplete frames
         self._options = options
         self._open_session = open_session
         self._tell = tell
         self._preambles = options.preambles()
-        self._hosts: dict[str, int] = {}  # connections of each, while they are bounded
+        self._hosts: dict[str, int] = {}  # connections per host, if they are limited
         self._server: asyncio.Server | None = None
         self._doors: list[asyncio.Server] = []
         self._empty = asyncio.Event()
 
     async def bind(self) -> str:
-        """Take the port; returns host:port as bound, with the machine's name for a host that stands for all.
+        """Bind the port; returns host:port, with the machine's name instead of a wildcard host.
 
-        Nobody is served before `serve`. Raises ConfigError.
+        Connections are accepted after `serve` only. Raises ConfigError.
         """
         options = self._options
         try:
@@ -165,12 +164,12 @@ class Listener:
             self._doors = await nearby.doors(lambda: Connection(self), self._server.sockets)
 
     def meters(self) -> Meters:
-        """Numbers of the connections; a role adds its own."""
+        """Metrics of the connections; the role adds its own."""
         meters = Meters()
         meters.gauge("proxy_connections", "Connections open", lambda: len(self.connections))
-        meters.gauge("proxy_half_frames_bytes", "Bytes kept of frames that are not whole", lambda: self.half_bytes)
+        meters.gauge("proxy_half_frames_bytes", "Bytes kept of incomplete frames", lambda: self.half_bytes)
         meters.counter("proxy_connections_accepted", "Connections accepted", lambda: self.accepted)
-        meters.counter("proxy_connections_refused", "Connections not let in", lambda: self.refused_count)
+        meters.counter("proxy_connections_refused", "Connections refused", lambda: self.refused_count)
         return meters
 
     def close(self) -> None:
@@ -182,13 +181,13 @@ class Listener:
             self._doors.pop().close()
 
     def dismiss(self, reason: str) -> None:
-        """Say goodbye to everybody and close what they are told."""
+        """Send GoAway on every connection and close it."""
         for connection in tuple(self.connections):
             connection.send(GoAway(0, reason))
             connection.end()
 
     async def gone(self, timeout_s: float) -> None:
-        """Wait until all connections are closed; what is still open then is cut."""
+        """Wait at most timeout_s until all connections are closed; abort the rest."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.connections:
@@ -224,7 +223,7 @@ class Listener:
         if isinstance(error, OverCapacityError):
             was_full, self._is_full = self._is_full, True
             if was_full:
-                return  # told already; a crowd that connects again and again does not fill the log
+                return  # reported once, so that many reconnecting clients do not fill the log
         self._tell(ConnectionRefused(connection.peer, connection.via, error.message))
 
     def open(self, connection: Connection, hello: Hello) -> Session:
@@ -251,12 +250,12 @@ def _host_of(peer: str) -> str:
 
 
 def peer_address(options: ServingOptions, bound: str) -> str:
-    """What a proxy registers for other proxies; nothing if that is the advertised address."""
+    """The address to register for other proxies; "" if it is the advertised one."""
     return bound if options.peer_address == BOUND else options.peer_address
 
 
 def limits(options: ServingOptions) -> dict[str, int]:
-    """What every proxy tells in its welcome."""
+    """Limits that every proxy sends in its Welcome."""
     return {
         "frame_bytes_max": options.batch_bytes_max + FRAME_OVERHEAD_BYTES,
         "batch_bytes_max": options.batch_bytes_max,
@@ -266,15 +265,15 @@ def limits(options: ServingOptions) -> dict[str, int]:
 
 
 def parse(role: str, cls: type[Any], arguments: Sequence[str] | None) -> dict[str, Any]:
-    """The flags of a role's command line, by option name, and `config`; --help and unknown flags exit."""
+    """Parse a role's command line: flags by option name, and `config`. --help and unknown flags exit."""
     parser = argparse.ArgumentParser(prog=f"python -m proxies.{role}", allow_abbrev=False)
-    parser.add_argument("--config", help=f"TOML file; its section [{role}] is read")
+    parser.add_argument("--config", help=f"TOML file; its section [{role}] is used")
     add_flags(parser, cls)
     return vars(parser.parse_args(arguments))
 
 
 def configure(role: str, cls: type[Options], flags: dict[str, Any]) -> Options:
-    """Options of a role from dataclass, file, environment and flags; logs begin here. Raises ConfigError."""
+    """Load a role's options from defaults, file, environment and flags, and set up logs. Raises ConfigError."""
     given = dict(flags)
     path = given.pop("config")
     options = load(cls, role, path, given)
@@ -292,18 +291,18 @@ def tell(event: Event) -> None:
 
 
 def failed(told: Callable[[Event], None]) -> Callable[[str, Exception], None]:
-    """For a Lifetime: tell of work that ended with an unexpected error."""
+    """An `on_failure` for Lifetime that reports WorkFailed."""
     return lambda work, error: told(WorkFailed(work, repr(error)))
 
 
 def seeded() -> random.Random:
-    """A generator of this process's own, for jitter and placement; nothing safe depends on it."""
+    """A randomly seeded generator for jitter and placement; safety does not depend on it."""
     return random.Random()
 
 
 @asynccontextmanager
 async def metrics_endpoint(options: ServingOptions) -> AsyncIterator[None]:
-    """Serve metrics at the proxy's host while the scope lasts, if a port is given. Raises ConfigError."""
+    """Serve metrics on the proxy's host in the scope, if a port is configured. Raises ConfigError."""
     endpoint = metrics.serve(options.metrics_port or None, options.host)
     try:
         yield

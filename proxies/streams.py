@@ -1,4 +1,4 @@
-"""A stream's metadata, read now or refused by name or by life."""
+"""Reads a stream's metadata and checks which incarnation of the stream it is."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dlog.machine import Conflict, Missing, OutcomeUnknown, Versioned
 from dlog.model.ids import StreamName
 from dlog.model.segment import StreamKey
 
-_TRIES = 20  # to give a life to a stream that Java made and changes
+_TRIES = 20  # to set the incarnation of a stream that a Java program changes
 
 
 async def read_stream(metadata: Metadata, stream: StreamName) -> Versioned:
-    """The stream's metadata, read now. Raises StreamNotFoundError, MetadataUnavailableError."""
+    """The stream's current metadata. Raises StreamNotFoundError, MetadataUnavailableError."""
     outcome = await metadata.read(StreamKey(stream))
     match outcome:
         case Versioned():
@@ -28,14 +28,14 @@ async def read_stream(metadata: Metadata, stream: StreamName) -> Versioned:
 
 
 async def check_life(metadata: Metadata, stream: StreamName, life: str) -> None:
-    """Raises StreamNotFoundError if this life of the stream is gone, MetadataUnavailableError."""
+    """Raises StreamNotFoundError if this incarnation of the stream is gone, MetadataUnavailableError."""
     seen = await read_stream(metadata, stream)
     if seen.value.life != life:
-        raise StreamNotFoundError(f"the stream was deleted, another has its name: stream={stream}")
+        raise StreamNotFoundError(f"the stream was deleted and created again: stream={stream}")
 
 
 async def which_life(metadata: Metadata, stream: StreamName) -> dict[str, Any]:
-    """Which stream has this name now, as an answer to Life. One that has no life yet (Java made it) is given one.
+    """A stream's current incarnation, as the reply to Life. Sets it if Java created the stream.
 
     Raises MetadataUnavailableError.
     """
@@ -43,7 +43,7 @@ async def which_life(metadata: Metadata, stream: StreamName) -> dict[str, Any]:
         deletions = await metadata.deletions()
         match await metadata.read(StreamKey(stream)):
             case Versioned(value, version) if not value.life:
-                await metadata.compare_and_set(StreamKey(stream), value, version)  # each change of ours gives it one
+                await metadata.compare_and_set(StreamKey(stream), value, version)  # every change by dlog sets it
             case Versioned(value):
                 return {"life": value.life, "deleted": False, "deletions": deletions}
             case Missing(left=None):
@@ -52,4 +52,4 @@ async def which_life(metadata: Metadata, stream: StreamName) -> dict[str, Any]:
                 return {"life": left.value.life, "deleted": True, "deletions": deletions}
             case OutcomeUnknown(reason):
                 raise MetadataUnavailableError(f"metadata cannot be read now: {reason}")
-    raise MetadataUnavailableError(f"the stream changes as fast as it can be read: stream={stream}")
+    raise MetadataUnavailableError(f"the stream's metadata changes too often to be updated, try again: stream={stream}")

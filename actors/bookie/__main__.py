@@ -1,7 +1,8 @@
-"""`python -m actors.bookie`: one bookie, from its flags to its last checkpoint.
+"""`python -m actors.bookie` runs one bookie.
 
-Order: bind (so that the port is known, though nobody can connect yet), lock the directories, ask ZooKeeper whose they
-are, replay the journal, listen, register, say `ready`. SIGTERM: stop listening, answer what was taken, checkpoint, 0.
+Start: bind (the port is known, but connections are not accepted yet), lock the directories, check their cookies in
+ZooKeeper, replay the journal, listen, register, print `ready`. SIGTERM: stop listening, answer accepted requests,
+checkpoint, exit 0.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def serve(options: BookieOptions) -> None:
-    """Live until SIGTERM. Raises what actors/bookie/life.py says, and ConfigError if the port cannot be bound."""
+    """Run until SIGTERM. Raises the errors of `life.live`, and ConfigError if the port cannot be bound."""
     stopping = process.stop_event(_tell)
     listener = _bind(options.host, options.port)
     address = options.advertise or join_host_port(process.reachable_host(options.host), listener.getsockname()[1])
@@ -99,11 +100,11 @@ def _tell(event: Event) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """A flag for every option, --file-of-option; what is not given comes from elsewhere."""
+    """One flag for each option; options without a flag come from the environment, the file or the defaults."""
     parser = argparse.ArgumentParser(
-        prog="python -m actors.bookie", description="A bookie of dlog.", allow_abbrev=False
+        prog="python -m actors.bookie", description="Run a dlog bookie (storage server).", allow_abbrev=False
     )
-    parser.add_argument("--config", metavar="FILE", help="TOML file; the section [bookie] is read")
+    parser.add_argument("--config", metavar="FILE", help="TOML file; its section [bookie] is used")
     parser.add_argument("--log-format", choices=("json", "text"))
     settings.add_flags(parser, BookieOptions)
     return parser

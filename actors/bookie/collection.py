@@ -1,14 +1,16 @@
-"""When a bookie looks for ledgers that are gone, and whom it asks: performs the rounds of dlog/bookie/collecting.py.
+"""Runs garbage collection of one bookie: performs the rounds of dlog/bookie/collecting.py against ZooKeeper.
 
-Two kinds of round. A look makes ledgers that are new here count as seen. A collection lists all of metadata. One round
-at a time; every answer is handed in before the next question is asked, so no answer of an earlier round is heard by a
-later one. A collection is due by time, at once when the machine says so (CollectDue: the disk is nearly full), and when
-somebody asks for one; it is the same then.
+There are two kinds of round. A look reads metadata of new ledgers of this bookie. A collection lists all ledgers in
+metadata and deletes those of this bookie that are gone. It starts by time, on request, and when the bookie's state
+machine asks for it (CollectDue: the disk is nearly full).
 
-Beside the rounds, metadata of a new ledger is read at once, before somebody deletes it. Looks read what that missed.
+Beside the rounds, metadata of a new ledger is read at once, before it can be deleted. Looks read what that missed.
 
-After a collection entry logs are compacted that are mostly of ledgers that are gone, in parts, each followed by a pause
-as long as `gc_bytes_s` asks for. Flushes and rounds go on in between.
+After a collection, entry logs that hold mostly deleted ledgers are compacted in parts, each followed by a pause that
+keeps the rate at `gc_bytes_s`. Flushes and rounds go on in between.
+
+Invariants:
+- one round runs at a time, and each reply is handled before the next request, so no reply reaches a later round.
 """
 
 from __future__ import annotations
@@ -53,20 +55,20 @@ from dlog.model.ids import BookieId, LedgerId
 from dlog.model.ledger import LedgerKey
 from dlog.wire.bookie import Code, CollectionReport, CollectionState
 
-_AT_ONCE = 64  # reads of ledgers' znodes under way
-_PART_BYTES = 4 << 20  # copied between two flushes at most
+_AT_ONCE = 64  # concurrent reads of ledger znodes
+_PART_BYTES = 4 << 20  # most bytes copied between two flushes
 _SHORT_OF_ROOM_S = 30.0  # between collections while the disk is nearly full
-_REPORTS_KEPT = 16  # of the newest collections
+_REPORTS_KEPT = 16  # newest reports kept
 
 
 class Collection:
-    """One bookie's collections.
+    """Garbage collection of one bookie.
 
-    due: set by others when a collection is due at once, cleared here as it begins. new: set by others when the machine
-    has ledgers that are new, cleared here when they are taken.
-    perform: hands a fact to the bookie's machine. keep: puts a record on disk; returns why it could not for want of
-    room, raises OSError for any other failure. free: frees what buried ledgers hold. compact: empties logs of which
-    less than this share lives by so many bytes; returns the bytes copied, None if there is nothing to do.
+    due: set by others when a collection is due at once, cleared here when it begins. new: set by others when the state
+    machine has new ledgers, cleared here when they are taken.
+    perform: gives a fact to the state machine. keep: writes a record to disk; returns the reason if there is no room,
+    raises OSError for other failures. free: frees the space of deleted ledgers. compact: copies at most so many live
+    bytes out of logs with a lower live share; returns the bytes copied, None if nothing is left to do.
     """
 
     def __init__(
@@ -91,20 +93,20 @@ class Collection:
         self._collector = collector
         self._due = due
         self._new = new
-        new.set()  # those that a restart found
+        new.set()  # for ledgers found at the start
         self._perform_fact = perform
         self._keep = keep
         self._free = free
         self._compact = compact
-        self._number = 0  # of the collection that runs, or ran last
+        self._number = 0  # of the current or last collection
         self._is_collecting = False
         self._reports: dict[int, CollectionReport] = {}
-        self._collected = asyncio.Event()  # since the last compaction
+        self._collected = asyncio.Event()  # set by a collection, cleared by the compaction after it
         self._facts: deque[Any] = deque()
-        self._unseen: set[int] = set()  # new ledgers that no look was through with yet
+        self._unseen: set[int] = set()  # new ledgers that no complete look covered yet
 
     async def run(self) -> None:
-        """Look, collect and compact, by time, for ever. Raises OSError when the disk fails."""
+        """Look, collect and compact periodically, for ever. Raises OSError when the disk fails."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep_compacting(), name="bookie compaction")
             tasks.create_task(self._keep_reading_new(), name="bookie new ledgers")
@@ -121,7 +123,7 @@ class Collection:
                         await self._due.wait()
                 wait_s = min(options.gc_s, _SHORT_OF_ROOM_S) if self._machine.is_short_of_room else options.gc_s
                 if self._due.is_set() or loop.time() - collected_s >= wait_s:
-                    self._due.clear()  # before it begins: what comes meanwhile asks for another one
+                    self._due.clear()  # first: a request during this collection starts another
                     await self.collect()
                     collected_s = loop.time()
                 else:
@@ -145,7 +147,7 @@ class Collection:
                 await asyncio.sleep((copied or 0) / options.gc_bytes_s)
 
     async def _keep_reading_new(self) -> None:
-        """Of each new ledger once; what cannot be read is left to the looks."""
+        """Read metadata of each new ledger once; looks cover those that cannot be read."""
         while True:
             await self._new.wait()
             self._new.clear()
@@ -156,7 +158,7 @@ class Collection:
                 self._collector.handle(HeardRead(answer.present, effect.contact))
 
     def asked(self, number: int) -> CollectionReport:
-        """The answer to a Collect; number 0 makes a collection due unless one runs, or is due already."""
+        """The reply to a Collect; number 0 makes a collection due unless one is running or due."""
         if number == 0 and self._is_collecting:
             return CollectionReport(self._number, CollectionState.RUNNING)
         if number == 0:
@@ -172,9 +174,9 @@ class Collection:
         return CollectionReport(number, CollectionState.UNKNOWN, code=Code.BAD_REQUEST)
 
     async def collect(self) -> None:
-        """A look, so that ledgers that are new here and gone already can go, too; then one round over all ledgers.
+        """A look, so that new ledgers deleted meanwhile can be collected, then one round over all ledgers.
 
-        Also frees what was buried before and is still held.
+        Also frees space that earlier deleted ledgers still hold.
         """
         self._number += 1
         self._is_collecting = True
@@ -201,7 +203,7 @@ class Collection:
         self._is_collecting = False
 
     async def look(self) -> None:
-        """One round over the ledgers that are new since the last."""
+        """One round over ledgers new since the last complete look."""
         if self._unseen:
             await self._round(RoundDue(dict.fromkeys(self._unseen, 0), collects=False))
 
@@ -225,9 +227,9 @@ class Collection:
                 answer = await self._perform(effect)
                 if answer is not None:
                     facts.append(answer)
-        assert ended is not None, "a round ends when nothing is left to be answered"
+        assert ended is not None, "a round ends with its last reply"
         if ended.is_complete:
-            self._unseen -= due.known.keys()  # what was missing will be looked for by collections only
+            self._unseen -= due.known.keys()  # only collections look for the missing ones from now on
         return ended
 
     async def _perform(self, effect: Any) -> Any:
@@ -279,7 +281,7 @@ class Collection:
                     outcome = await self._metadata.read(LedgerKey(LedgerId(ledger)))
                 except MetadataUnavailableError:
                     continue
-                except DLogError:  # there is something, whatever it is
+                except DLogError:  # unreadable, but present
                     present.add(ledger)
                     continue
                 if isinstance(outcome, Versioned):

@@ -1,9 +1,9 @@
-"""A client's connection: bytes to requests, answers to bytes, one write a turn, and nothing unbounded.
+"""One client connection of a bookie: decodes requests, encodes responses, one write per turn, bounded memory.
 
-The law of this file: requests are taken one by one while the connection is neither behind with reading our answers nor
-owed too many by a disk, and adds while the write cache has room; otherwise they rest here, at most one chunk of them,
-and the socket is not read. A client that
-half-closes gets every answer it is owed before the connection ends.
+Invariants:
+- a request is taken only while the client reads its responses and few of its requests wait for the disk, an add only
+  while the write cache has room. Until then at most one chunk of requests waits here, and the socket is not read;
+- a client that half-closes gets every pending response before the connection ends.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Take = Callable[["Connection", Request], None]
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One accepted socket; also the peer by which the machine knows it.
+    """One accepted socket, which is also the state machine's peer.
 
-    take: hands one request to the machine; answers come back through `send`, at once or later. settle: called at the
-    end of each turn in which requests were taken. out_dirty: told when answers wait for `flush`. is_congested: whether
-    adds should wait; `resume` is called when that ends. count_bytes: told how the bytes of incomplete frames change;
-    False: all connections together keep too many, this one is to end. is_refused: one too many, close it at once.
+    take: gives one request to the state machine; responses come through `send`, at once or later. settle: called at
+    the end of each turn that took requests. out_dirty: called when responses wait for `flush`. is_congested: whether
+    adds must wait; `resume` is called when that ends. count_bytes: called with each change in bytes of incomplete
+    frames; False: all connections together hold too many, close this one. is_refused: over the limit, close at once.
     """
 
     __slots__ = (
@@ -77,12 +77,12 @@ class Connection(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._count_bytes = count_bytes
         self._decoder = RequestDecoder()
-        self._buffered = 0  # of a frame that is not whole yet
-        self._waits_since_s = 0.0  # when the frame began that is not whole, or the connection without a first one
+        self._buffered = 0  # bytes of an incomplete frame
+        self._waits_since_s = 0.0  # start of the incomplete frame, or of a connection without a frame; inf: neither
         self._inbox: deque[Request] = deque()
         self._out: list[Buffer] = []
         self._out_bytes = 0
-        self._owed = 0  # requests without an answer
+        self._owed = 0  # requests without a response
         self._owed_reads = 0
         self._reading = True
         self._writable = True
@@ -111,7 +111,7 @@ class Connection(asyncio.BufferedProtocol):
         try:
             requests = received(self._decoder, nbytes)
         except ProtocolError:
-            self._transport.abort()  # whatever was acknowledged is unharmed; there is no form to answer in
+            self._transport.abort()  # the protocol has no response for it; what was acknowledged stays
             return
         buffered = frames.buffered
         if buffered != self._buffered:
@@ -119,7 +119,7 @@ class Connection(asyncio.BufferedProtocol):
             if not self._count_bytes(change):
                 self._transport.abort()
                 return
-        if requests or frames.begun != begun:  # else it is more of the same frame
+        if requests or frames.begun != begun:  # otherwise the same frame continues
             self._waits_since_s = asyncio.get_running_loop().time() if buffered else math.inf
         self._inbox.extend(requests)
         self._take_requests()
@@ -128,7 +128,7 @@ class Connection(asyncio.BufferedProtocol):
     def eof_received(self) -> bool:
         self._closing = True
         self._close_if_done()
-        return True  # stay open for the answers that are owed
+        return True  # stay open for pending responses
 
     def pause_writing(self) -> None:
         self._writable = False
@@ -149,7 +149,7 @@ class Connection(asyncio.BufferedProtocol):
     # ---- called by the actor -----------------------------------------------------------------------------------------
 
     def send(self, message: Any) -> None:
-        """Queue an answer; `flush` writes it."""
+        """Queue a response; `flush` writes it."""
         self._owed -= 1
         if message.__class__ is not EntryAdded:
             self._owed_reads -= 1
@@ -168,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
             self._out_bytes += len(buffer)
 
     def flush(self) -> None:
-        """Write what is queued in one go, then take what rested."""
+        """Write the queue in one call, then take waiting requests."""
         if self._out and not self._lost:
             out, self._out, self._out_bytes = self._out, [], 0
             if len(out) == 1:
@@ -181,24 +181,24 @@ class Connection(asyncio.BufferedProtocol):
             self._close_if_done()
 
     def resume(self) -> None:
-        """Take what rested because of congestion."""
+        """Take requests that waited for congestion to end."""
         if self._inbox and not self._lost:
             self._take_requests()
 
     def end_if_late(self, since_s: float) -> None:
-        """Cut the connection if a first request, or the rest of one, has not come since then though we listened."""
+        """Abort if a request has been incomplete, or the first one missing, since before `since_s` while we read."""
         if self._reading and self._waits_since_s < since_s:
             self.abort()
 
     def stop_taking(self) -> None:
-        """Requests that were not taken yet are dropped; answers still go out."""
+        """Drop requests that were not taken yet; responses still go out."""
         self._inbox.clear()
         self._closing = True
         if not self._lost:
             self._transport.pause_reading()
 
     def close(self) -> None:
-        """Once everything written has gone out."""
+        """Close once everything written is sent."""
         if not self._lost:
             self._transport.close()
 
@@ -210,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _take_requests(self) -> None:
         if self._taking:
-            return  # an answer given at once came back here
+            return  # re-entered: `take` sent a response at once
         self._taking = True
         inbox, options = self._inbox, self._options
         while (

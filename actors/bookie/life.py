@@ -1,8 +1,8 @@
-"""One life of a bookie on a given disk: its directories locked and judged, its storage opened, its server run.
+"""Runs a bookie on a given environment, from locking its directories to its last checkpoint.
 
-The law of this file: lock the directories, ask the metadata whose they are, replay the journal, listen, register, say
-ready; nothing is kept after it. What a process has beside that (flags, signals, logs) is __main__.py's, so that the
-same life can be lived in a simulation.
+In this order: lock the directories, check their cookies against ZooKeeper, replay the journal, listen, register,
+report ready. Nothing is kept afterwards. Flags, signals and logs of the process are in __main__.py, so that the
+simulation can run the same code.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dlog.model.ids import BookieId, bookie_id
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ground:
-    """What a bookie stands on.
+    """Environment of a bookie: disk, threads, metadata and network.
 
-    connect: the metadata store, entered once the directories are locked. listen: see server.py; address: host:port of
-    that, as others are told.
+    connect: opens the metadata store, after the directories are locked. listen: see server.py; address: its host:port
+    as advertised.
     """
 
     disk: Disk
@@ -53,8 +53,8 @@ async def live(
     tell: Callable[[Event], None],
     on_ready: Callable[[BookieInfo], None],
 ) -> None:
-    """Live until `stopping` is set. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError,
-    UnavailableError before it serves; DiskFailedError when it may not go on. Cancelling ends it without a checkpoint.
+    """Run until `stopping` is set. Raises ConfigError, CookieError, DamagedError, MetadataUnavailableError,
+    UnavailableError before it serves; DiskFailedError when it must stop. Cancelling ends it without a checkpoint.
     """
     paths = paths_of(options, ground.disk)
     dirs = await ground.threads.run(lock_dirs, paths, ground.disk)
@@ -92,9 +92,9 @@ def _open(
 
 
 def _id(options: BookieOptions, dirs: LockedDirs, address: str) -> BookieId:
-    """As configured; else, with a port of the kernel's choice, the id the directories have; else the address."""
+    """The configured id; else, if the kernel chose the port, the id stored in the directories; else the address."""
     if options.bookie_id:
         return bookie_id(options.bookie_id)
     known = stored_id(dirs) if options.port == 0 else None
     host, port = split_host_port(address)
-    return known or bookie_id(f"{host}:{port}")  # BookKeeper's grammar has no brackets
+    return known or bookie_id(f"{host}:{port}")  # BookKeeper's syntax has no brackets

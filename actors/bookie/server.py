@@ -1,9 +1,11 @@
-"""The bookie alive: one machine, its disk's workers, its connections, all on one loop.
+"""Actor of a bookie: its state machine, disk threads and connections on one event loop.
 
-The law of this file: facts reach the machine one at a time, effects are performed in order when `handle` has returned,
-and at the end of each turn the journal gets what it has to write and every connection one write. If anything fails that
-durability rests on, nothing more is acknowledged and `run` raises. The machine's effects on storage are its own, so it
-has a performer of its own and not the general driver.
+It does not use the general driver because its effects on storage are its own.
+
+Invariants:
+- facts reach the state machine one at a time, and effects are performed in order after `handle` returned;
+- at the end of a turn the journal gets all data to write, and every connection one write;
+- after a failure that durability depends on, nothing more is acknowledged and `run` raises.
 """
 
 from __future__ import annotations
@@ -41,29 +43,29 @@ from dlog.io.threads import Threads
 from dlog.machine import Persist, Received, Send, Tell
 from dlog.wire.bookie import CollectionReport, CollectionState, Request
 
-ABANDON_S = 2.0  # to wait for threads that may hang in a disk that failed
+ABANDON_S = 2.0  # to wait for threads that may hang in a failed disk
 
 
 class Listening(Protocol):
-    """Sockets that are listened on."""
+    """Listening sockets."""
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         ...
 
 
-#: makes a server of connections that the given factory builds, e.g. loop.create_server on a bound socket
+#: starts a server whose connections the given factory builds, e.g. loop.create_server on a bound socket
 Listen = Callable[[Callable[[], Connection]], Awaitable[Listening]]
 
 
 class DiskFailedError(DLogError):
-    """A write or a sync failed, or the bookie's own state broke: it acknowledges nothing more and ends."""
+    """A write or fdatasync failed, or the state machine raised: the bookie acknowledges nothing more and ends."""
 
 
 class BookieServer:
     """Serves one opened storage.
 
-    tell: hears every event. directories: whose free space is watched. threads: do what blocks.
+    tell: called with every event. directories: their free space is watched. threads: run blocking calls.
     """
 
     def __init__(
@@ -94,14 +96,14 @@ class BookieServer:
         )
         self._facts: deque[Any] = deque()
         self._dirty: list[Connection] = []
-        self._connections: dict[Connection, None] = {}  # in the order they came, so that every run is the same
-        self._received_bytes = 0  # of frames that are not whole yet
+        self._connections: dict[Connection, None] = {}  # in order of arrival, so that runs are repeatable
+        self._received_bytes = 0  # of incomplete frames, all connections
         self._failure: BaseException | None = None
         self._failed = asyncio.Event()
-        self._standing_changed = asyncio.Event()  # read-only or not: to be registered
+        self._standing_changed = asyncio.Event()  # perhaps: read-only or writable must be registered again
         self._flushed = asyncio.Event()
         self._collect_now = asyncio.Event()  # a collection is due
-        self._ledgers_new = asyncio.Event()  # the machine heard of ledgers for the first time
+        self._ledgers_new = asyncio.Event()  # the state machine has new ledgers
         self._collection: Collection | None = None
         self._perform_by_class: dict[type[Any], Callable[[Any], None]] = {
             Send: self._perform_send,
@@ -115,7 +117,7 @@ class BookieServer:
             Tell: self._perform_tell,
         }
 
-    # ---- life --------------------------------------------------------------------------------------------------------
+    # ---- running -----------------------------------------------------------------------------------------------------
 
     async def run(
         self,
@@ -127,11 +129,11 @@ class BookieServer:
         collector: Collector | None = None,
         on_ready: Callable[[], None],
     ) -> None:
-        """Serve until `stopping` is set, then drain: answer what was taken, checkpoint, close.
+        """Serve until `stopping` is set, then drain: answer accepted requests, checkpoint, close.
 
-        metadata and info: where and as what to register; on_ready is called once clients can find us. collector: says
-        which ledgers are gone, None: all are kept. Raises DiskFailedError; the storage is then whole up to what was
-        acknowledged, and replayed by the next start.
+        metadata, info: where and how to register. on_ready: called once clients can find this bookie. collector:
+        decides which ledgers are deleted; None: all are kept. Raises DiskFailedError; everything acknowledged is then
+        in the storage, and the next start replays it.
         """
         self._disk.start()
         self._perform(SpaceSeen(await self._threads.run(self._disk.free_bytes)))
@@ -157,13 +159,13 @@ class BookieServer:
             server.close()
             if metadata is not None and info is not None:
                 with contextlib.suppress(DLogError, TimeoutError):
-                    async with asyncio.timeout(2.0):  # else the session's end does it
+                    async with asyncio.timeout(2.0):  # otherwise the end of the session does it
                         await metadata.unregister_bookie(info.bookie)
             await self._drain_and_checkpoint()
         except BaseExceptionGroup as group:
             self._abort(server)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(ABANDON_S):  # a disk that failed may also hang
+                async with asyncio.timeout(ABANDON_S):  # a failed disk may also hang
                     await self._disk.abandon()
             raise group.exceptions[0] from None
         finally:
@@ -180,7 +182,7 @@ class BookieServer:
             self._disk.look_at_space()
 
     async def _watch_late(self) -> None:
-        """Places are few: who holds one and does not finish what it began to ask loses it."""
+        """Close connections that do not finish a request in `frame_s`: their number is limited."""
         patience_s = self._options.frame_s
         while True:
             await asyncio.sleep(patience_s / 4)
@@ -189,7 +191,7 @@ class BookieServer:
                 connection.end_if_late(since_s)
 
     async def _checkpoint(self) -> None:
-        """By time; the machine itself asks when its cache is full."""
+        """Checkpoint by time or journal size; the state machine itself flushes when its cache is full."""
         loop, options = self._loop, self._options
         last_s = loop.time()
         while True:
@@ -202,10 +204,10 @@ class BookieServer:
 
     async def _watch_failure(self) -> None:
         await self._failed.wait()
-        raise DiskFailedError(f"nothing more is acknowledged: {self._failure!r}") from self._failure
+        raise DiskFailedError(f"the bookie failed, restart it to recover: {self._failure!r}") from self._failure
 
     async def _keep_registered(self, metadata: Metadata, info: BookieInfo) -> None:
-        """Read-only or writable, as the machine says; sessions are the metadata layer's affair."""
+        """Register as read-only or writable when that changes; Metadata restores lost sessions."""
         registered = self.machine.read_only
         while True:
             await self._standing_changed.wait()
@@ -227,7 +229,7 @@ class BookieServer:
             done: asyncio.Future[int | None] = self._loop.create_future()
 
             def told(copied: int | None) -> None:
-                if not done.done():  # whoever waited may have been cancelled
+                if not done.done():  # the waiter may have been cancelled
                     done.set_result(copied)
 
             self._disk.compact(below, bytes_max, told)
@@ -266,10 +268,10 @@ class BookieServer:
         try:
             await collection.run()
         except BaseExceptionGroup as group:
-            raise DiskFailedError(f"nothing more is acknowledged: {group.exceptions[0]!r}") from group
+            raise DiskFailedError(f"the bookie failed, restart it to recover: {group.exceptions[0]!r}") from group
 
     async def _drain_and_checkpoint(self) -> None:
-        """Everything taken is answered, everything in memory goes to the index; the next start replays nothing."""
+        """Answer all accepted requests and write the cache to the index, so that the next start replays nothing."""
         for connection in list(self._connections):
             connection.stop_taking()
         await self._disk.stop_journal()
@@ -280,7 +282,7 @@ class BookieServer:
             self._settle()
             await self._flushed.wait()
             if self.machine.is_dirty and self.machine.read_only:
-                break  # no room: the journal keeps it
+                break  # no room: the data stays in the journal
         for connection in list(self._connections):
             connection.close()
         await self._disk.close()
@@ -314,7 +316,7 @@ class BookieServer:
         self._perform(Received(connection, request))
 
     def _post(self, fact: Any) -> None:
-        """From any thread."""
+        """Thread-safe."""
         if self._failure is None:
             self._facts.append(fact)
             self._threads.to_loop(self._drain)
@@ -332,15 +334,15 @@ class BookieServer:
         self._settle()
 
     def _perform(self, fact: Any) -> None:
-        """What follows from a fact; who brings it settles."""
+        """Handle a fact and perform its effects; `_settle` follows."""
         try:
             for effect in self.machine.handle(fact):
                 self._perform_by_class[effect.__class__](effect)
-        except Exception as error:  # noqa: BLE001 - a broken machine may not go on acknowledging
+        except Exception as error:  # noqa: BLE001 - a failed state machine must not acknowledge more
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """From any thread: from here on nothing is acknowledged."""
+        """Stop acknowledging. Thread-safe."""
         if self._failure is None:
             self._failure = error
         self._threads.to_loop(self._wake_all)
@@ -361,7 +363,7 @@ class BookieServer:
         if self._collection is not None:
             report = self._collection.asked(effect.number)
         else:
-            reason = "it is starting: ask again"
+            reason = "the bookie is starting: try again"
             if self.machine.is_limbo:
                 reason = "entries may have been lost with a damaged journal: this bookie deletes nothing"
             elif not self._options.gc_s:
@@ -377,7 +379,7 @@ class BookieServer:
         self._threads.to_loop(self._tell, event)
 
     def _settle(self) -> None:
-        """The end of a turn."""
+        """End a turn: submit journal writes, flush connections."""
         disk = self._disk
         while True:
             if disk.submitted:

@@ -1,4 +1,4 @@
-"""`python -m proxies.read`: one read proxy, from its flags to its last connection. Options: --help."""
+"""`python -m proxies.read` runs one read proxy. Options: --help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxies.read.server import ReadProxy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; the exit code."""
+    """Serve until SIGTERM or SIGINT; returns the exit code."""
     flags = serving.parse("read", ReadOptions, arguments)
 
     async def live() -> int:

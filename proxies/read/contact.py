@@ -1,8 +1,8 @@
-"""Whether this proxy reaches ZooKeeper, and if not, which other read proxies do: readers are better off there.
+"""Detects that this read proxy cannot reach ZooKeeper, and finds other read proxies that can, to redirect readers.
 
-Without ZooKeeper a reader hears nothing of a new segment, and one at the tail does not know that it misses anything. A
-session notices a mute server only after two thirds of its timeout, so a znode is read now and then while somebody
-reads. Where no other proxy reaches ZooKeeper either, readers stay: they may be told old things, never wrong ones.
+Without ZooKeeper readers do not learn of new segments, and a tail reader cannot know that it misses records. A session
+notices a silent server only after two thirds of its timeout, so a znode is read periodically while there are readers.
+If no other proxy reaches ZooKeeper either, readers stay: what they get may be old, but not wrong.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dlog.wire.proxy import Stat
 from proxies.dialling import Dialler
 from proxies.link import Link
 
-_PAUSE_S = 0.1  # before what was refused at once is asked again
+_PAUSE_S = 0.1  # before a read that failed at once is repeated
 
 
 class MetadataContact:
-    """Of one read proxy. `run` is its life.
+    """ZooKeeper check of one read proxy.
 
-    better_served_by: addresses of the read proxies that reach ZooKeeper while we do not, by id; empty while we do.
+    better_served_by: by id, addresses of the read proxies that reach ZooKeeper while this one does not; else empty.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class MetadataContact:
         self._patience_s = patience_s
 
     async def run(self, a_stream: Callable[[], str | None], on_better: Callable[[], None]) -> None:
-        """Look every `every_s`, for ever. a_stream: one that somebody reads here; None: nobody reads, and nothing is
-        asked. on_better: called at each look that finds others to be better off."""
+        """Check every `every_s`, for ever. a_stream: a stream with a reader here; None: no readers, so no check.
+        on_better: called after each check that finds other proxies better."""
         while True:
             await asyncio.sleep(self._every_s)
             stream = a_stream()
@@ -51,7 +51,7 @@ class MetadataContact:
                 on_better()
 
     async def _is_reached(self) -> bool:
-        """Whether ZooKeeper answers within `patience_s`, in which this process was not frozen."""
+        """Whether ZooKeeper replies within `patience_s`, not counting time in which this process was frozen."""
         patience = Patience(self._patience_s)
         async with asyncio.TaskGroup() as tasks:
             asking = tasks.create_task(self._ask_until_answered(), name="read a znode")
@@ -68,12 +68,12 @@ class MetadataContact:
             except MetadataUnavailableError:
                 await asyncio.sleep(_PAUSE_S)
             except DLogError:
-                return  # an answer, if a strange one
+                return  # a reply, even if it is an error
             else:
                 return
 
     async def _who_reaches_it(self, stream: str) -> dict[ProxyId, str]:
-        """The other read proxies that read this stream's metadata now."""
+        """The other read proxies that can read this stream's metadata now."""
         members = self._metadata.known_members().read_proxies.values()
         others = {member.proxy: member.address for member in members if member.proxy != self._own}
         async with asyncio.TaskGroup() as tasks:

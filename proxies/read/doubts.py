@@ -1,7 +1,8 @@
-"""Streams that nobody says anything new of, looked at again in turn.
+"""Checks the metadata of quiet streams again, one after the other, in case a watch was missed.
 
-The law of this room: a watch is a hint, so what it would have told is found without it, late; and what that costs is
-bounded for the process, however many streams it follows. A stream that nobody reads costs nothing.
+Invariants:
+- a change that no watch reported is found, late;
+- the rate of checks is limited per process, however many streams it follows; a stream without readers costs nothing.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from actors.stream_tailer import StreamTailer
 async def doubt_in_turn(
     tailers: Registry[StreamTailer], *, every_s: float, per_s_max: float, rng: random.Random
 ) -> None:
-    """Doubt each tailer once a round (StreamTailer.doubt); for ever.
+    """Call `StreamTailer.doubt` of each tailer once a round, for ever.
 
-    every_s: one round at least, a half more at most. per_s_max: tailers doubted in a second; with more than every_s
-    times this a round takes longer.
+    every_s: a round takes this to 1.5 times this. per_s_max: most calls in a second; with more than every_s * per_s_max
+    tailers a round takes longer.
     """
     while True:
         names = tailers.names()

@@ -1,7 +1,6 @@
-"""One life of a read proxy: its parts opened, its server run, its parts closed.
+"""Runs a read proxy: opens its backends, runs its server, closes the backends.
 
-The law of this file: it is the whole composition and nothing else. What a process has beside that (flags, signals,
-logs) is __main__.py's, so that the same life can be lived in a simulation.
+Flags, signals and logs of the process are in __main__.py, so that the simulation can run the same code.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ async def live(
     rng: random.Random | None = None,
     tuning: parts.Tuning = parts.TUNING,
 ) -> None:
-    """Serve until `stop`, then dismiss. on_ready: called once clients may come. Raises as ReadProxy.run does."""
+    """Serve until `stop`, then close the readers. on_ready: clients may connect. Raises as ReadProxy.run does."""
     rng = rng or serving.seeded()
     async with parts.opened(options, tell=tell, rng=rng, tuning=tuning) as opened:
         proxy = ReadProxy(options, opened.metadata, opened.stores, tell=tell, rng=rng)

@@ -1,4 +1,4 @@
-"""What a read proxy may be told."""
+"""Options of a read proxy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from proxies.serving import ServingOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(ServingOptions):
-    """Memory is bounded by cache_bytes_max, fetches_max times fetch_bytes, for each connection what is unsent
-    (512 KiB) and one frame a reader, and process_bytes_max of batches handed on to their owners and not answered."""
+    """Memory is limited to the sum of cache_bytes_max, fetches_max * fetch_bytes, 512 KiB unsent and one frame per
+    reader for each connection, and process_bytes_max for batches forwarded to their owners and not replied to."""
 
     cache_bytes_max: int = option(64 * MiB, "memory for entries", sim=(0, 64 * KiB))
     fetch_bytes: int = option(MiB, "bytes asked of a store at once", sim=(256, 64 * KiB))
@@ -56,7 +56,7 @@ class ReadOptions(ServingOptions):
 
     @property
     def tailer(self) -> TailerOptions:
-        """Not more is fetched at once than the cache keeps beside others: what goes before it is used comes again."""
+        """A fetch takes at most a quarter of the cache; otherwise entries are evicted before use and fetched again."""
         return TailerOptions(fetch_bytes=max(1, min(self.fetch_bytes, self.cache_bytes_max // 4)))
 
     @property

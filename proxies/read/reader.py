@@ -1,9 +1,10 @@
-"""One reader of one stream on one connection: its machine, the stream's source on one side, the client on the other.
+"""Actor of one reader of one stream on one connection: connects its state machine to the source and the client.
 
-The law of this room: the machine decides what is read and when it ends; here its questions go to the source and its
-entries to the connection, and a client that does not take them holds the questions back. A reader ends once, and with
-it its hold on the source. One that is stopped says and asks nothing more, however much credit it has left: what waits
-for it is dropped.
+Invariants:
+- the state machine decides what is read and when the reader ends;
+- while the client does not read, the reader's requests for entries are held back;
+- a reader ends once, and then releases its source;
+- a stopped reader sends nothing more, however much credit it has; pending entries are dropped.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from proxies.connection import Connection
 
 
 class StreamReader:
-    """Open from `run`'s start to its end. on_end: called once, when the client will hear nothing more from it."""
+    """One reader, open while `run` runs. on_end: called once, after its last message to the client."""
 
     def __init__(
         self,
@@ -49,30 +50,30 @@ class StreamReader:
         self.hear(read)
 
     def hear(self, message: Message) -> None:
-        """The client says Read, Credit or Cancel."""
+        """The client sent Read, Credit or Cancel."""
         self._driver.post(Received(READER, message))
 
     def hold(self, yes: bool) -> None:
-        """The client does not take (or takes again) what it is sent."""
+        """The client does not read, or reads again, what it is sent."""
         self._is_held = yes
         if self._view is not None:
             self._view.hold(yes)
 
     def move(self, location: str) -> None:
-        """End now; the client is told to read on at another proxy."""
+        """End now and redirect the client to another proxy."""
         if not self._is_stopped:
             self._connection.send(ReaderEvent(self.request, ReaderEventKind.MOVED, {"location": location}))
             self.stop()
 
     def stop(self) -> None:
-        """End now; the client is told and sent nothing more, and what is held back for it is dropped."""
+        """End now; send nothing more and drop what is held back."""
         self._is_stopped = True
         if self._view is not None:
             self._view.close()
-        self._driver.stop()  # it hears what came before: nobody hears what it makes of that
+        self._driver.stop()  # it still handles earlier facts; their effects are dropped
 
     async def run(self) -> None:
-        """Live until the machine ends, `stop`, or the source cannot be had (the client is told)."""
+        """Run until the state machine ends, `stop`, or the source is not available (the client gets the error)."""
         try:
             async with self._tailers.hold(self.stream) as tailer:
                 self._view = tailer.attach(self._driver.post, self._source_lost)
@@ -96,10 +97,10 @@ class StreamReader:
         if self._is_stopped:
             return
         if peer == SOURCE:
-            assert self._view is not None, "the machine speaks while it lives"
+            assert self._view is not None, "the state machine sends only while `run` runs"
             self._view.ask(message)
             return
-        assert peer == READER, f"a reader speaks to its source and its client: peer={peer}"
+        assert peer == READER, f"a reader sends to its source and its client only: peer={peer}"
         self._connection.send(message)
         if self._machine.has_ended:
             self._driver.stop()

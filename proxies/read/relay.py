@@ -1,8 +1,9 @@
-"""Questions for write proxies that came to a read proxy: handed on, so that one address is enough to begin with.
+"""Forwards requests for write proxies that came to a read proxy, so that a client needs only one address to begin.
 
-The law of this room: a question is handed to one proxy that answers, the ring's choice first; one that was written to a
-link that then broke is not sent again unless asking twice is harmless. Registration lags behind death, so who did not
-answer lately is tried last.
+Invariants:
+- a request goes to one proxy that accepts a connection, the ring's choice first; a proxy that failed lately is tried
+  last, because a dead proxy stays registered for a while;
+- a request sent on a connection that then broke is not sent again unless a repetition is harmless.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ Handed = Create | Delete | GetOwner | Life | Release | Relocate | Seal | SinkWri
 
 CONNECT_S = 0.3
 ANSWER_S = 15.0
-REST_S = 2.0  # how long one that did not answer is tried last
+REST_S = 2.0  # how long a failed proxy is tried last
 
 
 class Relay:
-    """Links of this process to write proxies for questions of others; opened on demand, kept while they last."""
+    """Connections to write proxies for forwarded requests; opened on demand, kept until they break."""
 
     def __init__(self, dialler: Dialler, metadata: Metadata, *, clock: Clock = SYSTEM_CLOCK) -> None:
         self._dialler = dialler
@@ -38,10 +39,10 @@ class Relay:
         self._failed_s: dict[str, float] = {}
 
     async def ask(self, question: Handed) -> dict[str, Any]:
-        """Hand a question on; its answer, or the error it was answered with.
+        """Forward a request; returns the reply, or raises the error in it.
 
-        Raises StreamUnavailableError when no write proxy answers; ConnectionLostError and RequestTimeoutError with the
-        outcome unknown.
+        Raises StreamUnavailableError if no write proxy can be reached; ConnectionLostError and RequestTimeoutError with
+        the outcome unknown.
         """
         for address in self.addresses(question.stream):
             try:
@@ -57,12 +58,12 @@ class Relay:
                     continue
                 raise
             except TimeoutError as error:
-                raise RequestTimeoutError(f"a write proxy does not answer: address={address}") from error
+                raise RequestTimeoutError(f"a write proxy does not reply: address={address}") from error
             return answer
-        raise StreamUnavailableError("no write proxy answers; ask again")
+        raise StreamUnavailableError("no write proxy can be reached, try again")
 
     def addresses(self, stream: str) -> list[str]:
-        """Write proxies in the order in which they should be asked about a stream."""
+        """Write proxies in the order to try for a stream."""
         members = self._metadata.known_members().write_proxies
         ordered = [members[proxy].address for proxy in Ring(members).successors(stream)]
         now_s = self._clock.monotonic_s()
@@ -83,7 +84,7 @@ class Relay:
             self._fail(address)
             raise
         former = self._links.get(address)
-        if former is not None and not former.ended:  # two asked at once
+        if former is not None and not former.ended:  # two calls opened one at once
             link.close()
             return former
         self._links[address] = link
@@ -91,7 +92,7 @@ class Relay:
 
     def _fail(self, address: str) -> None:
         link = self._links.get(address)
-        if link is not None and link.ended:  # else another question has opened one meanwhile
+        if link is not None and link.ended:  # otherwise another request has opened one meanwhile
             del self._links[address]
         known = {info.address for info in self._metadata.known_members().write_proxies.values()}
         self._failed_s = {a: s for a, s in self._failed_s.items() if a in known}

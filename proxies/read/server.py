@@ -1,8 +1,9 @@
-"""The read proxy: finds a stream's preferred proxy, and serves its readers from one source and one cache.
+"""The read proxy: composes and runs the process that serves readers from one source per stream and a cache.
 
-The law of this room: it owns the process's parts and their order. Whoever was sent here is served; who comes by chance
-is sent to the proxy that the ring prefers, so that a stream's readers share one source. Nothing here is the only copy
-of anything: on the way out readers are told and go elsewhere.
+Invariants:
+- a reader that was redirected here is served; any other one is redirected to the proxy that the ring prefers, so that
+  a stream's readers share one source;
+- nothing here is the only copy of anything: on shutdown readers are told and go to another proxy.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ TAILERS_END_S = 2.0
 
 
 class ReadProxy:
-    """One read proxy. `run` is its life."""
+    """One read proxy, serving while `run` runs."""
 
     def __init__(
         self,
@@ -85,7 +86,7 @@ class ReadProxy:
         self._contact: MetadataContact
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str, str], None]) -> None:
-        """Serve until `stop`, then send everybody elsewhere and return. on_ready: called with id and address.
+        """Serve until `stop`, send GoAway to all clients, return. on_ready: called with id and address.
 
         Raises ConfigError (port taken), MetadataUnavailableError (cannot register).
         """
@@ -111,7 +112,7 @@ class ReadProxy:
                 doubting = doubt_in_turn(
                     self._tailers, every_s=options.doubt_every_s, per_s_max=options.doubts_per_s_max, rng=self._rng
                 )
-                self.tasks.start(doubting, name="look at metadata again")
+                self.tasks.start(doubting, name="recheck metadata of quiet streams")
                 self._contact = MetadataContact(
                     self._metadata,
                     dialler,
@@ -120,7 +121,7 @@ class ReadProxy:
                     patience_s=options.contact_patience_s,
                 )
                 looking = self._contact.run(self._a_stream, self._hand_readers_on)
-                self.tasks.start(looking, name="contact with metadata")
+                self.tasks.start(looking, name="check contact with ZooKeeper")
                 await self.listener.serve()
                 await self.health.listen(options.host, options.health_port)
                 await self._metadata.register_proxy(
@@ -141,10 +142,10 @@ class ReadProxy:
 
     @property
     def readers(self) -> int:
-        """How many are open."""
+        """Number of open readers."""
         return len(self._readers)
 
-    # ---- House, for sessions ----------------------------------------------------------------------------------------
+    # ---- House, used by sessions -------------------------------------------------------------------------------------
 
     def elsewhere(self, stream: str) -> str | None:
         """Address of the read proxy that the ring prefers for a stream; None: it is this one."""
@@ -156,9 +157,9 @@ class ReadProxy:
         return None if chosen is None or chosen == self.id else members[chosen]
 
     def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> StreamReader:
-        """A reader, begun. Raises OverCapacityError."""
+        """Start a reader. Raises OverCapacityError."""
         if self.readers >= self.options.readers_max:
-            raise OverCapacityError(f"too many readers on this proxy: readers={self.readers}")
+            raise OverCapacityError(f"too many readers on this proxy, use another one: readers={self.readers}")
 
         def end() -> None:
             self._readers.pop(reader, None)
@@ -170,7 +171,7 @@ class ReadProxy:
         return reader
 
     async def stat(self, stream: str) -> dict[str, Any]:
-        """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
+        """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
         name = stream_name(stream)
         seen = await read_stream(self._metadata, name)
         told = await catalog.describe(seen.value)
@@ -181,11 +182,11 @@ class ReadProxy:
         return told
 
     async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
-        """Names of streams in order, see catalog.Listings. Raises MetadataUnavailableError."""
+        """Stream names in order, see catalog.Listings. Raises MetadataUnavailableError."""
         return await self._listings.page(after, limit, listing)
 
     def meters(self) -> Meters:
-        """What a scrape is told; asked for once the proxy is ready."""
+        """Metrics of this proxy; call it once the proxy is ready."""
         meters = self.listener.meters()
         cache = self.cache
         meters.gauge("read_readers", "Readers open", lambda: self.readers)
@@ -194,7 +195,7 @@ class ReadProxy:
         meters.gauge("read_cache_bytes", "Bytes of entries cached", lambda: cache.bytes)
         meters.counter("read_cache_hits", "Entries found in the cache", lambda: cache.hits)
         self.carriage.add_to(meters)
-        meters.counter("read_cache_misses", "Questions whose first entry was not in the cache", lambda: cache.misses)
+        meters.counter("read_cache_misses", "Requests whose first entry was not in the cache", lambda: cache.misses)
         return meters
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -208,12 +209,12 @@ class ReadProxy:
         return str(told.get("location") or "")
 
     def _a_stream(self) -> str | None:
-        """One that somebody reads."""
+        """A stream that has a reader here."""
         reader = next(iter(self._readers), None)
         return None if reader is None else reader.stream
 
     def _hand_readers_on(self) -> None:
-        """Others reach ZooKeeper, and we do not: readers go on there."""
+        """Redirect readers to proxies that reach ZooKeeper, which this one does not."""
         for reader in tuple(self._readers):
             location = self.elsewhere(reader.stream)
             if location is not None:
@@ -236,7 +237,7 @@ class ReadProxy:
             async with asyncio.timeout(UNREGISTER_S):
                 await self._metadata.unregister_proxy(self.id)
         except (TimeoutError, DLogError):
-            pass  # the session's end will do it
+            pass  # the end of the session does it
         self.listener.close()
-        self.listener.dismiss("this proxy ends")
+        self.listener.dismiss("this proxy is shutting down")
         await self.listener.gone(1.0)

@@ -1,9 +1,11 @@
-"""What a client says to a read proxy on one connection, and what it is told.
+"""Session of one client connection to a read proxy.
 
-The law of this room: a reader is a machine with a life of its own (proxies/read/reader.py); here its messages are
-sorted to it. When the client does not take what we send, none of its readers is fed until it does. Questions that
-belong to a write proxy are handed on to one; batches are sent there by their client, unless it asked to have them
-handed on: then they go to the stream's owner, in the order they came.
+Messages for a reader go to its actor (proxies/read/reader.py). Requests for write proxies are forwarded to one.
+
+Invariants:
+- while the client does not read what is sent, none of its readers gets entries;
+- a batch is redirected to a write proxy, unless the client asked for forwarding: then it is forwarded to the stream's
+  owner, in order of arrival.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from proxies.read.relay import Handed, Relay
 
 
 class House(dispatch.House, Protocol):
-    """What the sessions of one process share."""
+    """State of the process that read sessions use."""
 
     readers_per_connection_max: int
     relay: Relay
@@ -55,18 +57,18 @@ class House(dispatch.House, Protocol):
         ...
 
     def open_reader(self, connection: Connection, read: Read, on_end: Callable[[], None]) -> StreamReader:
-        """A reader, begun. Raises OverCapacityError."""
+        """Start a reader. Raises OverCapacityError."""
         ...
 
 
 class ReadSession(Dispatch):
-    """One connection's dealings."""
+    """Session of one connection."""
 
     def __init__(self, house: House, connection: Connection, hello: Hello) -> None:
         super().__init__(house, connection, hello)
         self._house = house
         self._readers: dict[int, StreamReader] = {}
-        self._seeking: dict[str, deque[tuple[Write, int]]] = {}  # stream whose owner is asked for -> batches, costs
+        self._seeking: dict[str, deque[tuple[Write, int]]] = {}  # stream without a known owner -> batches, costs
         self._handlers |= {
             Read: self._read,
             Credit: self._credit,
@@ -77,7 +79,7 @@ class ReadSession(Dispatch):
             **dict.fromkeys(get_args(Handed), self._hand_on),
         }
 
-    # ---- what the connection tells ----------------------------------------------------------------------------------
+    # ---- called by the connection ------------------------------------------------------------------------------------
 
     def writable(self, yes: bool) -> None:
         super().writable(yes)
@@ -95,9 +97,9 @@ class ReadSession(Dispatch):
     def _read(self, m: Read) -> None:
         stream_name(m.stream)
         if m.request in self._readers:
-            raise InvalidRequestError(f"a reader of this number is open: request={m.request}")
+            raise InvalidRequestError(f"the request number is in use by a reader: request={m.request}")
         if len(self._readers) >= self._house.readers_per_connection_max:
-            raise OverCapacityError("too many readers on this connection")
+            raise OverCapacityError("too many readers on this connection, close some first")
         location = None if m.forwarded else self._house.elsewhere(m.stream)
         if location is not None:
             self._connection.send(ReaderEvent(m.request, ReaderEventKind.MOVED, {"location": location}))
@@ -114,7 +116,7 @@ class ReadSession(Dispatch):
 
     def _credit(self, m: Credit) -> None:
         reader = self._readers.get(m.request)
-        if reader is not None:  # else it has ended meanwhile
+        if reader is not None:  # otherwise it has ended meanwhile
             reader.hear(m)
 
     def _cancel(self, m: Cancel) -> None:
@@ -122,7 +124,7 @@ class ReadSession(Dispatch):
         if reader is not None:
             reader.stop()
 
-    # ---- questions with one answer ----------------------------------------------------------------------------------
+    # ---- requests with one reply ------------------------------------------------------------------------------------
 
     def _get_owners(self, m: GetOwners) -> None:
         if self._forwarding is None:
@@ -131,13 +133,13 @@ class ReadSession(Dispatch):
             self._questions.answer(m.request, self._all_owners(self._forwarding, m))
 
     async def _all_owners(self, forwarding: Forwarding, m: GetOwners) -> dict[str, Any]:
-        """What each write proxy that answers owns, with its address."""
+        """Streams of all write proxies that reply, each with the proxy's address."""
         owned: list[list[Any]] = []
         for address in self._house.relay.addresses(""):
             try:
                 told = await forwarding.ask(m, address)
             except DLogError:
-                continue  # what it owned is somebody else's soon
+                continue  # its streams will soon have other owners
             owned += [[*one[:3], address] for one in told.get("owned", ())]
         return {"owned": owned[: catalog.NAMES_MAX], "more": len(owned) > catalog.NAMES_MAX}
 
@@ -147,8 +149,10 @@ class ReadSession(Dispatch):
     def _wrong_door(self, m: Write | Tail) -> None:
         location = next(iter(self._house.relay.addresses(m.stream)), None)
         if location is None:
-            raise StreamUnavailableError("this is a read proxy, and no write proxy is registered")
-        raise OwnedElsewhereError("this is a read proxy; ask a write proxy", location=location)
+            raise StreamUnavailableError(
+                "this is a read proxy and no write proxy is registered: start one, or try again"
+            )
+        raise OwnedElsewhereError("this is a read proxy: send the request to a write proxy", location=location)
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 
@@ -171,10 +175,10 @@ class ReadSession(Dispatch):
             waiting.append((m, cost))
             return
         self._seeking[m.stream] = deque([(m, cost)])
-        self._house.tasks.start_alone(self._seek(forwarding, m.stream), name=f"owner of {m.stream}")
+        self._house.tasks.start_alone(self._seek(forwarding, m.stream), name=f"find the owner of {m.stream}")
 
     async def _seek(self, forwarding: Forwarding, stream: str) -> None:
-        """Find the owner of a stream, then hand on what waits for it, in order."""
+        """Find the owner of a stream, then forward the waiting batches in order."""
         failure: DLogError | None = None
         address = ""
         try:
@@ -182,11 +186,11 @@ class ReadSession(Dispatch):
             address = str(told.get("location") or "")
         except OwnedElsewhereError as error:
             address, failure = error.location or "", error
-        except UnavailableError as error:  # asking changed nothing, whatever became of the question
+        except UnavailableError as error:  # the lookup itself wrote no batch, so the outcome is known
             failure = UnavailableError(error.message)
         except DLogError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - those who wait are told of it
+        except Exception as error:  # noqa: BLE001 - every waiting batch gets it
             failure = DLogError(f"the owner cannot be found: stream={stream} {error!r}")
         for m, cost in self._seeking.pop(stream):
             written = partial(self._written, m.request, m.stream, cost)

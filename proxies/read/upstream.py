@@ -1,10 +1,10 @@
-"""Listening to owners: one link to each write proxy, shared by all streams it owns.
+"""Subscribes to owners of streams over one connection to each write proxy, shared by all streams it owns.
 
-A link is opened when the first stream needs it, pinged while it is used (a frozen owner is noticed like a dead one),
-and closed when the last stream leaves. Links are not reused after an error.
+A connection is opened for the first stream, pinged while in use (so that a frozen owner is noticed like a dead one),
+and closed after the last stream. It is not reused after an error.
 
-Streams of a dead owner are taken over when somebody asks for them. A follower waits for records that the dead owner may
-have confirmed last, so it asks for a new owner as a producer does.
+Streams of a dead owner are taken over on request only. A follower waits for records that the dead owner may have
+confirmed last, so it requests a new owner as a producer does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from proxies.link import Link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamOptions:
-    """Patience with owners."""
+    """Time limits for owners."""
 
     connect_timeout_s: float = option(1.0, sim=(0.05, 1.0))
     ping_every_s: float = option(0.5, sim=(0.05, 1.0))
@@ -40,7 +40,7 @@ class UpstreamOptions:
 
 
 class _Shared:
-    """A link in use by `users` streams."""
+    """A connection of `users` streams."""
 
     def __init__(self) -> None:
         self.users = 0
@@ -50,10 +50,10 @@ class _Shared:
 
 
 class OwnerLinks:
-    """All links of this process to owners. An Upstream (actors/upstream.py).
+    """All connections of this process to owners. An Upstream (actors/upstream.py).
 
-    find_owner: asks a write proxy who owns a stream and has it taken over if nobody does. It is given the address of
-    the owner that was lost, and returns the owner's address, which may be the same. Raises DLogError.
+    find_owner: asks a write proxy for a stream's owner, which takes it over if there is none. Gets the stream and the
+    address of the lost owner, returns the owner's address, perhaps the same. Raises DLogError.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class OwnerLinks:
         self._options = options
         self._tasks = tasks
         self._shared: dict[str, _Shared] = {}
-        self._listening: dict[Ear, Link] = {}  # which link tells whom
+        self._listening: dict[Ear, Link] = {}  # the connection that serves each
 
     def __len__(self) -> int:
         return len(self._shared)
@@ -82,7 +82,7 @@ class OwnerLinks:
             raise await self._replacement(address, stream, lost) from lost
 
     async def _replacement(self, address: str, stream: StreamName, lost: UnavailableError) -> DLogError:
-        """What to raise when the owner at `address` is lost: who owns the stream by now, if that can be learned."""
+        """The error for the loss of the owner at `address`: names the present owner if that can be found."""
         try:
             location = await self._find_owner(stream, address)
         except OwnedElsewhereError as error:
@@ -91,7 +91,9 @@ class OwnerLinks:
             return lost
         if not location:
             return lost
-        return OwnedElsewhereError(f"the owner was lost: stream={stream} address={address}", location=location)
+        return OwnedElsewhereError(
+            f"lost the connection to the owner: stream={stream} address={address}", location=location
+        )
 
     async def _follow(self, address: str, stream: StreamName, ear: Ear, on_open: Callable[[], None]) -> None:
         shared = self._shared.setdefault(address, _Shared())
@@ -113,10 +115,10 @@ class OwnerLinks:
                 self._close(address, shared)
 
     async def sync(self, ear: Ear) -> None:
-        """See Upstream.sync: an owner answers a ping after all it has said before on the same connection."""
+        """See Upstream.sync: an owner replies to a ping after everything it sent before on the same connection."""
         link = self._listening.get(ear)
         if link is None:
-            raise ConnectionLostError("lost the owner: this connection to it is over")
+            raise ConnectionLostError("lost the connection to the owner")
         await link.ask(Ping)
 
     async def _open(self, address: str, shared: _Shared) -> None:
@@ -144,12 +146,12 @@ class OwnerLinks:
                 case Failed():
                     end(from_wire(message.code, message.message, message.location))
                 case GoAway():
-                    end(StreamUnavailableError("the owner goes away"))
+                    end(StreamUnavailableError("the stream's owner is shutting down"))
 
         number = link.subscribe(
             lambda request: Tail(request, stream),
             take,
-            lambda: end(ConnectionLostError(f"lost the owner: address={link.address}")),
+            lambda: end(ConnectionLostError(f"lost the connection to the owner: address={link.address}")),
         )
         on_open()
         try:
@@ -158,7 +160,7 @@ class OwnerLinks:
             link.unsubscribe(number)
 
     def _discard(self, address: str, shared: _Shared) -> None:
-        """A link that ended serves nobody any more; one whose stream has moved goes on for the others."""
+        """Forget a connection that ended; one that only lost a stream serves the others."""
         if (shared.link is None or shared.link.ended) and self._shared.get(address) is shared:
             del self._shared[address]
 

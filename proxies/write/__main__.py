@@ -1,4 +1,4 @@
-"""`python -m proxies.write`: one write proxy, from its flags to its last connection. Options: --help."""
+"""`python -m proxies.write` runs one write proxy. Options: --help."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from proxies.write.server import WriteProxy
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until SIGTERM or SIGINT, hand over; the exit code."""
+    """Serve until SIGTERM or SIGINT, hand streams over; returns the exit code."""
     flags = serving.parse("write", WriteOptions, arguments)
 
     async def live() -> int:

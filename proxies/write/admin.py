@@ -1,9 +1,10 @@
-"""Create, delete, describe: what is asked of streams as wholes.
+"""Creates, deletes and describes streams.
 
-The law of this room: metadata decides, by compare-and-set, and is changed first when a stream is made and when it is
-deleted. Whoever asks names the life of the stream that is meant, so that what is repeated or comes late changes nothing
-of the next stream of that name. A deletion that was interrupted has left the stream marked, with all that it holds:
-whoever deletes it next, makes a stream of that name, or finds it in a round (proxies/write/upkeep.py) finishes it.
+Invariants:
+- metadata decides, by compare-and-set, and is changed before anything else when a stream is created or deleted;
+- a request names the stream's incarnation, so that a repeated or late one does not change the next stream of the name;
+- an interrupted deletion leaves the stream marked as deleted, with a list of what it holds; the next deletion, the next
+  creation of the name, or an upkeep round (proxies/write/upkeep.py) completes it.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from proxies.write.placing import Ours, Theirs
 SEGMENT_BYTES_MIN = 64 * 1024
 SEGMENT_AGE_S_MIN = 1
 DELETES_AT_ONCE = 8
-REMOVED_MAX = 1000  # segments of a deleted stream that are deleted before the request is answered; of a longer one none
-REMOVALS_MAX = 16  # long streams removed at a time by one process; the next upkeep round or request does the rest
+REMOVED_MAX = 1000  # a stream with at most so many segments is removed before the reply, a longer one after it
+REMOVALS_MAX = 16  # long streams that one process removes at a time; later requests or upkeep rounds do the others
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was done for a stream that is marked as deleted. segments: deleted just now. is_removed: nothing is left.
-    left: segments that are deleted from now on, behind the answer."""
+    """Progress of a deletion. segments: number deleted by this call. is_removed: nothing is left. left: segments that
+    are deleted in the background."""
 
     segments: int
     is_removed: bool
@@ -59,15 +60,15 @@ class Removed:
 
 
 class _Fate(enum.Enum):
-    """Of a place that is to be deleted."""
+    """Result of deleting one segment."""
 
     DELETED = 1
-    GONE = 2  # or so damaged that asking again cannot help
+    GONE = 2  # or so damaged that a retry cannot help
     LATER = 3
 
 
 class Admin:
-    """Answers one process's questions about whole streams."""
+    """Executes requests about whole streams."""
 
     def __init__(
         self,
@@ -79,29 +80,29 @@ class Admin:
         *,
         tell: Any,
     ) -> None:
-        """tasks: what outlives the request that it was begun for."""
+        """tasks: for work that goes on after the reply."""
         self._metadata = metadata
         self._stores = stores
         self._holdings = holdings
         self._placement = placement
         self._tasks = tasks
-        self._removing: set[tuple[str, bool]] = set()  # life, and whether by force
+        self._removing: set[tuple[str, bool]] = set()  # incarnation, and whether `force`
         self._listings = catalog.Listings(metadata)
         self._tell = tell
 
     async def life(self, name: str) -> dict[str, Any]:
-        """Which stream has this name now. Raises InvalidStreamNameError, MetadataUnavailableError."""
+        """The stream's current incarnation. Raises InvalidStreamNameError, MetadataUnavailableError."""
         return await which_life(self._metadata, stream_name(name))
 
     async def check_life(self, name: str, life: str) -> None:
-        """Raises StreamNotFoundError if this life of the stream is gone, MetadataUnavailableError."""
+        """Raises StreamNotFoundError if this incarnation of the stream is gone, MetadataUnavailableError."""
         await check_life(self._metadata, stream_name(name), life)
 
     async def create(self, name: str, settings: Mapping[str, Any], life: str, deletions: int) -> dict[str, Any]:
-        """Make a stream of this life, unless one was deleted since so many deletions were counted. Idempotent.
+        """Create a stream with this incarnation. Idempotent. deletions: the count of deletions when it was requested.
 
-        Raises InvalidStreamNameError, InvalidRequestError, StreamExistsError, StaleRequestError (count again: this
-        request will never make it), MetadataUnavailableError (may be made).
+        Raises InvalidStreamNameError, InvalidRequestError, StreamExistsError, StaleRequestError (streams were deleted
+        since: this request can never succeed), MetadataUnavailableError (the stream may exist).
         """
         stream = stream_name(name)
         made = StreamMetadata(name=stream, settings=self._settings(settings), life=life)
@@ -117,8 +118,8 @@ class Admin:
             )
         if not removed.is_removed:
             raise StreamUnavailableError(
-                "a stream of that name was deleted, and not all that it holds can be deleted now; its bookies or its "
-                f"cold storage do not answer: try again, or if they are lost for good `dlog delete --force` it: "
+                "a stream of that name was deleted, and some of its segments cannot be deleted now, as bookies or cold "
+                f"storage do not respond: try again, or if they are lost for good run `dlog delete --force`: "
                 f"stream={stream}"
             )
         outcome = await self._metadata.compare_and_set(StreamKey(stream), made, Absent(deletions))
@@ -127,13 +128,15 @@ class Admin:
                 return done
             case Conflict():
                 if await self._has_life(stream, life):
-                    return done  # made by another try of the same request, just now
+                    return done  # created meanwhile by a retry of the same request
                 raise StreamExistsError(f"a stream of that name exists: stream={stream}")
             case Missing():
-                raise StaleRequestError(f"streams were deleted since this was asked, count again: stream={stream}")
+                raise StaleRequestError(
+                    f"streams were deleted since the request was made, make a new one: stream={stream}"
+                )
             case OutcomeUnknown(reason):
                 raise MetadataUnavailableError(
-                    f"whether the stream was made is unknown: {reason}", outcome_unknown=True
+                    f"it is unknown whether the stream was created: {reason}", outcome_unknown=True
                 )
 
     async def _has_life(self, stream: StreamName, life: str) -> bool:
@@ -141,21 +144,21 @@ class Admin:
         return isinstance(found, Versioned) and found.value.life == life
 
     def _check_ensemble(self, settings: StreamSettings) -> None:
-        """A stream that could not have a first segment is a mistake, told now and not by its first write."""
+        """Refuse a stream whose ensemble has more members than there are bookies: its first write would fail."""
         members = self._metadata.known_members()
         bookies = len(members.writable) + len(members.readonly)
         if settings.store == "ledger" and settings.quorum.ensemble > bookies:
             raise InvalidRequestError(
-                "an ensemble needs as many bookies as it has members, start more or ask for a smaller ensemble: "
+                "not enough bookies for the ensemble, start more or choose a smaller ensemble: "
                 f"ensemble={settings.quorum.ensemble} bookies={bookies}"
             )
 
     async def delete(self, name: str, life: str, *, force: bool) -> dict[str, Any]:
-        """Delete the stream of this life with all its segments; if that life is gone, it is deleted.
+        """Delete this incarnation of a stream with all its segments; succeeds if the incarnation is gone.
 
-        It is claimed, and what may still be written is fenced and ended, before metadata says that it is deleted: from
-        then on nothing is written to it, and the deletion cannot be lost. So a long stream is removed behind the
-        answer. Raises OwnedElsewhereError while another proxy owns it, and what Holdings.delete raises.
+        The stream is claimed and its segments in progress are fenced and ended before metadata marks it as deleted.
+        After that nothing is written to it and the deletion cannot be lost, so a long stream is removed after the
+        reply. Raises OwnedElsewhereError while another proxy owns it, and the errors of Holdings.delete.
         """
         stream = stream_name(name)
         found = await self._metadata.read(StreamKey(stream))
@@ -173,16 +176,15 @@ class Admin:
         except StreamNotFoundError:
             return
         if isinstance(advice, Theirs) and advice.is_owner:
-            raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
+            raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
         if_epoch = advice.if_epoch if isinstance(advice, Ours) else advice.epoch
         await self._holdings.delete(stream, DeleteStream(life, if_epoch, force))
 
     async def finish_deletion(self, stream: StreamName, life: str | None = None, *, force: bool = False) -> Removed:
-        """Delete what a stream that is marked as deleted has in stores, then the mark. What cannot be deleted now keeps
-        the mark, for whoever comes next.
+        """Delete the segments of a stream marked as deleted, then the mark. It stays if some cannot be deleted now.
 
-        life: only of this one; None: of whichever is marked. force: remove the mark even if a store has not deleted
-        everything; it may be gone for good. Raises MetadataUnavailableError.
+        life: only this incarnation; None: any. force: remove the mark even if a store could not delete everything,
+        which may be lost for good. Raises MetadataUnavailableError.
         """
         value = await self._left(stream, life)
         if value is None:
@@ -192,7 +194,7 @@ class Admin:
         return await self._remove(value, force=force)
 
     async def _remove_or_begin(self, stream: StreamName, life: str | None, *, force: bool) -> Removed:
-        """As `finish_deletion`; of a long stream only begin it, unless that is under way here."""
+        """As `finish_deletion`; for a long stream start it in the background, unless under way."""
         value = await self._left(stream, life)
         if value is None:
             return Removed(0, True)
@@ -211,7 +213,7 @@ class Admin:
             await self._remove(value, force=force)
 
     async def _left(self, stream: StreamName, life: str | None) -> StreamMetadata | None:
-        """What a deleted stream that is not removed has left; None: there is nothing left of this life."""
+        """Metadata of a stream that is marked as deleted; None: nothing is left of this incarnation."""
         found = await self._metadata.read(StreamKey(stream))
         if not isinstance(found, Missing) or found.left is None or life not in (None, found.left.value.life):
             return None
@@ -236,7 +238,7 @@ class Admin:
         return Removed(fates.count(_Fate.DELETED), is_removed)
 
     async def stat(self, name: str) -> dict[str, Any]:
-        """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
+        """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
         stream = stream_name(name)
         seen = await read_stream(self._metadata, stream)
         told = await catalog.describe(seen.value)
@@ -250,27 +252,25 @@ class Admin:
         return catalog.with_tail(told, stat.segment, stat.lac, stat.last_dlsn)
 
     async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
-        """Names of streams in order, see catalog.Listings. Raises MetadataUnavailableError."""
+        """Stream names in order, see catalog.Listings. Raises MetadataUnavailableError."""
         return await self._listings.page(after, limit, listing)
 
     def _settings(self, given: Mapping[str, Any]) -> StreamSettings:
         settings = settings_from_map(dict(given))
         written = sorted(name for name, store in self._stores.items() if store.capabilities.is_written)
         if settings.store not in written:
-            what = "segments are moved there, not written" if settings.store in self._stores else "no such store"
-            raise InvalidRequestError(f"{what}, known are {written}: store={settings.store}")
+            what = "segments cannot be written to this store" if settings.store in self._stores else "no such store"
+            raise InvalidRequestError(f"{what}, choose one of {written}: store={settings.store}")
         if settings.segment_bytes < SEGMENT_BYTES_MIN:
-            raise InvalidRequestError(f"a segment has at least {SEGMENT_BYTES_MIN} bytes: {settings.segment_bytes}")
+            raise InvalidRequestError(f"segment_bytes must be at least {SEGMENT_BYTES_MIN}: {settings.segment_bytes}")
         if settings.segment_age_s < SEGMENT_AGE_S_MIN:
-            raise InvalidRequestError(
-                f"a segment may grow {SEGMENT_AGE_S_MIN} s old at least: {settings.segment_age_s}"
-            )
+            raise InvalidRequestError(f"segment_age_s must be at least {SEGMENT_AGE_S_MIN}: {settings.segment_age_s}")
         return settings
 
     async def _delete_segment(self, store: str, ref: SegmentRef) -> _Fate:
         try:
             if store not in self._stores:
-                raise StoreUnavailableError(f"this proxy has no such store: store={store}")
+                raise StoreUnavailableError(f"this proxy is not configured with the store: store={store}")
             await self._stores[store].delete(ref)
         except DLogError as error:
             if error.remedy is Remedy.STOP:
@@ -283,7 +283,7 @@ class Admin:
 
 
 def _places(value: StreamMetadata) -> list[tuple[str, SegmentRef]]:
-    """Everything a stream holds in stores, and where it may still hold what was moved."""
+    """All locations of a stream's segments, including former ledgers of moved segments and the allocated segment."""
     places = [(s.store, SegmentRef(value.name, s.number, s.place)) for s in value.listed]
     places += [(LEDGER, SegmentRef(value.name, s.number, s.former_ledger)) for s in value.listed if s.former_ledger]
     if value.allocated:

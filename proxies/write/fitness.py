@@ -1,13 +1,12 @@
-"""Whether this proxy can serve streams: does it reach what it needs for that, where another proxy might.
+"""Detects that this write proxy cannot reach ZooKeeper or the bookies, so that other proxies take its streams.
 
-An owner that is cut off tells so to the other write proxies, in the answer to their pings, and sends its clients to
-them. The proxy that a client asks next claims the stream, as those of a proxy that is gone.
+A proxy that is cut off reports it to the other write proxies in its replies to their pings, and redirects its clients
+to them. The proxy that a client asks next claims the stream, as if this proxy were gone.
 
 Invariants:
-- nothing is said as long as something moves: a stream confirmed a batch, or became ready, since the last look;
-- bookies are lacking when none that is registered can be connected to; that they all are slow, or gone for everybody,
-  is no reason to leave;
-- ZooKeeper is lacking when it does not answer and a take-over here waits for it. Owners go on without it.
+- nothing is reported while there is progress: a stream confirmed a batch or became ready since the last check;
+- bookies are lacking if no registered bookie accepts a connection. Slow bookies, or none registered, do not count;
+- ZooKeeper is lacking if it does not respond and a take-over here waits for it. Owners go on without it.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from dlog.io import nearby
 from dlog.io.metadata import BookieInfo, Metadata
 
 LOOK_S = 0.25
-STUCK_S = 0.75  # nothing moved for so long though somebody waits
+STUCK_S = 0.75  # no progress for so long although requests wait
 CONNECT_S = 0.5
-ASKED_MAX = 8  # bookies that are connected to in one look
+ASKED_MAX = 8  # most bookies tried in one check
 
 METADATA, BOOKIES = "metadata", "bookies"
 
 
 class Streams(Protocol):
-    """What waits here (proxies/write/holdings.py)."""
+    """The streams of this proxy (proxies/write/holdings.py)."""
 
     def has_waiting(self) -> bool:
-        """Whether a request waits for an owner here, or a take-over is under way."""
+        """Whether a request to an owner here is pending, or a take-over is under way."""
         ...
 
     def has_takes(self) -> bool:
@@ -39,31 +38,31 @@ class Streams(Protocol):
         ...
 
     def give_up_takes(self) -> None:
-        """Send those who wait for a take-over to another proxy."""
+        """Redirect requests that wait for a take-over to another proxy."""
         ...
 
     def give_up_stuck(self) -> None:
-        """Give up the streams whose owners here do not answer requests, and send those who wait to another proxy."""
+        """Give up the streams with pending requests, and redirect their clients."""
         ...
 
 
 class Fitness:
-    """Judges for one write proxy. has_peer: whether another one could serve in its place."""
+    """Fitness of one write proxy. has_peer: whether another one could serve in its place."""
 
     def __init__(self, metadata: Metadata, streams: Streams, has_peer: Callable[[], bool]) -> None:
-        self.lacks = ""  # METADATA, BOOKIES or nothing
-        self.moves = 0  # to be counted up whenever a stream here goes on
+        self.lacks = ""  # METADATA, BOOKIES or ""
+        self.moves = 0  # incremented by others on any stream's progress
         self._metadata = metadata
         self._streams = streams
         self._has_peer = has_peer
-        self._seen = -1  # moves at the last look
+        self._seen = -1  # `moves` at the last check
         self._stuck_since_s: float | None = None
 
     async def run(self) -> None:
-        """Look again and again; for ever."""
+        """Check every LOOK_S, for ever."""
         while True:
             await asyncio.sleep(LOOK_S)
-            # peers have heard by now what we lack, and do not send them back
+            # peers know by now what this proxy lacks, and do not send clients back
             if self.lacks == METADATA:
                 self._streams.give_up_takes()
             elif self.lacks == BOOKIES:
@@ -71,7 +70,7 @@ class Fitness:
             self.lacks = await self._look()
 
     async def reaches(self, what: str) -> bool:
-        """Whether we have what a peer lacks."""
+        """Whether this proxy reaches what a peer lacks."""
         if what == METADATA:
             return self._metadata.silent_s() < STUCK_S
         return what == BOOKIES and not self.lacks and await self._reaches_bookies()
@@ -85,7 +84,7 @@ class Fitness:
             return ""
         if self._streams.has_takes() and self._metadata.silent_s() >= STUCK_S:
             return METADATA
-        self._stuck_since_s = None  # if it is not for want of bookies, look again only when it lasts
+        self._stuck_since_s = None  # if bookies are reached, check again only if it lasts
         return "" if await self._reaches_bookies() else BOOKIES
 
     def _is_stuck(self) -> bool:
@@ -99,7 +98,7 @@ class Fitness:
         return now_s - self._stuck_since_s >= STUCK_S
 
     async def _reaches_bookies(self) -> bool:
-        """Whether any bookie takes a connection; also where none is registered, or we were held up ourselves."""
+        """Whether a bookie accepts a connection; True also if none is registered or this process was delayed."""
         bookies = list(self._metadata.known_members().writable.values())[:ASKED_MAX]
         if not bookies:
             return True
@@ -130,7 +129,7 @@ async def _dial(bookie: BookieInfo) -> bool:
 
 
 class _Opened(asyncio.Protocol):
-    """A connection that is closed again."""
+    """A connection that is only opened and closed."""
 
     def __init__(self) -> None:
         self._transport: asyncio.BaseTransport | None = None

@@ -1,12 +1,12 @@
-"""The streams of this process: taken when somebody wants them, given up when they are lost, handed over when we drain.
+"""The streams a write proxy owns: taken over on request, dropped when lost, handed over on shutdown.
 
-The law of this room:
-- at most one owner a stream lives here, and a request reaches it in the order it came, those that came while the stream
-  was being taken first;
-- a stream is taken only on advice (proxies/write/placing.py), and the claim names the epoch that was advised;
-- whoever waits for a stream that is not taken in the end, or cannot be for now, hears why, once;
-- a stream that nobody writes or follows for a while is handed back: its segment is completed, so it costs neither
-  memory here nor a recovery elsewhere, and the next write takes it again. See docs/decisions/0013.
+A stream that is not written or followed for a while is released: its segment is completed, so that it costs neither
+memory here nor a recovery elsewhere, and the next write takes it over again. See docs/decisions/0013.
+
+Invariants:
+- a stream has at most one owner here, and requests reach it in order, first those that waited for the take-over;
+- a stream is taken over only on advice (proxies/write/placing.py), and the claim names the advised epoch;
+- a request that waits for a stream that cannot be taken over gets the reason, once.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from dlog.model.ids import Epoch, StreamName, stream_name
 from proxies.write.placing import Ours, Theirs
 from proxies.write.takes import Takes
 
-QUIET_S = 1.0  # a stream that was used since then is not handed back, however many there are
+QUIET_S = 1.0  # a stream used within this time is not released, however many there are
 RETIRES_AT_ONCE = 8
-RELEASE_S = 10.0  # below what who asks for it waits for an answer
-_NOBODY: frozenset[str] = frozenset()  # one for all streams: an empty one has 216 B
+RELEASE_S = 10.0  # shorter than clients wait for the reply
+_NOBODY: frozenset[str] = frozenset()  # shared by all streams: an empty set takes 216 B
 
 
 class Placement(Protocol):
-    """Who should own a stream (proxies/write/placing.py)."""
+    """Ownership advice, see Placing (proxies/write/placing.py)."""
 
     async def judge(self, stream: StreamName, doubted: Collection[str] = ()) -> Ours | Theirs: ...
 
@@ -50,7 +50,7 @@ class Placement(Protocol):
 
 
 class Holding:
-    """One stream that is being taken, owned, or being handed over."""
+    """One stream that is being taken over, owned, handed over or deleted."""
 
     __slots__ = (
         "doubted",
@@ -69,23 +69,22 @@ class Holding:
         self.epoch = Epoch(0)
         self.owner: StreamOwner | None = None
         self.serving = False
-        self.used_s = 0.0  # loop's time of the last request
-        self.obstacle = ""  # why it cannot be taken for now
+        self.used_s = 0.0  # event loop time of the last request
+        self.obstacle = ""  # why it cannot be taken over for now
         self.state = "claiming"  # then serving, draining; or deleting
-        self.doubted = _NOBODY  # addresses that failed somebody who wants this stream
-        self.waiting: list[tuple[Any, Sink]] = []  # requests for the owner, None for "tell me when it serves"
+        self.doubted = _NOBODY  # addresses that failed a client of this stream
+        self.waiting: list[tuple[Any, Sink]] = []  # requests for the owner; None: reply when it serves
 
 
 class Holdings:
-    """All holdings of one process.
+    """All streams owned by one process.
 
-    build: makes an owner, not yet alive, that calls back when its life ends. build_deletion: makes a deletion, not yet
-    alive. waiting_max: how many requests may wait
-    for one stream to be taken. on_gone: called when a stream is not owned here any more. is_followed: whether somebody
-    listens to a stream's LAC. may_retire: whether metadata can be reached, without which nothing is handed back.
-    is_unfit: whether another proxy, if there is one, should take streams rather than this one.
-    idle_s: a stream that was not used for so long is handed back. streams_max: beyond so many those are handed back
-    that were not used for QUIET_S, least recently used first. release_s: how long a stream may take to be handed over.
+    build: makes an owner, not yet started, that calls back at its end. build_deletion: makes a deletion, not yet
+    started. waiting_max: requests that may wait for one stream's take-over. on_gone: called when a stream is no longer
+    owned here. is_followed: whether a stream's LAC has subscribers. may_retire: whether ZooKeeper can be reached,
+    without which no stream is released for idleness. is_unfit: whether another proxy, if there is one, should take
+    streams over instead of this one. idle_s: a stream unused for so long is released. streams_max: above it streams
+    unused for QUIET_S are released, least recently used first. release_s: time limit of a hand-over.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class Holdings:
         release_s: float = RELEASE_S,
     ) -> None:
         self.draining = False
-        self.retired = 0  # so far
+        self.retired = 0  # released for idleness so far
         self.takes = takes
         self._supervisor = supervisor
         self._tasks = tasks
@@ -125,8 +124,8 @@ class Holdings:
         self._now_s = asyncio.get_running_loop().time
         self._crowded = asyncio.Event()
         self._holdings: dict[str, Holding] = {}
-        self._asked: dict[Holding, None] = {}  # all of which something may wait; others only until `has_waiting` looks
-        self._on_end = self._over  # one for all streams, as every other that is told of each
+        self._asked: dict[Holding, None] = {}  # those with pending requests, perhaps others; `has_waiting` removes them
+        self._on_end = self._over  # one bound method for all streams
 
     def __len__(self) -> int:
         return len(self._holdings)
@@ -136,15 +135,15 @@ class Holdings:
         return tuple(self._holdings.values())
 
     def find(self, stream: str) -> Holding | None:
-        """The holding of a stream that this process takes, owns or hands over."""
+        """The holding of a stream that this process takes over, owns, hands over or deletes."""
         return self._holdings.get(stream)
 
     def submit(self, stream: str, request: Any, sink: Sink, doubted: str | None = None) -> None:
-        """Ask the stream's owner, taking the stream if nobody else should own it; `sink` hears the answer once.
+        """Send a request to the stream's owner, after a take-over if no other proxy should own the stream.
 
-        request None: only take it; the answer is the Holding. doubted: an address that failed the asker. Raises
-        OverCapacityError, StreamUnavailableError, InvalidStreamNameError, NotEnoughBookiesError, OwnedElsewhereError
-        (we drain): then nothing was taken and the sink hears nothing.
+        sink: called once with the result. request None: only take the stream over; the result is the Holding. doubted:
+        an address that failed the client. Raises, without calling `sink`, OverCapacityError, StreamUnavailableError,
+        InvalidStreamNameError, NotEnoughBookiesError, OwnedElsewhereError (this proxy drains or is unfit).
         """
         holding = self._holdings.get(stream)
         if holding is None:
@@ -157,11 +156,11 @@ class Holdings:
         if doubted is not None:
             holding.doubted |= {doubted}
         if len(holding.waiting) >= self._waiting_max:
-            raise OverCapacityError(f"too many requests wait for this stream: stream={stream}")
+            raise OverCapacityError(f"too many requests wait for the stream's take-over, try again: stream={stream}")
         holding.waiting.append((request, sink))
 
     async def ask(self, stream: str, request: Any, doubted: str | None = None) -> Any:
-        """`submit` with a wait. Cancelling forgets the waiter only."""
+        """`submit` and wait for the result. Cancelling stops the wait only."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def settle(result: Any) -> None:
@@ -176,20 +175,20 @@ class Holdings:
         return await future
 
     async def release(self, stream: str, life: str | None = None) -> bool:
-        """Hand a stream over: finish what was taken, complete its segment, give the claim back. False: not ours.
+        """Hand a stream over: finish accepted writes, complete the segment, release the claim. False: not owned here.
 
-        life: hand over only this stream of that name; raises StreamUnavailableError if another one is owned here, which
-        may itself be the one that is gone.
+        life: only this incarnation; raises StreamUnavailableError if another one is owned here, which may itself be the
+        deleted one.
 
-        What comes meanwhile waits and is then sent to the next owner. Raises what the owner answers, and after
-        `release_s` RequestTimeoutError (metadata cannot be reached: the claim may or may not be given back); the stream
-        is not owned here afterwards in any case.
+        Requests that come meanwhile wait and are then redirected to the next owner. Raises the owner's errors, and
+        after `release_s` RequestTimeoutError (ZooKeeper out of reach: the claim may or may not be released). In any
+        case the stream is not owned here afterwards.
         """
         holding = self._holdings.get(stream)
         if holding is None or holding.owner is None or not holding.serving:
             return False
         if life is not None and holding.owner.life != life:
-            raise StreamUnavailableError(f"not owned here in this life, ask again: stream={stream}")
+            raise StreamUnavailableError(f"another incarnation of the stream is owned here, try again: stream={stream}")
         holding.serving = False
         holding.state = "draining"
         self._asked[holding] = None
@@ -198,41 +197,41 @@ class Holdings:
                 await holding.owner.release()
         except TimeoutError:
             raise RequestTimeoutError(
-                f"not handed over within {self._release_s:g} s, metadata may be out of reach; what was acknowledged is "
-                f"safe, the claim may or may not be given back, and who writes next takes it: stream={stream}"
+                f"not handed over within {self._release_s:g} s, ZooKeeper may be out of reach; acknowledged records "
+                f"are safe, the claim may or may not be released, and the next write takes it over: stream={stream}"
             ) from None
         finally:
             self._drop(holding, None)
         return True
 
     async def hand_back(self, stream: StreamName, life: str) -> None:
-        """`release` for who asks for it. A stream that is being taken, or whose owner is gone, is taken first. Of one
-        that nobody owns there is nothing to do.
+        """`release` on a client's request. A stream that is being taken over, or whose owner is gone, is taken over
+        first. For a stream without an owner it does nothing.
 
-        Raises OwnedElsewhereError (it is, or would be, another's), StreamUnavailableError (its owner changes just now:
-        ask again), and what `release` and `ask` raise.
+        Raises OwnedElsewhereError (another proxy owns it, or should), StreamUnavailableError (its owner is changing:
+        try again), and the errors of `release` and `ask`.
         """
         if await self.release(stream, life):
             return
         if self.find(stream) is None:
             advice = await self._placement.judge(stream, ())
             if isinstance(advice, Theirs):
-                raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
+                raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
             if not advice.held_by:
                 return
         await self.ask(stream, None)
         if not await self.release(stream, life):
-            raise StreamUnavailableError(f"its owner changes just now, ask again: stream={stream}")
+            raise StreamUnavailableError(f"the stream's owner is changing, try again: stream={stream}")
 
     def drain(self) -> list[StreamName]:
-        """Take nothing more; returns what is owned, or being taken. What waits for its turn is sent on."""
+        """Take no more streams over; returns those owned or being taken over. Waiting take-overs are redirected."""
         self.draining = True
         for stream in self.takes.forget_waiting():
             self._drop(self._holdings[stream], None)
         return [holding.stream for holding in self._holdings.values()]
 
     async def run(self) -> None:
-        """Hand back what is not used; live until cancelled."""
+        """Release unused streams, until cancelled."""
         while True:
             is_crowded = len(self._holdings) > self._streams_max
             self._crowded.clear()
@@ -246,15 +245,15 @@ class Holdings:
                         group.create_task(self._retire(stream, room), name=f"retire {stream}")
 
     async def delete(self, stream: StreamName, request: DeleteStream) -> None:
-        """Have a stream claimed, fenced and marked as deleted; it is not owned here from now on.
+        """Claim and fence a stream and mark it as deleted; it is not owned here from now on.
 
-        What comes meanwhile waits and then hears that it is deleted. Raises what the deletion answers, and
-        StreamUnavailableError (a deletion is under way here: ask again); after `release_s` RequestTimeoutError.
+        Requests that come meanwhile wait and then fail. Raises the deletion's errors, StreamUnavailableError (one is
+        under way here: try again), and after `release_s` RequestTimeoutError.
         """
         former = self._holdings.get(stream)
         if former is not None:
             if former.state == "deleting":
-                raise StreamUnavailableError(f"the stream is being deleted, ask again: stream={stream}")
+                raise StreamUnavailableError(f"the stream is being deleted, try again: stream={stream}")
             self.takes.forget(stream)
             if former.owner is not None:
                 former.owner.stop()
@@ -268,22 +267,22 @@ class Holdings:
                 await deletion.delete(request)
         except TimeoutError:
             raise RequestTimeoutError(
-                f"not deleted within {self._release_s:g} s, metadata may be out of reach; it may be deleted yet, "
-                f"delete it again: stream={stream}"
+                f"not deleted within {self._release_s:g} s, ZooKeeper may be out of reach; the stream may be deleted "
+                f"later, delete it again: stream={stream}"
             ) from None
         finally:
             deletion.stop()
             self._drop(holding, StreamUnavailableError(f"the stream is being deleted: stream={stream}"))
 
     def lost(self, stream: str, owner: StreamOwner) -> None:
-        """The owner told that it lost the stream, or its life is over."""
+        """The owner lost its claim, or ended."""
         holding = self._holdings.get(stream)
         if holding is not None and holding.owner is owner:
             owner.stop()
             self._drop(holding, None)
 
     def has_waiting(self) -> bool:
-        """Whether a request waits for an owner here, or a take-over is under way."""
+        """Whether a request to an owner here is pending, or a take-over or hand-over is under way."""
         for holding in tuple(self._asked):
             if not holding.serving or (holding.owner is not None and holding.owner.waiting):
                 return True
@@ -295,7 +294,7 @@ class Holdings:
         return any(h.state == "claiming" for h in self._holdings.values())
 
     def give_up_takes(self) -> None:
-        """Send those who wait for a take-over to another proxy, which may claim the stream from us."""
+        """Redirect requests that wait for a take-over to another proxy, which may claim the stream."""
         for holding in [h for h in self._holdings.values() if h.state == "claiming"]:
             self.takes.forget(holding.stream)
             if holding.owner is not None:
@@ -303,15 +302,15 @@ class Holdings:
             self._drop(holding, None)
 
     def give_up_stuck(self) -> None:
-        """Give up the streams of which a request waits, and send those who wait to another proxy, which may claim them.
-        What an owner has begun ends with an unknown outcome."""
+        """Give up all take-overs and the streams with pending requests; another proxy may claim them. Requests waiting
+        for a take-over are redirected; those an owner has begun end with an unknown outcome."""
         self.give_up_takes()
         for holding in [h for h in self._holdings.values() if h.state == "serving"]:
             if holding.owner is not None and holding.owner.waiting:
                 self.lost(holding.stream, holding.owner)
 
     def stalled(self, stream: str, owner: StreamOwner, reason: str) -> None:
-        """The owner cannot begin to serve for now: whoever waits hears so, and who comes meanwhile."""
+        """The owner cannot begin to serve for now: fail the waiting requests and those that come meanwhile."""
         holding = self._holdings.get(stream)
         if holding is None or holding.owner is not owner or holding.serving:
             return
@@ -322,9 +321,9 @@ class Holdings:
         self.takes.let_go(stream)
 
     def elsewhere(self, stream: str) -> OwnedElsewhereError:
-        """Where the stream will be served, as far as the ring can tell."""
+        """A redirect to the proxy that the ring prefers for the stream."""
         location = self._placement.preferred(stream)
-        return OwnedElsewhereError(f"not served here: stream={stream}", location=location)
+        return OwnedElsewhereError(f"this proxy does not serve the stream: stream={stream}", location=location)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -344,7 +343,9 @@ class Holdings:
         try:
             advice = await self._advice(holding)
             if isinstance(advice, Theirs):
-                raise OwnedElsewhereError(f"not owned here: stream={holding.stream}", location=advice.address)
+                raise OwnedElsewhereError(
+                    f"another proxy owns the stream: stream={holding.stream}", location=advice.address
+                )
             if self._holdings.get(holding.stream) is not holding:
                 return
             taken = await self._begin(holding, advice)
@@ -354,7 +355,7 @@ class Holdings:
             self._drop(holding, error)
             return
         except Exception as error:
-            self._drop(holding, DLogError(f"the stream cannot be taken: stream={holding.stream} {error!r}"))
+            self._drop(holding, DLogError(f"the stream cannot be taken over: stream={holding.stream} {error!r}"))
             raise
         if self._holdings.get(holding.stream) is not holding:
             return  # it was deleted meanwhile
@@ -389,7 +390,7 @@ class Holdings:
         self.lost(owner.stream, owner)
 
     def _hand(self, holding: Holding, request: Any, sink: Sink) -> None:
-        assert holding.owner is not None, "a stream that is served has an owner"
+        assert holding.owner is not None, "a served stream has an owner"
         if request is None:
             sink(holding)
             return
@@ -398,10 +399,12 @@ class Holdings:
         try:
             holding.owner.submit(request, sink)
         except ClosedError:
-            raise StreamUnavailableError(f"its owner has just ended, ask again: stream={holding.stream}") from None
+            raise StreamUnavailableError(
+                f"the stream's owner has just ended, try again: stream={holding.stream}"
+            ) from None
 
     def _unused(self) -> list[StreamName]:
-        """What may be handed back now."""
+        """Streams that may be released now."""
         now_s = self._now_s()
         quiet = [
             holding
@@ -421,11 +424,11 @@ class Holdings:
             try:
                 released = await self.release(stream)
             except DLogError:
-                return  # it was lost meanwhile, which is as good
+                return  # it was lost meanwhile, with the same result
             self.retired += released
 
     def _drop(self, holding: Holding, error: DLogError | None) -> None:
-        """Not ours (any more). error: why, for those who wait; None: they are told where to go."""
+        """Remove a stream. error: for its waiting requests; None: they are redirected."""
         if self._holdings.get(holding.stream) is not holding:
             return
         del self._holdings[holding.stream]
@@ -439,5 +442,5 @@ class Holdings:
     def _next(self, holding: Holding) -> DLogError:
         location = self._placement.preferred(holding.stream)
         if location is None:
-            return StreamUnavailableError(f"nobody serves the stream now, ask again: stream={holding.stream}")
-        return OwnedElsewhereError(f"handed over: stream={holding.stream}", location=location)
+            return StreamUnavailableError(f"no proxy serves the stream now, try again: stream={holding.stream}")
+        return OwnedElsewhereError(f"another proxy serves the stream now: stream={holding.stream}", location=location)

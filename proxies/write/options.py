@@ -1,4 +1,4 @@
-"""What a write proxy may be told."""
+"""Options of a write proxy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from proxies.serving import ServingOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions(ServingOptions):
-    """Bounds are bytes of batches in flight: taken and not answered. What a connection has beyond its own bound is not
-    read; what a stream or the process has beyond theirs is refused (517)."""
+    """`*_bytes_max` limit batches in flight: accepted and not replied to. Above its limit a connection is not read;
+    above the limit of a stream or the process batches are refused (517)."""
 
     connection_bytes_max: int = option(
         16 * MiB, "unanswered bytes of batches of a connection, beyond which it is not read", sim=(KiB, MiB)
@@ -39,12 +39,10 @@ class WriteOptions(ServingOptions):
     streams_max: int = option(
         10_000, "streams owned; beyond it one is handed back once it was quiet for a second", sim=(2, 50)
     )
-    ping_every_s: float = option(0.15, "time between pings of each other write proxy", sim=(0.01, 0.5))
-    ping_timeout_s: float = option(
-        0.3,
-        "time without an answer, after which a proxy is suspected, if its answers usually come sooner",
-        sim=(0.05, 1.0),
+    ping_every_s: float = option(
+        0.15, "time between pings of each other write proxy", sim=(0.01, 0.5)
     )
+    ping_timeout_s: float = option(0.3, "time without an answer, after which a proxy is suspected, if its answers usually come sooner", sim=(0.05, 1.0))
     inflight_entries_max: int = option(3, "entries of a stream sent to the store and not confirmed", sim=(1, 4))
     cut_bytes: int = option(
         256 * KiB, "bytes of waiting batches that make an entry, even while others are in flight", sim=(64, 2 * KiB)

@@ -1,8 +1,9 @@
-"""Which proxy should own a stream now: what metadata says, what is known of its owner's health, and the ring.
+"""Advises which proxy should own a stream now, from metadata, the owner's health and the ring.
 
-The law of this room: it only advises. An owner that lives is respected, whatever the ring says; without one the ring
-decides among the proxies that live, so that all who are asked point at the same. The claim that may follow names the
-epoch that was judged: if somebody else was faster, it fails and the stream is judged anew.
+Invariants:
+- a live owner keeps its stream, whatever the ring says; without one the ring chooses among the live proxies, so that
+  all proxies give the same advice;
+- it only advises: the claim that may follow names the epoch that was read, and fails if another proxy was faster.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from proxies.streams import read_stream
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """Claim it, while the newest claim is this epoch. held_by: address of who holds that claim, if not handed back.
-    life: of the stream that was read."""
+    """This proxy should claim the stream, if the newest claim still has this epoch.
+
+    held_by: address of that claim's owner, "" if it was released. life: incarnation of the stream that was read."""
 
     if_epoch: Epoch
     held_by: str = ""
@@ -31,8 +33,9 @@ class Ours:
 
 @dataclass(frozen=True, slots=True)
 class Theirs:
-    """Go to `address`. owner: it holds the claim already; else the ring prefers it. epoch: of the newest claim.
-    life: of the stream that was read."""
+    """The proxy at `address` owns the stream (is_owner), or should, by the ring.
+
+    epoch: of the newest claim. life: incarnation of the stream that was read."""
 
     address: str
     epoch: Epoch
@@ -41,7 +44,7 @@ class Theirs:
 
 
 class Placing:
-    """Judges for one proxy. drains: whether this proxy takes no more streams."""
+    """Ownership advice for one proxy. drains: whether it takes no more streams."""
 
     def __init__(
         self, me: ProxyId, address: str, metadata: Metadata, detector: Detector, drains: Callable[[], bool]
@@ -54,7 +57,7 @@ class Placing:
         self._ring = Preference()
 
     async def judge(self, stream: StreamName, doubted: Collection[str] = ()) -> Ours | Theirs:
-        """Read the stream and advise. doubted: addresses that failed an asker; each is asked by ourselves before.
+        """Read the stream's metadata and advise. doubted: addresses that failed a client, to be probed first.
 
         Raises StreamNotFoundError, MetadataUnavailableError.
         """
@@ -64,7 +67,7 @@ class Placing:
         if not await self._may_claim(owner, doubted):
             return Theirs(owner.address, owner.epoch, True, life)
         if owner.proxy == self._me and owner.epoch and not owner.released and not self._drains():
-            # nobody else may claim it: to them we are its registered owner, alive again
+            # no other proxy may claim it: to them this proxy is the registered, live owner
             return Ours(owner.epoch, owner.address, life)
         preferred = self.preferred(stream)
         while preferred is not None and preferred in doubted and await self._detector.is_gone(preferred):
@@ -74,7 +77,7 @@ class Placing:
         return Theirs(preferred, owner.epoch, False, life)
 
     def preferred(self, stream: str) -> str | None:
-        """Address of the proxy that the ring prefers for a stream; None: ourselves."""
+        """Address of the proxy that the ring prefers for a stream; None: this one, or no other."""
         proxies = self._metadata.known_members().write_proxies.values()
         members = {p.proxy: p.address for p in proxies if not self._detector.suspects(p.address)}
         members.pop(self._me, None)
@@ -84,7 +87,7 @@ class Placing:
         return None if chosen is None or chosen == self._me else members[chosen]
 
     async def _may_claim(self, owner: Owner, doubted: Collection[str]) -> bool:
-        """Whether the evidence lets this claim be replaced; asks the owner where it is not plain."""
+        """Whether evidence allows to replace this claim; probes the owner if unclear."""
         registered = {p.proxy: p.address for p in self._metadata.known_members().write_proxies.values()}
         suspected = owner.address in doubted
         probe = Probe.NO_ANSWER if self._detector.suspects(owner.address) else Probe.NOT_ASKED

@@ -1,8 +1,6 @@
-"""The write proxy: takes streams, takes batches, hands over.
+"""The write proxy: composes and runs the parts of the process that owns streams and accepts batches.
 
-The law of this room: it owns the process's parts and their order. Streams are taken because somebody writes, or because
-the proxy that had them does not answer and the ring says that they come to us. On the way out everything owned is
-handed over before the door closes, within a bound.
+On shutdown every owned stream is handed over, within `drain_s`, before the listener closes.
 """
 
 from __future__ import annotations
@@ -47,11 +45,11 @@ from proxies.write.upkeep import Upkeep
 
 RELEASES_AT_ONCE = 32
 UNREGISTER_S = 2.0
-OWNERS_END_S = 2.0  # what is left of them after the hand-over
+OWNERS_END_S = 2.0  # for owners that are left after the hand-over
 
 
 class WriteProxy:
-    """One write proxy. `run` is its life."""
+    """One write proxy, serving while `run` runs."""
 
     def __init__(
         self,
@@ -84,16 +82,16 @@ class WriteProxy:
         self._stores = stores
         self._tell = tell
         self._rng = rng or serving.seeded()
-        self._owner_options = options.owner  # one for all streams
+        self._owner_options = options.owner  # shared by all streams
         self._clock = SteadyClock()
         self._timers = ProcessTimers(SharedTimers(), SharedTimers(options.control_records_per_s))
-        self._on_lac = self._moved  # one for all, as each stream would have its own
+        self._on_lac = self._moved  # one bound method for all streams
         self._on_told = self._hear
         self._detector: Detector
         self._readers = Preference()
 
     async def run(self, stop: asyncio.Event, on_ready: Callable[[str, str], None]) -> None:
-        """Serve until `stop`, then hand over and return. on_ready: called with id and address once clients may come.
+        """Serve until `stop`, hand streams over, return. on_ready: called with id and address once clients may connect.
 
         Raises ConfigError (port taken), MetadataUnavailableError (cannot register).
         """
@@ -130,7 +128,7 @@ class WriteProxy:
             for connection in tuple(self.listener.connections):
                 connection.abort()
 
-    # ---- House, for sessions ----------------------------------------------------------------------------------------
+    # ---- House, used by sessions -------------------------------------------------------------------------------------
 
     def read_proxy(self, stream: str) -> str | None:
         """Address of the read proxy that the ring prefers for a stream."""
@@ -156,35 +154,37 @@ class WriteProxy:
         return {}
 
     async def stat(self, stream: str) -> dict[str, Any]:
-        """What is known of a stream here. Raises StreamNotFoundError, MetadataUnavailableError."""
+        """What this proxy knows of a stream. Raises StreamNotFoundError, MetadataUnavailableError."""
         return await self.admin.stat(stream)
 
     async def names(self, after: str, limit: int, listing: str | None) -> dict[str, Any]:
-        """Names of streams in order. Raises MetadataUnavailableError."""
+        """Stream names in order. Raises MetadataUnavailableError."""
         return await self.admin.names(after, limit, listing)
 
     def meters(self) -> Meters:
-        """What a scrape is told; asked for once the proxy is ready."""
+        """Metrics of this proxy; call it once the proxy is ready."""
         meters = self.listener.meters()
         admission = self.admission
-        meters.counter("write_batches", "Batches taken", lambda: admission.batches)
-        meters.counter("write_bytes", "Bytes of batches taken", lambda: admission.bytes)
-        meters.counter("write_refused", "Batches refused for want of room", lambda: admission.refused)
+        meters.counter("write_batches", "Batches accepted", lambda: admission.batches)
+        meters.counter("write_bytes", "Bytes of batches accepted", lambda: admission.bytes)
+        meters.counter("write_refused", "Batches refused because too much was in flight", lambda: admission.refused)
         meters.counter(
             "write_producers_unknown",
-            "Batches refused because their producer is not remembered; see producers_max",
+            "Batches refused because their producer is not in the producer table; see producers_max",
             lambda: admission.producers_unknown,
         )
-        meters.gauge("write_in_flight_bytes", "Bytes taken and not answered", lambda: admission.process.bytes)
-        meters.gauge("write_streams", "Streams being taken, owned or handed over", lambda: len(self.holdings))
+        meters.gauge(
+            "write_in_flight_bytes", "Bytes of batches accepted and not replied to", lambda: admission.process.bytes
+        )
+        meters.gauge("write_streams", "Streams being taken over, owned or handed over", lambda: len(self.holdings))
         takes = self.holdings.takes
-        meters.counter("write_takes", "Streams whose take-over was begun", lambda: takes.begun)
+        meters.counter("write_takes", "Take-overs begun", lambda: takes.begun)
         meters.gauge("write_takes_running", "Streams being taken over", lambda: takes.running)
-        meters.gauge("write_takes_waiting", "Streams that wait to be taken over", lambda: takes.waiting)
-        meters.gauge("write_takes_peak", "Most streams ever being taken over at once", lambda: takes.peak)
-        meters.counter("write_retired", "Streams handed back because nobody used them", lambda: self.holdings.retired)
+        meters.gauge("write_takes_waiting", "Streams waiting to be taken over", lambda: takes.waiting)
+        meters.gauge("write_takes_peak", "Most streams being taken over at once so far", lambda: takes.peak)
+        meters.counter("write_retired", "Streams released because they were not used", lambda: self.holdings.retired)
         self.carriage.add_to(meters)
-        meters.gauge("write_tails", "Listeners to the LAC of a stream", lambda: len(self.tails))
+        meters.gauge("write_tails", "Subscriptions to the LAC of a stream", lambda: len(self.tails))
         return meters
 
     # ---- inside -----------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class WriteProxy:
         )
 
     def _hear(self, owner: StreamOwner, event: Event) -> None:
-        """An owner told something."""
+        """Handle an event of an owner."""
         self._tell(event)
         if isinstance(event, LeaseLost):
             self.holdings.lost(owner.stream, owner)
@@ -290,7 +290,7 @@ class WriteProxy:
     def _gone(self, stream: StreamName) -> None:
         self.tails.end(stream, lambda: self.holdings.elsewhere(stream))
 
-    # ---- the way out ------------------------------------------------------------------------------------------------
+    # ---- shutdown ---------------------------------------------------------------------------------------------------
 
     async def _drain(self) -> None:
         owned = self.holdings.drain()
@@ -302,11 +302,11 @@ class WriteProxy:
             nonlocal handed
             async with room:
                 try:
-                    await self.holdings.ask(stream, None)  # one that is being taken is taken first
+                    await self.holdings.ask(stream, None)  # a take-over under way is completed first
                     released = await self.holdings.release(stream)
-                    handed += released  # not in one statement: it would add to what was read before the wait
+                    handed += released  # two statements: `+= await` would use the value from before the wait
                 except DLogError:
-                    return  # it is not ours any more, or its state is unknown: the next owner recovers it
+                    return  # not owned any more, or its state is unknown: the next owner recovers it
 
         try:
             async with asyncio.timeout(self.options.drain_s):
@@ -318,13 +318,13 @@ class WriteProxy:
             pass
         self._tell(ProxyDrained(handed, len(owned) - handed))
         self.listener.close()
-        self.listener.dismiss("this proxy ends")
+        self.listener.dismiss("this proxy is shutting down")
         await self.listener.gone(1.0)
 
     async def _unregister(self) -> None:
-        """From here on the ring leaves us out; who asks about our streams is still answered."""
+        """Leave the ring; requests for the streams owned here are still served."""
         try:
             async with asyncio.timeout(UNREGISTER_S):
                 await self._metadata.unregister_proxy(self.id)
         except (TimeoutError, DLogError):
-            return  # the session's end will do it
+            return  # the end of the session does it

@@ -1,9 +1,10 @@
-"""What a client, a tool or a read proxy says to a write proxy on one connection, and what it is told.
+"""Session of one connection to a write proxy: requests of clients, tools and read proxies, and the replies.
 
-The law of this room: a batch costs one count in, one sink, one count out, and no task; its bytes are never
-opened. It goes to the stream's owner here, or, if the owner is elsewhere and the connection asked for that, is handed
-on behind all that was handed on before it. Questions about whole streams are tasks of the process, few at a time for
-each connection.
+Invariants:
+- a batch is counted in once and out once, needs one callback and no task, and its records are never decoded;
+- a batch goes to the stream's owner here or, if another proxy owns the stream and the connection asked for
+  forwarding, to that proxy behind all batches forwarded before;
+- requests about whole streams are tasks of the process, a limited number per connection.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ TAILS_MAX = 10_000  # on one connection
 
 
 class House(dispatch.House, Protocol):
-    """What the sessions of one process share."""
+    """State of the process that write sessions use."""
 
     admin: Admin
     holdings: Holdings
@@ -78,11 +79,11 @@ class House(dispatch.House, Protocol):
         ...
 
     def proxies(self) -> list[str]:
-        """Addresses of all write proxies that live."""
+        """Addresses of all registered proxies that are not suspected."""
         ...
 
     def other_writers(self) -> list[str]:
-        """Addresses of the other write proxies that live."""
+        """Addresses of the other write proxies that are not suspected."""
         ...
 
     async def release(self, stream: str, life: str) -> dict[str, Any]:
@@ -91,7 +92,7 @@ class House(dispatch.House, Protocol):
 
 
 class WriteSession(Dispatch):
-    """One connection's dealings."""
+    """Session of one connection."""
 
     def __init__(self, house: House, connection: Connection, hello: Hello) -> None:
         super().__init__(house, connection, hello)
@@ -117,7 +118,7 @@ class WriteSession(Dispatch):
             Credit: self._credit,
         }
 
-    # ---- what the connection tells ----------------------------------------------------------------------------------
+    # ---- called by the connection ------------------------------------------------------------------------------------
 
     def flush(self) -> None:
         super().flush()
@@ -174,7 +175,7 @@ class WriteSession(Dispatch):
             raise
 
     def _judged(self, forwarding: Forwarding, m: Write, cost: int, result: BatchWritten | DLogError) -> None:
-        """The owner here answered, or is not here: then the batch goes on to it."""
+        """Handle the result of a batch submitted here: forward it if another proxy owns the stream."""
         written = partial(self._written, m.request, m.stream, cost)
         if isinstance(result, OwnedElsewhereError) and result.location is not None and not self._is_closed:
             forwarding.write(m, result.location, written)
@@ -185,12 +186,14 @@ class WriteSession(Dispatch):
 
     def _tail(self, m: Tail) -> None:
         if m.request in self._tails or len(self._tails) >= TAILS_MAX:
-            raise InvalidRequestError(f"this number tails already, or too many do: request={m.request}")
+            raise InvalidRequestError(
+                f"the request number is in use, or the connection has too many tails: request={m.request}"
+            )
         holding = self._house.holdings.find(m.stream)
         if holding is None or not holding.serving:
             self._questions.answer(
                 m.request, self._owner_of(m.stream, None)
-            )  # ends in 302, 515 or 510; a tail takes no stream
+            )  # replies 302, 515 or 510; a tail causes no take-over
             return
         tail = self._tails[m.request] = lac.Tail(self, m.request, m.stream)
         self._house.tails.add(tail)
@@ -218,7 +221,7 @@ class WriteSession(Dispatch):
             self._connection.send(told)
         self._connection.fail(tail.request, error)
 
-    # ---- questions with one answer ----------------------------------------------------------------------------------
+    # ---- requests with one reply ------------------------------------------------------------------------------------
 
     def _get_owners(self, m: GetOwners) -> None:
         owned: list[list[Any]] = [[h.stream, h.epoch, h.state] for h in self._house.holdings.all]
@@ -228,13 +231,13 @@ class WriteSession(Dispatch):
             self._connection.send(Done(m.request, _owned(owned)))
 
     async def _all_owners(self, forwarding: Forwarding, m: GetOwners, own: list[list[Any]]) -> dict[str, Any]:
-        """Ours and those of every other write proxy that answers, each with its address."""
+        """Streams of all write proxies that reply, each with the proxy's address."""
         owned = [[*one, self._house.address] for one in own]
         for address in self._house.other_writers():
             try:
                 told = await forwarding.ask(m, address)
             except DLogError:
-                continue  # what it owned is somebody else's soon
+                continue  # its streams will soon have other owners
             owned += [[*one[:3], address] for one in told.get("owned", ())]
         return _owned(owned)
 
@@ -246,7 +249,7 @@ class WriteSession(Dispatch):
         holding = house.holdings.find(stream)
         if holding is None and suspect is None:
             advice = await house.placing.judge(stream_name(stream))
-            if isinstance(advice, Ours):  # nobody's: the first write takes it
+            if isinstance(advice, Ours):  # without an owner: the first write takes it over
                 return self._location(house.address, advice.if_epoch, advice.life)
             return self._location(advice.address, advice.epoch, advice.life)
         holding = await house.holdings.ask(stream, None, suspect)
@@ -257,11 +260,11 @@ class WriteSession(Dispatch):
         return told | ({} if place is None else {"since": list(place)})
 
     async def _owner_of(self, stream: str, suspect: str | None) -> dict[str, Any]:
-        """For who would follow an owner: always an error that says where it is, if anywhere."""
+        """For a Tail of a stream not owned here: raises an error that names the owner, if any."""
         advice = await self._house.placing.judge(stream_name(stream))
         if isinstance(advice, Ours) or not advice.is_owner:
-            raise StreamUnavailableError(f"nobody owns the stream now: stream={stream}")
-        raise OwnedElsewhereError(f"owned elsewhere: stream={stream}", location=advice.address)
+            raise StreamUnavailableError(f"no proxy owns the stream now, try again: stream={stream}")
+        raise OwnedElsewhereError(f"another proxy owns the stream: stream={stream}", location=advice.address)
 
     def _location(self, address: str, epoch: int, life: str) -> dict[str, Any]:
         return {"location": address, "epoch": epoch, "life": life, "proxies": self._house.proxies()}
@@ -295,26 +298,28 @@ class WriteSession(Dispatch):
         self._answer(m, self._relocated(m))
 
     def _read(self, m: Read) -> None:
-        """Somebody came to the wrong door: we know the right one, or serve the read through it."""
+        """A read sent to a write proxy: redirect it to a read proxy, or forward it."""
         location = self._house.read_proxy(m.stream)
         if location is None:
-            raise StreamUnavailableError("this is a write proxy, and no read proxy is registered")
+            raise StreamUnavailableError(
+                "this is a write proxy and no read proxy is registered: start one, or try again"
+            )
         if self._forwarding is None or not m.forwarded:
             self._connection.send(ReaderEvent(m.request, ReaderEventKind.MOVED, {"location": location}))
         elif m.request in self._tails or self._forwarding.carries(m.request):
-            raise InvalidRequestError(f"a reader of this number is open: request={m.request}")
+            raise InvalidRequestError(f"the request number is in use by a reader: request={m.request}")
         else:
             self._forwarding.read(m, location)
 
     def _credit(self, m: Credit) -> None:
-        """Also for a reader that was sent elsewhere in the meantime."""
+        """Ignored for a reader that has been redirected meanwhile."""
         if self._forwarding is not None:
             self._forwarding.credit(m)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     async def _ask_owner(self, m: Truncate | Seal | TakeIn | SinkWrite | Relocate, request: Any) -> Any:
-        """Ask the owner of the life that the question names; only metadata, read now, may say that it is gone."""
+        """Send a request to the owner, after checking its incarnation against metadata read now."""
         await self._house.admin.check_life(m.stream, m.life)
         return await self._house.holdings.ask(stream_name(m.stream), request)
 
@@ -334,7 +339,7 @@ class WriteSession(Dispatch):
         stream, batch = stream_name(m.stream), _batch_of(m)
         house, size = self._house, len(m.body)
         if size > house.batch_bytes_max:
-            raise RecordTooLargeError(f"a batch has at most {house.batch_bytes_max} bytes: bytes={size}")
+            raise RecordTooLargeError(f"the batch is too large: max={house.batch_bytes_max} bytes={size}")
         cost = house.admission.take(stream, size)
         try:
             txid = None if m.txid is None else Txid(m.txid)
@@ -370,14 +375,14 @@ def _batch_of(m: TakeIn | SinkWrite) -> SinkBatch:
 
 
 def _check(m: Write | SinkWrite) -> None:
-    """What is stored under a wrong sum or count would be damaged for every reader: it does not get in."""
+    """Refuse a batch whose CRC or record count is wrong, since it would be damaged for every reader."""
     try:
         count, size = record_set_head(m.body)
     except DamagedError as error:
         raise InvalidRequestError(f"the batch is not a record set: {error.message}") from None
     if size + SET_OVERHEAD > RECORD_BYTES_MAX:
-        raise RecordTooLargeError(f"a batch has at most {RECORD_BYTES_MAX} bytes, opened too: bytes={size}")
+        raise RecordTooLargeError(f"the batch is too large when decompressed: max={RECORD_BYTES_MAX} bytes={size}")
     if count != m.count:
-        raise InvalidRequestError(f"the batch holds another number of records: said={m.count} found={count}")
+        raise InvalidRequestError(f"the batch's record count is wrong: stated={m.count} found={count}")
     if crc32c(m.body) != m.crc:
-        raise InvalidRequestError("the batch does not match its sum: it changed on its way, or the sum is wrong")
+        raise InvalidRequestError("the batch does not match its CRC32C: it was damaged on its way, or the CRC is wrong")

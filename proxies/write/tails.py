@@ -1,13 +1,14 @@
-"""Who listens, on this proxy, to how far a stream is confirmed: read proxies, one subscription each.
+"""Subscriptions of read proxies to the LACs of streams owned by this proxy.
 
-The law of this room: a listener hears the newest LAC of every segment that moved, at most once a turn, and whether the
-segment ended. What it has not taken yet is replaced, not queued, so a slow listener costs one number per segment. Only
-that a segment ended empty is never replaced: its number may come again at another place, and whoever took the number
-for the place must hear so before it hears the number again.
+Before a LAC the subscriber may get the entries that it confirms, if they are few and the subscriber is fast enough:
+tail readers then need no bookie. Any entries may be left out. If many bytes are confirmed at a time, a read from a
+bookie is cheap in comparison, and sending them would take the owner's time for writes.
 
-Before the LAC a listener is sent the entries that it confirms, where they are few and it keeps up: whoever reads at the
-tail has them without asking a bookie. They are a courtesy, and any may be left out. Where many bytes are confirmed at a
-time, asking for them costs little, and sending them would cost the owner the time in which it writes.
+Invariants:
+- a subscriber gets the newest LAC of every segment that changed, at most once per turn, and whether it ended;
+- an unsent LAC is replaced, not queued, so that a slow subscriber costs one number per segment;
+- "ended empty" is never replaced: the number may be reused at another location, and the subscriber must learn that the
+  old location is empty before it gets the number again.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from dlog.events import LacMoved
 from dlog.model.ids import NO_ENTRY
 from dlog.wire.proxy import Entries, Lac
 
-SEGMENTS_KEPT = 3  # whose LAC a new listener is told: the last, and those it may not know to be ended
-ENTRIES_BYTES_MAX = 64 * 1024  # of entries that are sent with a LAC
+SEGMENTS_KEPT = 3  # segments whose LAC a new subscriber gets: the last, and those it may not know to have ended
+ENTRIES_BYTES_MAX = 64 * 1024  # of entries sent with a LAC
 
 
 class Listener(Protocol):
-    """A session that relays to its connection."""
+    """The session of a subscriber."""
 
     @property
     def keeps_up(self) -> bool:
-        """Whether it takes what is said as soon as it is said."""
+        """Whether the subscriber reads without delay."""
         ...
 
     def lac_moved(self, tail: Tail) -> None:
-        """Something is in `tail.take()`."""
+        """`tail.take()` has something to send."""
         ...
 
     def tail_ended(self, tail: Tail, error: DLogError) -> None:
-        """Nothing more comes: the stream is not ours (any more), or gone."""
+        """The subscription ends: the stream is not owned here any more, or deleted."""
         ...
 
 
 class Tail:
-    """One subscription; `request` is its number on its connection."""
+    """One subscription; `request` is its request number on the connection."""
 
     __slots__ = ("_empty", "_entries", "_moved", "listener", "request", "stream")
 
@@ -51,11 +52,11 @@ class Tail:
         self.request = request
         self.stream = stream
         self._moved: dict[int, LacMoved] = {}
-        self._empty: dict[int, LacMoved] = {}  # of segments that ended empty; told before what moved
-        self._entries: Run | None = None  # that were confirmed since the last call of take, in one segment
+        self._empty: dict[int, LacMoved] = {}  # of segments that ended empty; sent first
+        self._entries: Run | None = None  # confirmed since the last `take`, of one segment
 
     def note(self, event: LacMoved, run: Run | None = None) -> None:
-        """Keep the newest of each segment. run: the entries that were confirmed with it, if they may be sent."""
+        """Keep the newest LAC of each segment. run: the entries confirmed with it, if they may be sent."""
         if _ended_empty(event):
             self._moved.pop(event.segment, None)
             self._empty[event.segment] = event
@@ -65,7 +66,7 @@ class Tail:
             self._entries = run if self._entries is None else self._entries.followed_by(run)
 
     def take(self) -> list[Lac | Entries]:
-        """What moved since the last call, in the order of segments; before it the entries that it confirms."""
+        """The changed LACs since the last call, by segment, after the entries that they confirm."""
         empty, self._empty = self._empty, {}
         moved, self._moved = self._moved, {}
         run, self._entries = self._entries, None
@@ -81,8 +82,8 @@ class Tail:
 
 
 class Run:
-    """Consecutive entries of a segment from `first` on; without payloads if they are too many to be sent. Shared by
-    those who are told, so never changed."""
+    """Consecutive entries of a segment from `first` on; without payloads if they are too large to be sent. Shared by
+    subscribers, so never changed."""
 
     __slots__ = ("bytes", "first", "payloads", "segment")
 
@@ -93,7 +94,7 @@ class Run:
         self.bytes = size
 
     def followed_by(self, other: Run) -> Run:
-        """Both as one, or the later one alone if they do not touch."""
+        """Both as one, or the later one alone if they are not adjacent."""
         size = self.bytes + other.bytes
         if self.segment == other.segment and size > ENTRIES_BYTES_MAX:
             return Run(self.segment, self.first, (), size)
@@ -103,7 +104,7 @@ class Run:
 
 
 def _run_of(event: LacMoved) -> Run | None:
-    """The entries that were confirmed with a LAC; None if it came without."""
+    """The entries confirmed with a LAC; None if it has none."""
     entries = event.entries
     if not entries:
         return None
@@ -116,17 +117,17 @@ class Tails:
     """All subscriptions of this process, by stream, and the newest LAC of each stream owned here."""
 
     def __init__(self) -> None:
-        self._tails: dict[str, dict[Tail, None]] = {}  # in the order they came
-        self._newest: dict[str, tuple[LacMoved, ...]] = {}  # of the last segments; of one, mostly, which weighs less so
+        self._tails: dict[str, dict[Tail, None]] = {}  # in order of subscription
+        self._newest: dict[str, tuple[LacMoved, ...]] = {}  # of the last segments; mostly one, so a tuple saves memory
 
     def __len__(self) -> int:
         return sum(len(tails) for tails in self._tails.values())
 
     def moved(self, event: LacMoved) -> None:
-        """The owner of a stream says how far it is confirmed; of a segment it has just begun, -1."""
+        """A stream's owner moved the LAC of a segment; -1 for one it has just begun."""
         bare = LacMoved(event.stream, event.segment, event.lac, event.ended) if event.entries else event
         newest = [told for told in self._newest.get(event.stream, ()) if told.segment != event.segment]
-        if not _ended_empty(event):  # until the number comes again there is nothing to say of it
+        if not _ended_empty(event):  # nothing to send until the number is reused
             newest.append(bare)
         if len(newest) > SEGMENTS_KEPT:
             newest.remove(min(newest, key=_segment))
@@ -139,18 +140,18 @@ class Tails:
                 tail.listener.lac_moved(tail)
 
     def add(self, tail: Tail) -> None:
-        """Begin with where the stream stands."""
+        """Add a subscription, which first gets the present LACs."""
         self._tails.setdefault(tail.stream, {})[tail] = None
         for event in self._newest.get(tail.stream, ()):
             tail.note(event)
             tail.listener.lac_moved(tail)
 
     def has(self, stream: str) -> bool:
-        """Whether somebody listens to this stream."""
+        """Whether the stream has subscribers."""
         return stream in self._tails
 
     def place(self, stream: str) -> tuple[int, int, int] | None:
-        """The first place of a stream owned here that is not confirmed; None if it is not served."""
+        """The first position of a stream that is not confirmed yet; None if it is not served here."""
         newest = self._newest.get(stream)
         if not newest:
             return None
@@ -165,7 +166,7 @@ class Tails:
                 del self._tails[tail.stream]
 
     def end(self, stream: str, error: Callable[[], DLogError]) -> None:
-        """The stream is not owned here any more: its listeners look elsewhere."""
+        """The stream is not owned here any more: end its subscriptions with `error`."""
         self._newest.pop(stream, None)
         for tail in self._tails.pop(stream, ()):
             tail.listener.tail_ended(tail, error())
@@ -176,5 +177,5 @@ def _segment(event: LacMoved) -> int:
 
 
 def _ended_empty(event: LacMoved) -> bool:
-    """Whether there is nothing where the segment lay, and never will be."""
+    """Whether the segment's location is and stays empty."""
     return event.ended and event.lac == NO_ENTRY

@@ -1,15 +1,16 @@
-"""Looks after streams that no proxy owns: nobody else would delete what has expired, or finish a deletion.
+"""Maintains streams without an owner: applies retention and completes deletions.
 
-A round goes over the namespace, a hundred streams at a time, by two small znodes of each. A stream that was deleted and
-is not removed is removed; one that has truncated or expired segments is taken over, and its owner does the rest. Each
-proxy looks after the streams whose newest claim names it and of which it knows nothing, for it died since and began
-anew: to all others it is their owner. Of the streams that no registered proxy has claimed it looks after those that it
-would own. So a stream is looked after by one proxy, or by two while members change.
+A round goes over the namespace, a hundred streams at a time, and reads two small znodes of each. It completes the
+removal of deleted streams. A stream with truncated or expired segments is taken over, and its owner deletes them.
+
+A proxy maintains the streams whose newest claim names it but which it does not own, because it has restarted: to all
+others it is their owner. Of the streams without a claim by a registered proxy it maintains those that the ring assigns
+to it. So one proxy maintains a stream, or two while members change.
 
 Invariants:
-- Nothing is deleted on what a round has read: the deletion of a stream names its life, and segments are truncated by an
-  owner, under a claim.
-- A stream that another registered proxy has claimed is left to that one.
+- nothing is deleted because of what a round read: a deletion names the stream's incarnation, and segments are deleted
+  by an owner under a claim;
+- a stream claimed by another registered proxy is left alone.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from dlog.model.ids import ProxyId, StreamName
 from dlog.model.segment import Owner, StreamKey, StreamMetadata
 
 STREAMS_AT_ONCE = 100
-PAUSE_S = 0.5  # between them: a round costs a small share of a CPU, and 50,000 streams take four minutes
+PAUSE_S = 0.5  # after each hundred: a round takes a small share of a CPU, and 4 minutes for 50,000 streams
 TAKE_S = 10.0  # for one take-over
 
 
 class Owners(Protocol):
-    """The streams of this process (proxies/write/holdings.py)."""
+    """The streams owned by this process (proxies/write/holdings.py)."""
 
     def find(self, stream: str) -> object | None: ...
 
@@ -40,8 +41,8 @@ class Owners(Protocol):
 
 
 class Upkeep:
-    """Of one write proxy. preferred: the address of the proxy that would own a stream; None: this one. finish: removes
-    a stream that is marked as deleted. unix_ms: the wall clock. every_s: between rounds, up to half of it more."""
+    """Upkeep by one write proxy. preferred: address of the proxy that would own a stream; None: this one. finish:
+    removes a stream marked as deleted. unix_ms: the wall clock. every_s: between rounds; 1 to 1.5 times this."""
 
     def __init__(
         self,
@@ -65,10 +66,10 @@ class Upkeep:
         self._rng = rng
 
     async def run(self) -> None:
-        """Round after round, until cancelled."""
+        """Make rounds until cancelled."""
         while True:
             await asyncio.sleep(self._every_s * self._rng.uniform(1.0, 1.5))
-            with suppress(DLogError):  # metadata is away, or a stream's store is: the next round comes
+            with suppress(DLogError):  # ZooKeeper or a store is out of reach: the next round tries again
                 await self.look()
 
     async def look(self) -> None:
@@ -82,7 +83,7 @@ class Upkeep:
             await asyncio.sleep(PAUSE_S)
 
     def _is_ours(self, name: StreamName, owner: Owner) -> bool:
-        """Whether this proxy has to look after the stream, which `owner` was the last to claim."""
+        """Whether this proxy maintains the stream. owner: its newest claim."""
         if self._owners.find(name) is not None:
             return False
         if owner.epoch and not owner.released and not owner.deleted:
@@ -93,7 +94,7 @@ class Upkeep:
         return self._preferred(name) is None
 
     async def _look_after(self, name: StreamName, head: StreamHead) -> None:
-        """What fails for one stream is tried again in the next round, and stops no other."""
+        """Maintain one stream; errors are ignored, the next round tries again."""
         with suppress(DLogError, TimeoutError):
             if head.owner.deleted:
                 await self._finish(name)

@@ -129,7 +129,7 @@ def test_a_list_that_counts_other_records_is_told(files: Yard) -> None:
 
 
 def test_what_cannot_be_is_refused_before_anything_is_done(files: Yard) -> None:
-    with pytest.raises(InvalidRequestError, match="segments are moved there"):
+    with pytest.raises(InvalidRequestError, match="segments cannot be written to this store"):
         files.client.create("straight-to-cold", store="cold")
     with pytest.raises(StreamNotFoundError):
         files.offload("no-such-stream")

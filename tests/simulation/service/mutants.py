@@ -160,7 +160,7 @@ def _kept(close: Any) -> Any:
     """A link that was given up is no longer used, and stays open."""
 
     def wrong(self: Link) -> None:
-        self._end("closed by us")
+        self._end("closed by this process")
 
     return wrong
 

@@ -127,7 +127,7 @@ async def test_a_release_that_metadata_does_not_answer_ends_with_an_error_that_s
         stage = Stage(group, Ours(Epoch(0)), release_s=0.05)
         stage.owner.may_take.set()
         await stage.holdings.ask(S, None)
-        with pytest.raises(RequestTimeoutError, match="may or may not be given back") as told:
+        with pytest.raises(RequestTimeoutError, match="may or may not be released") as told:
             await stage.holdings.hand_back(S, LIFE)
     assert told.value.outcome_unknown
     assert stage.owner.is_stopped
@@ -243,7 +243,7 @@ async def test_a_deletion_that_fails_lets_the_stream_be_taken_again() -> None:
 async def test_a_deletion_that_metadata_does_not_answer_ends_with_an_error_that_says_what_may_be() -> None:
     async with asyncio.timeout(30), asyncio.TaskGroup() as group:
         stage = Stage(group, Ours(Epoch(0)), release_s=0.05)
-        with pytest.raises(RequestTimeoutError, match="it may be deleted yet") as told:
+        with pytest.raises(RequestTimeoutError, match="the stream may be deleted later") as told:
             await stage.holdings.delete(S, DELETE)
     assert told.value.outcome_unknown
     assert stage.deletion.is_stopped
