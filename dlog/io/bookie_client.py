@@ -1,12 +1,12 @@
-"""Connections to bookies: the port through which ledger machines send and hear (BookKeeper v2 on TCP).
+"""Connections to bookies: sends ledger machines' requests and delivers the responses (BookKeeper v2 on TCP).
 
-The law of this room:
-- one connection a bookie a process, shared by every ledger; what is sent in one turn of the loop leaves in one
-  vectored write; answers are handed over by callback, with no task and no future a message;
-- v2 answers name only (operation, ledger, entry), so two questions that answers could not tell apart are never in
-  flight together: the later one is held back. Plain reads of one entry share an answer that is good;
-- an answer that does not come closes the connection, and so does a bookie that lags by too many bytes: everybody who
-  asked there hears PeerLost, and no late answer can be taken for a later question's.
+Invariants:
+- A process has one connection to each bookie, for all ledgers. Requests of one turn of the event loop leave in one
+  vectored write; responses come by callback, without a task or future per message.
+- v2 responses name only (operation, ledger, entry). So two requests with the same key are never in flight together:
+  the later one is held back. Non-fencing reads of one entry share a successful response.
+- An overdue response or too many unanswered bytes close the connection. Every requester gets PeerLost, and no late
+  response is matched with a later request.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from dlog.wire.bookie_info import address_of
 from dlog.wire.framing import Buffer
 
 Resolve = Callable[[BookieId], tuple[str, int] | None]
-Question = tuple[int, int, int]  # operation, ledger or batch number, entry: what an answer names
+Question = tuple[int, int, int]  # key that matches a response: operation, ledger or batch number, entry
 
 _ADD, _READ, _BATCH = 1, 2, 3
 _CONNECTIONS_LOST = metrics.BOOKIE_CONNECTIONS_LOST
 _TIMEOUTS = metrics.BOOKIE_TIMEOUTS
 _LAGGING = metrics.BOOKIE_LAGGING
-_JOINED_BYTES_MAX = 4096  # of a request: one copy costs less than several buffers to each bookie
+_JOINED_BYTES_MAX = 4096  # requests up to this size are copied into one buffer: cheaper than several per bookie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookieClientOptions:
-    """How long to wait for a bookie, how far it may lag, how soon to try it again."""
+    """Timeouts, the limit of unanswered bytes, and the back-off between connection attempts to one bookie."""
 
     request_timeout_s: float = option(5.0, sim=(0.5, 10.0))
     connect_timeout_s: float = option(3.0, sim=(0.1, 5.0))
@@ -64,9 +64,9 @@ class BookieClientOptions:
 
 
 class Asker:
-    """One machine's door to the bookies: `send` for its driver; `post` is where answers and losses go.
+    """Sends one machine's requests to bookies and posts responses, or PeerLost, to its driver.
 
-    post: `driver.post`, set before the first send. After `close` nothing is posted any more; what was sent stays sent.
+    post: `driver.post`, set before the first send. `close` stops posting; it cancels no request.
     """
 
     __slots__ = ("_client", "post")
@@ -76,7 +76,7 @@ class Asker:
         self.post: Callable[[Fact], None] = _nobody
 
     def send(self, peer: Peer, message: Any) -> None:
-        """Send a request of dlog/wire/bookie.py to a BookieId. Raises ConnectionLostError if it cannot be tried now."""
+        """Send a request of dlog/wire/bookie.py to a BookieId. Raises ConnectionLostError during back-off."""
         bookie: BookieId = peer  # type: ignore[assignment]  # the peers of a ledger machine are BookieIds
         client = self._client
         (client.connections.get(bookie) or client.connect(bookie)).ask(self, message)
@@ -88,8 +88,8 @@ class Asker:
 class BookieClient:
     """All connections of a process to bookies: `async with BookieClient(...) as bookies`.
 
-    resolve: where a bookie listens, as last heard; None if it is not registered, then its last address is tried, then
-    the id itself if it reads host:port.
+    resolve: a bookie's registered address; None: not registered, so its last address is tried, then its id if that is
+    host:port.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class BookieClient:
         self._tasks = asyncio.TaskGroup()
         self._open = False
         self.connections: dict[BookieId, _Connection] = {}
-        self._resting: dict[BookieId, tuple[int, float]] = {}  # failures in a row, not before (monotonic)
+        self._resting: dict[BookieId, tuple[int, float]] = {}  # back-off: failures in a row, end (monotonic)
         self._addresses: dict[BookieId, tuple[str, int]] = {}
         self.encoded: tuple[Request | None, list[Buffer], int] = (None, [], 0)
 
@@ -121,24 +121,23 @@ class BookieClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close every connection; whoever still waits hears PeerLost."""
+        """Close every connection; pending requests get PeerLost."""
         self._open = False
         for connection in list(self.connections.values()):
             connection.lose("client closed", quietly=True)
         await self._tasks.__aexit__(kind, error, trace)
 
     def asker(self) -> Asker:
-        """A door for one machine."""
+        """A request sender for one machine. Close it."""
         return Asker(self)
 
     def lag_bytes(self, bookie: BookieId) -> int:
-        """Bytes sent to this bookie and not answered yet."""
+        """Bytes of requests to this bookie without a response."""
         connection = self.connections.get(bookie)
         return connection.lag_bytes if connection is not None else 0
 
     def encode(self, message: Request) -> tuple[Request, list[Buffer], int]:
-        """The message, its buffers and their size; kept as `encoded`, since an entry goes to several bookies one after
-        the other."""
+        """Return message, buffers and size; kept in `encoded`, as an entry goes to several bookies in a row."""
         buffers = encode_request(message)
         size = sum(map(len, buffers))
         if size <= _JOINED_BYTES_MAX:
@@ -147,12 +146,15 @@ class BookieClient:
         return encoded
 
     def connect(self, bookie: BookieId) -> _Connection:
-        """A connection where there is none. Raises ConnectionLostError if it cannot be tried now."""
+        """Start to connect. Raises ConnectionLostError during back-off or if closed."""
         if not self._open:
             raise ConnectionLostError(f"bookie client is closed: bookie={bookie}", outcome_unknown=False)
         _, not_before_s = self._resting.get(bookie, (0, 0.0))
         if self.clock.monotonic_s() < not_before_s:
-            raise ConnectionLostError(f"bookie was lost a moment ago: bookie={bookie}", outcome_unknown=False)
+            raise ConnectionLostError(
+                f"the last connection to the bookie failed a moment ago, try again later: bookie={bookie}",
+                outcome_unknown=False,
+            )
         connection = self.connections[bookie] = _Connection(self, bookie)
         connection.connecting = self._tasks.create_task(self._dial(bookie, connection), name=f"connect {bookie}")
         return connection
@@ -174,17 +176,17 @@ class BookieClient:
             try:
                 address = address_of(bookie, b"")
             except DamagedError as error:
-                why = f"bookie is not registered, and its id is no address: bookie={bookie}"
+                why = f"bookie is not registered, and its id is not host:port; is it running? bookie={bookie}"
                 raise ConnectionLostError(why) from error
         self._addresses[bookie] = address
         return address
 
     def heard(self, bookie: BookieId) -> None:
-        """The bookie answered: the next failure is the first again."""
+        """Reset the back-off: the bookie has responded."""
         self._resting.pop(bookie, None)
 
     def forget(self, bookie: BookieId, connection: _Connection, reason: str, quietly: bool) -> None:
-        """A connection ended; the next question opens another, though not at once."""
+        """Remove an ended connection and start the back-off; a request after it opens another."""
         if self.connections.get(bookie) is connection:
             del self.connections[bookie]
         failures = self._resting.get(bookie, (0, 0.0))[0] + 1
@@ -197,7 +199,7 @@ class BookieClient:
 
 
 class _Asked:
-    """One question in flight, who waits for it, and what it holds back."""
+    """One request in flight, its requesters, and the requests that it holds back."""
 
     __slots__ = ("askers", "batch", "before", "held", "message", "sent_s", "size")
 
@@ -205,16 +207,16 @@ class _Asked:
         self, message: Request, askers: list[Asker], held: list[tuple[Asker, Request]], size: int, sent_s: float
     ) -> None:
         self.message = message
-        self.askers = askers  # more than one: plain reads that share
-        self.before = len(askers)  # how many of them asked before it was sent
+        self.askers = askers  # more than one: non-fencing reads that share the response
+        self.before = len(askers)  # how many of these were there when the request was sent
         self.size = size
         self.sent_s = sent_s
         self.held = held
-        self.batch = 0  # the asker's own number of a batch read
+        self.batch = 0  # of a batch read: the request number that its requester gave
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One connection, from the decision to dial until it is lost; never revived."""
+    """One connection, from the start of connecting to its end; it is not reopened."""
 
     def __init__(self, client: BookieClient, bookie: BookieId) -> None:
         self.lag_bytes = 0
@@ -227,7 +229,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._decoder = ResponseDecoder()
-        self._questions: dict[Question, _Asked] = {}  # in the order sent
+        self._questions: dict[Question, _Asked] = {}  # in flight, in the order sent
         self._batches = 0
         self._out: list[Buffer] = []
         self._flushing = False
@@ -235,10 +237,10 @@ class _Connection(asyncio.BufferedProtocol):
         self._heard = False
         self._lost = False
 
-    # ---- questions --------------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------------
 
     def ask(self, asker: Asker, message: Request) -> None:
-        """Send, hold back, or share."""
+        """Send the request, share the response of an equal read in flight, or hold it back."""
         number = 0
         question: Question
         if isinstance(message, AddEntry):
@@ -266,8 +268,7 @@ class _Connection(asyncio.BufferedProtocol):
         held: list[tuple[Asker, Request]],
         number: int = 0,
     ) -> None:
-        """Send a question of these, and let others wait behind it. All of them hear the answer or the loss, which may
-        come before this returns."""
+        """Send a request for `askers` and hold `held` back behind it. PeerLost may be posted before this returns."""
         last = self._client.encoded
         _, buffers, size = last if last[0] is message else self._client.encode(message)
         asked = self._questions[question] = _Asked(message, askers, held, size, self._clock.monotonic_s())
@@ -293,7 +294,7 @@ class _Connection(asyncio.BufferedProtocol):
                 self._transport.writelines(out)
 
     def _look_for_timeouts(self) -> None:
-        """The oldest question decides; the timer follows it instead of having one each."""
+        """Close the connection if the oldest request is overdue. One timer serves all requests."""
         self._timer = None
         oldest = next(iter(self._questions.values()), None)
         if oldest is None:
@@ -303,12 +304,12 @@ class _Connection(asyncio.BufferedProtocol):
             self._timer = self._loop.call_later(left_s, self._look_for_timeouts)
             return
         _TIMEOUTS.inc()
-        self.lose(f"no answer within {self._timeout_s} s")
+        self.lose(f"no response within {self._timeout_s} s")
 
-    # ---- answers ----------------------------------------------------------------------------------------------------
+    # ---- responses --------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+        transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         if self._lost:
             transport.abort()
             return
@@ -328,7 +329,7 @@ class _Connection(asyncio.BufferedProtocol):
             for response in received(self._decoder, nbytes):
                 self._answer(response)
         except ProtocolError as error:
-            self.lose(f"spoke out of turn: {error.message}")
+            self.lose(f"protocol error: {error.message}")
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self.lose(f"connection lost: {exc}" if exc else "connection closed by the bookie")
@@ -342,10 +343,10 @@ class _Connection(asyncio.BufferedProtocol):
         elif isinstance(response, BatchDone):
             question = (_BATCH, response.request, 0)
         else:
-            raise ProtocolError("answer to a question that was not asked: op=AUTH")
+            raise ProtocolError("response without a request: op=AUTH")
         asked = self._questions.pop(question, None)
         if asked is None:
-            raise ProtocolError(f"answer to a question that was not asked: question={question}")
+            raise ProtocolError(f"response without a request: operation, ledger, entry={question}")
         self.lag_bytes -= asked.size
         message = asked.message
         again = asked.held
@@ -353,7 +354,7 @@ class _Connection(asyncio.BufferedProtocol):
             if isinstance(message, ReadEntry) and message.fence:
                 response = replace(response, fence=True)
             elif response.code is not Code.OK and len(asked.askers) > asked.before:
-                # "not here" may be older than the questions of those who joined later: they are asked again
+                # the bookie may have read before the later requesters asked, so their request is sent again
                 again = [(asker, message) for asker in asked.askers[asked.before :]] + again
                 del asked.askers[asked.before :]
         elif isinstance(response, BatchDone):
@@ -365,9 +366,9 @@ class _Connection(asyncio.BufferedProtocol):
             self._release(question, again)
 
     def _release(self, question: Question, held: list[tuple[Asker, Request]]) -> None:
-        """Ask what was held back: the first, with all that may share it; the others go on waiting."""
+        """Send the first request held back, together with those that may share its response; hold back the rest."""
         (asker, message), *rest = held
-        if self._lost:  # by what somebody did with the answer
+        if self._lost:  # a requester's handling of the response closed the connection
             fact = PeerLost(self._bookie, "connection lost")
             for waiting in dict.fromkeys(asker for asker, _ in held):
                 waiting.post(fact)
@@ -379,7 +380,7 @@ class _Connection(asyncio.BufferedProtocol):
     # ---- the end ----------------------------------------------------------------------------------------------------
 
     def lose(self, reason: str, *, quietly: bool = False) -> None:
-        """End the connection and tell everybody who asked here, once each."""
+        """Close the connection and post PeerLost once to each requester. quietly: no event, no metric."""
         if self._lost:
             return
         self._lost = True
@@ -409,12 +410,12 @@ def _same_plain_read(one: Request, other: Request) -> bool:
 
 
 def _may_share(sent: Request, new: Request) -> bool:
-    """Whether `new` may wait for the answer to `sent`, which may have been given before `new` was asked.
+    """Whether `new` may share the response to `sent`, although the bookie may have read before `new` was requested.
 
-    An entry that is there stays there, so a good answer holds for later askers; "the last you have" changes.
+    A stored entry does not change, so a successful response stays valid; the last entry (id -1) does change.
     """
     return _same_plain_read(sent, new) and sent.entry != -1  # type: ignore[union-attr]  # both are reads
 
 
 def _nobody(_: Fact) -> None:
-    """The asker has left."""
+    """Drop a fact: the requester was closed."""

@@ -1,9 +1,10 @@
-"""A bookie's directories before it serves: made, locked, and judged to be its own.
+"""Prepares a bookie's directories: creates and locks them, and checks by their cookies that they are this bookie's.
 
-The law of this file: nothing is written into a directory before its lock is held, and nothing but VERSION and an empty
-MANIFEST before the cookies agree. Those are written to the directories first, and the cookie to ZooKeeper last: so an
-interrupted first start leaves directories without data, which the next start may take, and a directory that lacks its
-MANIFEST later has lost it.
+Invariants:
+- Nothing is written into a directory before its lock is held, and only VERSION and an empty MANIFEST before the cookies
+  agree.
+- A first start writes these files first and the cookie in ZooKeeper last. So an interrupted one leaves no data and can
+  be repeated, and a directory that lacks its MANIFEST later has lost it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _DATA = ("journal-", "spare-", "index-", "entries-")
 
 
 def paths_of(options: BookieOptions, disk: Disk) -> StoragePaths:
-    """Absolute paths. Raises ConfigError if two directories are the same."""
+    """Absolute paths. Raises ConfigError if two are equal or one is not allowed."""
     journal = options.journal_dir or os.path.join(options.dir, "journal")
     ledgers = [part.strip() for part in options.ledger_dirs.split(",") if part.strip()]
     ledgers = ledgers or [os.path.join(options.dir, "ledgers")]
@@ -38,13 +39,13 @@ def paths_of(options: BookieOptions, disk: Disk) -> StoragePaths:
     if len({paths.journal, *paths.ledgers}) != 1 + len(paths.ledgers):
         raise ConfigError(f"journal and ledger directories must all differ: dirs={paths.journal},{paths.ledgers}")
     if any("," in path or "\t" in path or "\n" in path for path in (paths.journal, *paths.ledgers)):
-        raise ConfigError("paths of a bookie's directories may not hold commas, tabs or line ends")
+        raise ConfigError("paths of a bookie's directories may not contain commas, tabs or line ends; choose others")
     return paths
 
 
 @dataclass(slots=True)
 class LockedDirs:
-    """Directories this process has to itself until `close`."""
+    """Directories locked by this process until `close`."""
 
     disk: Disk
     paths: StoragePaths
@@ -60,8 +61,8 @@ class LockedDirs:
 
 
 def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
-    """Make what is missing and lock all. Raises CookieError if another bookie runs there, ConfigError if they cannot
-    be made or written."""
+    """Create missing directories and lock all. Raises CookieError if another bookie runs there, ConfigError on
+    OSError."""
     locks: list[DirectoryLock] = []
     try:
         for directory in (paths.journal, *paths.ledgers):
@@ -81,7 +82,7 @@ def lock_dirs(paths: StoragePaths, disk: Disk) -> LockedDirs:
 
 
 def stored_id(dirs: LockedDirs) -> BookieId | None:
-    """The id these directories were stamped with, if any."""
+    """The bookie id in the VERSION files, if there is one."""
     for directory in dirs.all:
         version = _read_version(dirs.disk, directory)
         if version is not None:
@@ -92,8 +93,8 @@ def stored_id(dirs: LockedDirs) -> BookieId | None:
 async def check_cookies(
     dirs: LockedDirs, bookie: BookieId, metadata: Metadata, threads: Threads, *, may_have_moved: bool = False
 ) -> None:
-    """Serve only on our own disks. may_have_moved: also if all of them lie elsewhere now, moved together; their cookies
-    are written anew then. Raises CookieError, or MetadataUnavailableError."""
+    """Check that the directories are this bookie's; on a first start write the cookies. may_have_moved: if all were
+    moved together, rewrite their cookies. Raises CookieError, MetadataUnavailableError."""
     paths = dirs.paths
     expected = Cookie(bookie, (paths.journal,), paths.ledgers, await metadata.instance_id())
     seen = await metadata.read_cookie(bookie)
@@ -108,11 +109,14 @@ async def check_cookies(
 
 
 def _read_version(disk: Disk, directory: str) -> bytes | None:
-    """Raises CookieError for what is no file of ours."""
+    """The VERSION file. Raises CookieError if it cannot be read as a file."""
     try:
         return read_whole(disk, directory, VERSION)
     except OSError as error:
-        raise CookieError(f"the cookie cannot be read: {error.strerror}: file={directory}/{VERSION}") from error
+        raise CookieError(
+            f"the cookie cannot be read: {error.strerror}: file={directory}/{VERSION}; it must be a file that the "
+            f"bookie's user may read"
+        ) from error
 
 
 def _look(dirs: LockedDirs) -> list[Found]:

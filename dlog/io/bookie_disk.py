@@ -1,8 +1,9 @@
-"""The bookie's workers: one that writes the journal, one that flushes, one that makes files ahead, a few that read.
+"""The bookie's disk workers: a journal writer, a flusher, a preparer of spare journal files, and a few readers.
 
-The law of this file: the journal's worker takes everything that waits, writes it with one write and one datasync, and
-only then says so; a failed datasync is the last thing it says. Facts are handed to the loop; nothing here
-touches the machine. Who the workers are is dlog/io/threads.py's.
+Invariants:
+- The journal writer writes pending records, up to a limit, with one write and one datasync, and only then reports them
+  durable. After a failed datasync it reports nothing.
+- Workers (dlog/io/threads.py) only post facts to the event loop; they never touch the machine.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from dlog.io.mark_file import write_record
 from dlog.io.threads import Line, Pool, Threads
 from dlog.machine import Persisted
 
-_IDLE_S = 0.2  # after so long an empty group says that the last one was durable
+_IDLE_S = 0.2  # idle time until an empty group marks the last one as durable
 _READERS = 4
-_AHEAD = 2
+_AHEAD = 2  # journal files kept ready
 
 Records = tuple[Record, ...]
 Submitted = tuple[int, Records, int]  # token, records, epoch
@@ -36,10 +37,10 @@ Post = Callable[[Any], None]
 
 
 class JournalWriter:
-    """Group commit, as the work of a line: takes (token, records, epoch) in order of tokens.
+    """Group commit, as the work of a `Line`: takes (token, records, epoch) in order of tokens.
 
-    on_durable(token, mark) and on_refused are called where the line works. After a refusal only a later epoch is
-    listened to.
+    on_durable(token, mark) and on_refused are called in the worker. After a refusal only records of a later epoch are
+    written.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class JournalWriter:
         self._on_refused = on_refused
         self._taken: deque[Submitted] = deque()
         self._refused_epoch = -1
-        self._marked = True  # nothing was written since the last empty group
+        self._marked = True  # no records were written since the last empty group
 
     def work(self, submitted: list[Submitted]) -> float | None:
-        """One group of what waits; an empty one if nothing has come for a while."""
+        """Write one group of pending records, or an empty group after idling. Returns as LineWork."""
         taken = self._taken
         taken += submitted
         records: list[Record] = []
@@ -89,7 +90,7 @@ class JournalWriter:
                 raise
             if records:
                 self._refused_epoch = epoch
-                self._on_refused(f"the journal cannot grow: {error.strerror}")
+                self._on_refused(f"no space to write the journal: {error.strerror}")
             self._marked = True
             return
         self._marked = not records
@@ -97,7 +98,7 @@ class JournalWriter:
 
 
 class BookieDisk:
-    """Performs Persist, Fetch and Flush; `post` takes facts from any thread to the machine."""
+    """Performs Persist, Fetch, Flush and Bury; `post` takes facts from any thread."""
 
     def __init__(
         self,
@@ -111,7 +112,7 @@ class BookieDisk:
         on_failed: Callable[[BaseException], None],
         tell: Callable[[Event], None],
     ) -> None:
-        """post, on_failed and tell are called in threads of this object."""
+        """post, on_failed and tell are called in worker threads."""
         self._disk = disk
         self._journal = opened.journal
         self._dirs: LedgerDirs = opened.dirs
@@ -121,13 +122,13 @@ class BookieDisk:
         self._on_failed = on_failed
         self._tell = tell
         self._epoch = 0
-        self.submitted: list[Submitted] = []  # to be handed over with the next `submit`
-        self._durable = opened.journal.mark  # behind the last token the machine has heard of; the loop's
+        self.submitted: list[Submitted] = []  # handed over by the next `submit`
+        self._durable = opened.journal.mark  # after the last token that the machine knows to be durable; loop only
         self._flush_number = 0
         self._flush_mark = self._durable
         self._checkpointed = opened.dirs.mark
-        self._buried = 0  # ledgers since the last `free`; the flusher's
-        self._bury_failure = ""  # likewise
+        self._buried = 0  # ledgers buried since the last `free`; flusher only
+        self._bury_failure = ""  # flusher only
         self._threads = threads
         self._on_failed = on_failed
         self._writer = JournalWriter(
@@ -149,19 +150,19 @@ class BookieDisk:
         self._preparer = threads.pool("prepare", 1, on_failed)
         self._prepare()
 
-    # ---- from the loop -----------------------------------------------------------------------------------------------
+    # ---- called on the event loop ------------------------------------------------------------------------------------
 
     def persist(self, token: int, records: Records) -> None:
-        """Hand over with the next `submit`."""
+        """Queue records for the next `submit`."""
         self.submitted.append((token, records, self._epoch))
 
     def submit(self) -> None:
-        """What is in `submitted` goes to the journal."""
+        """Give the queued records to the journal writer."""
         self._line.put(self.submitted)
         self.submitted = []
 
     def heard(self, fact: Any) -> Any:
-        """What the machine is told of a fact that `post` brought to the loop; None: nothing."""
+        """Translate a fact that `post` brought to the loop into one for the machine; None: nothing to handle."""
         if isinstance(fact, _Durable):
             if fact.mark.file != self._durable.file:
                 self._prepare()
@@ -176,34 +177,33 @@ class BookieDisk:
         self._readers.submit(self._fetch, fetch)
 
     def flush(self, flush: Flush) -> None:
-        """The mark is that of the last token the machine had heard of when this flush was first asked for.
+        """Start a flush. Its mark is that of the last token the machine knew as durable at the first request.
 
-        Everything before that is in this flush or an earlier one; of what came later a repeated flush holds nothing.
+        Everything before the mark is in this flush or an earlier one; a repeated flush holds nothing newer.
         """
         if flush.number != self._flush_number:
             self._flush_number, self._flush_mark = flush.number, self._durable
         self._flusher.submit(self._flush, flush, self._flush_mark)
 
     def bury(self, bury: Bury) -> None:
-        """Behind the flushes asked for before."""
+        """Record ledgers as deleted, after earlier flushes."""
         self._flusher.submit(self._bury, bury)
 
     def free(self, on_done: Callable[[Freed], object]) -> None:
-        """Free what ledgers hold that are buried by now. on_done is called on the loop, after the machine heard
-        `Buried` of them."""
+        """Free the space of buried ledgers. on_done is called on the loop, after the machine got their `Buried`."""
         self._flusher.submit(self._free, on_done)
 
     def compact(self, below: float, bytes_max: int, on_done: Callable[[int | None], object]) -> None:
-        """Do a part of a compaction behind the flushes asked for before; see LedgerDir.compact. on_done is called on
-        the loop with the bytes copied, or None if there is nothing to do now, or no room to do it."""
+        """Do one step of a compaction after earlier flushes; see LedgerDir.compact. on_done is called on the loop with
+        the bytes copied; None: nothing to do now, or no space for it."""
         self._flusher.submit(self._compact, below, bytes_max, on_done)
 
     def keep_record(self, record: MarkRecord) -> str:
-        """See write_record; blocks."""
+        """See `write_record`. Blocks."""
         return write_record(self._dirs.write_collection_file, record)
 
     def free_bytes(self) -> int:
-        """Of the fullest directory; blocks."""
+        """Free bytes of the fullest directory. Blocks."""
         return min(self._disk.free_bytes(directory) for directory in self._directories)
 
     def look_at_space(self) -> None:
@@ -211,23 +211,23 @@ class BookieDisk:
 
     @property
     def is_checkpoint_due(self) -> bool:
-        """Whether the journal has grown long."""
+        """Whether journal_files_max journal files need a checkpoint."""
         return self._durable.file - self._checkpointed.file >= self._options.journal_files_max
 
     @property
     def has_unflushed(self) -> bool:
-        """Whether the journal holds anything behind the mark."""
+        """Whether the journal has groups after the last checkpoint."""
         return self._durable.group != self._checkpointed.group
 
     async def stop_journal(self) -> None:
-        """Returns when everything submitted is durable and told."""
+        """Return when all submitted records are durable."""
         if self.submitted:
             self.submit()
         self._line.stop()
         await self._line.ended()
 
     async def abandon(self) -> None:
-        """After a failure: begin nothing more; returns when what runs has ended, so that the files are nobody's."""
+        """After a failure: start no work, wait for running work; then no file is in use."""
         workers = (self._line, self._readers, self._preparer, self._flusher)
         for worker in workers:
             worker.stop()
@@ -235,7 +235,7 @@ class BookieDisk:
             await worker.ended()
 
     async def close(self) -> None:
-        """After the journal has stopped and the last flush was heard of."""
+        """Close all files. Call it after `stop_journal` and the last `Flushed`."""
         await self.abandon()
         self._journal.close()
         self._dirs.close()
@@ -258,7 +258,7 @@ class BookieDisk:
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            self._post(Flushed(f"no room for a checkpoint: {error.strerror}"))
+            self._post(Flushed(f"no space for a checkpoint: {error.strerror}"))
             return
         self._checkpointed = self._dirs.mark
         self._post(Flushed())
@@ -268,7 +268,7 @@ class BookieDisk:
     def _bury(self, bury: Bury) -> None:
         failed = self._dirs.bury(bury.ledgers)
         for reason in sorted(set(failed.values())):
-            self._bury_failure = f"no room to write down which ledgers are gone: {reason}"
+            self._bury_failure = f"no space to record which ledgers are deleted: {reason}"
             self._tell(CollectionFailed(self._bury_failure))
         self._buried += len(bury.ledgers) - len(failed)
         self._post(Buried(bury.ledgers, frozenset(failed)))
@@ -302,7 +302,7 @@ class BookieDisk:
         except OSError as error:
             if error.errno not in NO_SPACE:
                 raise
-            self._tell(CollectionFailed(f"no room to compact an entry log: {error.strerror}"))
+            self._tell(CollectionFailed(f"no space to compact an entry log: {error.strerror}"))
             copied = None
         self._threads.to_loop(on_done, copied)
 
@@ -328,7 +328,7 @@ class BookieDisk:
 
 
 class _Durable:
-    """A group is durable: tokens up to `upto` (-1: none), journal up to `mark`."""
+    """Fact: a group is durable: tokens up to `upto` (-1: none), journal up to `mark`."""
 
     __slots__ = ("mark", "upto")
 

@@ -1,7 +1,8 @@
-"""A bookie's storage as a whole: several ledger directories and one journal, and how a start brings them together.
+"""A bookie's storage: its ledger directories, its journal, and the replay of the journal at a start.
 
-The law of this file: the journal gives a file free only when the marks of all directories are past it; a start writes
-nothing to the journal before a checkpoint has moved all marks to the new, empty file.
+Invariants:
+- A journal file is reused only when the marks of all ledger directories are past it.
+- A start writes nothing to the journal before a checkpoint has moved all marks to the new, empty file.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Tell = Callable[[Event], None]
 
 
 class LedgerDirs:
-    """All ledger directories; a ledger lives in one of them, chosen by its id for good."""
+    """All ledger directories. A ledger is always in the same one, chosen by its id."""
 
     def __init__(
         self,
@@ -41,13 +42,13 @@ class LedgerDirs:
         entry_logs_open_max: int = 256,
         reserve_bytes: int = 0,
     ) -> None:
-        """reserve_bytes: held back in each directory for what a collection writes; 0: nothing."""
+        """reserve_bytes: space reserved in each directory for the files of a collection; 0: none."""
         self._dirs = [
             LedgerDir(disk, directory, entry_log_bytes, entry_logs_open_max, reserve_bytes) for directory in directories
         ]
 
     def load(self, tell: Tell) -> list[LedgerRow]:
-        """Raises DamagedError if what is there cannot be trusted."""
+        """Load all directories. Raises DamagedError, see LedgerDir.load."""
         rows = [row for directory in self._dirs for row in directory.load()]
         for directory in self._dirs:
             for name in directory.missing_logs():
@@ -59,7 +60,7 @@ class LedgerDirs:
         return self._of(ledger).lookup(ledger, entry, entries_max, bytes_max)
 
     def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False) -> None:
-        """See LedgerDir.flush. May be repeated as a whole after NO_SPACE, whatever part was done."""
+        """See LedgerDir.flush. After NO_SPACE repeat it, even if some directories were flushed."""
         count = len(self._dirs)
         rows = list(rows)
         for number, directory in enumerate(self._dirs):
@@ -68,7 +69,7 @@ class LedgerDirs:
             directory.flush(share, states, max(mark, directory.manifest.mark), limbo=limbo)
 
     def merge_runs(self, tell: Tell) -> None:
-        """Merge where enough runs have gathered; damage is told and stops nothing."""
+        """Merge index runs where there are enough; damage is reported and stops nothing."""
         for directory in self._dirs:
             try:
                 while directory.merge_runs():
@@ -77,8 +78,7 @@ class LedgerDirs:
                 tell(MergeFailed(error.message))
 
     def bury(self, ledgers: Iterable[int]) -> dict[int, str]:
-        """See LedgerDir.bury. Returns those that are not buried for want of space, each with the failure. Raises
-        OSError."""
+        """See LedgerDir.bury. Returns the ledgers not buried for lack of space, with the reason. Raises OSError."""
         failed: dict[int, str] = {}
         ledgers = tuple(ledgers)
         for number, directory in enumerate(self._dirs):
@@ -94,8 +94,8 @@ class LedgerDirs:
         return failed
 
     def collect(self) -> Usage:
-        """Free what buried ledgers hold, in all directories: first all logs that can be deleted, then the index, which
-        needs room to be rewritten. What fails for want of room or by damage stops nothing else. Raises OSError."""
+        """Free the space of buried ledgers in all directories: first delete entry logs, then rewrite indexes, which
+        needs space. Lack of space and damage in one directory do not stop the others. Raises OSError."""
         usage = Usage()
         for directory in self._dirs:
             try:
@@ -103,7 +103,7 @@ class LedgerDirs:
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
-                reason = f"no room to write down which entry logs are left: {error.strerror}"
+                reason = f"no space to write the manifest of the remaining entry logs: {error.strerror}"
                 usage = usage.plus(Usage(failures=(reason,)))
         for directory in self._dirs:
             try:
@@ -113,28 +113,28 @@ class LedgerDirs:
             except OSError as error:
                 if error.errno not in NO_SPACE:
                     raise
-                reason = f"no room to write the index without what is gone: {error.strerror}"
+                reason = f"no space to rewrite the index without deleted ledgers: {error.strerror}"
                 usage = usage.plus(Usage(failures=(reason,)))
         return usage
 
     def hold_reserves(self) -> None:
-        """Where there is room for them. Raises OSError."""
+        """Take the reserves where there is space. Raises OSError."""
         for directory in self._dirs:
             directory.hold_reserve()
 
     def give_up_reserves(self) -> None:
-        """For a start on a full disk. Raises OSError."""
+        """Delete the reserves, for a start on a full disk. Raises OSError."""
         for directory in self._dirs:
             directory.reserve.give_up()
 
     def write_collection_file(self, name: str, data: bytes) -> None:
-        """Put a small file beside the last directory's, durable and all or nothing; where there is no room, with that
-        of the reserve. Callable from any thread. Raises OSError."""
+        """Replace a small file in the last directory, durably and atomically, with the reserve's space if need be. Any
+        thread may call it. Raises OSError."""
         self._dirs[-1].reserve.write_whole(name, data)
         self._dirs[-1].hold_reserve()
 
     def compact(self, below: float, bytes_max: int) -> int | None:
-        """See LedgerDir.compact; of the first directory that has something to do, and room to do it."""
+        """See LedgerDir.compact; in the first directory with work and space for it."""
         no_room: OSError | None = None
         for directory in self._dirs:
             try:
@@ -154,13 +154,13 @@ class LedgerDirs:
         return ledger in self._of(ledger).gone
 
     def gone(self) -> Iterator[int]:
-        """All ledgers that were buried."""
+        """All buried ledgers."""
         for directory in self._dirs:
             yield from directory.gone
 
     @property
     def mark(self) -> Mark:
-        """Where a replay must begin."""
+        """Where a replay of the journal begins."""
         return min(directory.manifest.mark for directory in self._dirs)
 
     @property
@@ -168,7 +168,7 @@ class LedgerDirs:
         return any(directory.manifest.limbo for directory in self._dirs)
 
     def has(self, ledger: int, group: int) -> bool:
-        """Whether what this journal group says of the ledger was flushed already."""
+        """Whether the ledger's records of this journal group were flushed already."""
         return group <= self._of(ledger).manifest.mark.group
 
     def close(self) -> None:
@@ -181,7 +181,7 @@ class LedgerDirs:
 
 @dataclass(slots=True)
 class Opened:
-    """Storage that is ready to serve: everything found is in the index, the journal stands at a new file."""
+    """Storage ready to serve: everything replayed is in the index, the journal is at a new file."""
 
     journal: JournalFiles
     dirs: LedgerDirs
@@ -197,10 +197,10 @@ def open_storage(
     tell: Tell,
     random_bits: Callable[[int], int] = secrets.randbits,
 ) -> Opened:
-    """Load, replay, checkpoint. Blocks; call it before serving. random_bits: see JournalFiles.
+    """Load the directories, replay the journal, make a checkpoint. Blocks. random_bits: see JournalFiles.
 
-    Raises DamagedError (JournalDamaged with the place, unless options.salvage), UnavailableError when the disk is too
-    full to start, OSError.
+    Raises DamagedError (JournalDamaged with file and offset, unless options.salvage), UnavailableError if the disk is
+    too full to start, OSError.
     """
     journal = JournalFiles(disk, paths.journal, crc32c(bookie.encode()), options.journal_file_bytes, random_bits)
     dirs = LedgerDirs(
@@ -221,13 +221,13 @@ def open_storage(
     def on_damage(damage: Damage) -> None:
         nonlocal limbo
         text = (
-            f"the journal is damaged where it was durable: dir={paths.journal} file={damage.file:016x} "
+            f"the journal is damaged in a part that was durable: dir={paths.journal} file={damage.file:016x} "
             f"offset={damage.offset} group={damage.group}"
         )
         if not options.salvage:
             raise JournalDamaged(
-                f"{text}. Acknowledged entries may be lost here. Put the file back, or let other bookies re-replicate: "
-                "start once with --salvage to serve what is left read-only, then decommission this bookie"
+                f"{text}. Acknowledged entries may be lost on this bookie. Put the file back, or let other bookies "
+                "re-replicate: start once with --salvage to serve what is left read-only, then decommission this bookie"
             )
         limbo = True
         tell(StorageDamaged(text))
@@ -250,7 +250,7 @@ def open_storage(
 
 @dataclass(frozen=True, slots=True)
 class StoragePaths:
-    """Where journal and ledgers lie."""
+    """Absolute paths of the journal and ledger directories."""
 
     journal: str
     ledgers: tuple[str, ...]
@@ -264,7 +264,7 @@ def _apply(group: Group, dirs: LedgerDirs, restored: Restored, *, salvage: bool)
 
 
 def _with_room(give_room: Callable[[], None], paths: StoragePaths, work: Callable[[], T]) -> T:
-    """Do it; if the disk is full, give up what holds nothing and try once more."""
+    """Do the work; if the disk is full, call give_room and try once more."""
     try:
         return work()
     except OSError as error:
@@ -277,6 +277,6 @@ def _with_room(give_room: Callable[[], None], paths: StoragePaths, work: Callabl
         if error.errno not in NO_SPACE:
             raise
         raise UnavailableError(
-            f"the disk is too full to start, nothing is lost; make room and start again: journal={paths.journal} "
+            f"the disk is too full to start, no data is lost; free space and start again: journal={paths.journal} "
             f"ledgers={','.join(paths.ledgers)}"
         ) from error

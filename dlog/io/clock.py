@@ -1,6 +1,7 @@
-"""Time as a port. The only file that reads a clock; everybody else is handed one.
+"""The clock port. Only this file reads the system's clocks; other code gets a Clock.
 
-Monotonic seconds decide (timers, timeouts, gaps); unix milliseconds only label (segment completion, record time).
+Monotonic seconds are for decisions (timers, timeouts, gaps), Unix milliseconds only for labels (segment completion,
+record time).
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Two clocks: one to reckon with, one to show."""
+    """A monotonic clock and a wall clock."""
 
     def monotonic_s(self) -> float:
-        """Seconds since an arbitrary moment; never goes back."""
+        """Seconds since an arbitrary time; never goes back."""
         ...
 
     def unix_ms(self) -> int:
-        """Wall time in milliseconds; may jump either way, so nothing may depend on it for safety."""
+        """Wall time in milliseconds; may jump in both directions, so safety must not depend on it."""
         ...
 
 
@@ -32,11 +33,10 @@ class SystemClock:
 
 
 class SteadyClock:
-    """A wall clock that never runs ahead of real time: it began at what `clock` said when this was made, and goes on
-    by the monotonic seconds since.
+    """A wall clock that never gains time: it starts at `clock`'s wall time and advances with the monotonic clock.
 
-    A wall clock that jumps ahead later is not followed; one that is set back is, until it is right again. One that was
-    behind at the beginning stays behind: for what may come late, but never early.
+    It ignores forward jumps of the wall clock and follows backward ones until the wall clock has caught up. If it
+    started behind it stays behind: for actions that may be late but never early.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:

@@ -1,7 +1,8 @@
-"""Objects as files below a directory that every process has under the same path, such as a network mount.
+"""Objects as files below a directory that all processes have under the same path, such as a network mount.
 
-The law of this file: a file appears under its name when it is whole and synced, by a rename, and its directory is
-synced behind that. A directory that is not there is never taken for an object that is not there: the mount may be gone.
+Invariants:
+- A file is written and synced under another name, then renamed to its own, then its directory is synced.
+- A missing directory is never reported as a missing object: the file system may not be mounted.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from dlog.stores.cold.objects import Buffer, Found
 from dlog.stores.cold.places import Location
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 
-_PART = ".part"  # the end of the name of a file that is being written; it begins with a dot
+_PART = ".part"  # suffix of a file being written; its name also begins with a dot
 _LIST_AT_ONCE = 1000
-_PIECE_BYTES = 2 << 20  # of what is written at once
+_PIECE_BYTES = 2 << 20  # size of a write
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG})
 
 
 class DirectoryObjects:
-    """See dlog/stores/cold/objects.py. Calls of the system are made in threads."""
+    """Implements Objects of dlog/stores/cold/objects.py. System calls run in threads."""
 
     async def read(self, place: Location, offset: int, size: int) -> bytes:
         return (await asyncio.to_thread(_read, Path(place.path), offset, size))[0]
@@ -56,14 +57,14 @@ class DirectoryObjects:
 
 
 class FileWriter:
-    """Writes a file beside its place and moves it there; past the page cache where that can be, for it will hardly be
-    read soon. Made in a thread. Raises MisconfiguredError, StoreUnavailableError. Whoever is cancelled leaves its
-    thread at work: `abort` waits for that."""
+    """Writes a temporary file in the object's directory and renames it; past the page cache if possible, as it is not
+    read soon. Construct it in a thread. Raises MisconfiguredError, StoreUnavailableError. A cancelled call goes on in
+    its thread; `abort` waits for it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.urandom(4).hex()}{_PART}")
-        self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # what was not written yet
+        self._piece = memoryview(mmap.mmap(-1, _PIECE_BYTES))  # bytes not written yet
         self._gathered = self._written = 0
         self._turn = threading.Lock()
         with _errors(path):
@@ -108,7 +109,7 @@ class FileWriter:
 
 
 def _read(path: Path, offset: int, size: int) -> tuple[bytes, int]:
-    """Bytes from `offset` on, from the end if it is negative; and the size of the file."""
+    """Bytes from `offset` on (negative: from the end), and the size of the file."""
     with _errors(path):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -145,7 +146,7 @@ def _take(found: Iterator[Found]) -> list[Found]:
 
 
 def _walk(folder: Location) -> Iterator[Found]:
-    """Every file below the folder, those being written too; a file that goes meanwhile is left out."""
+    """Every file below the folder, also those being written; files deleted meanwhile are skipped."""
     for directory, _, names in os.walk(folder.path):
         for name in sorted(names):
             path = Path(directory, name)
@@ -160,7 +161,7 @@ def _is_part(found: Found) -> bool:
 
 
 def _make_directory(path: Path) -> None:
-    """With those above it, each of them synced into the one above."""
+    """Create the directory and its parents, and sync each parent."""
     if path.is_dir():
         return
     _make_directory(path.parent)
@@ -188,7 +189,7 @@ def _errors(path: Path) -> Iterator[None]:
 def _store_error(path: Path, error: OSError) -> StoreError:
     if isinstance(error, FileNotFoundError):
         if path.parent.is_dir():
-            return SegmentNotFoundError(f"no such object: place=file://{path}")
-        return StoreUnavailableError(f"the directory is not there, is it mounted on this machine? path={path.parent}")
-    text = f"{(error.strerror or str(error)).lower()}: place=file://{path}"
+            return SegmentNotFoundError(f"no such object: location=file://{path}")
+        return StoreUnavailableError(f"the directory is missing, is it mounted on this machine? path={path.parent}")
+    text = f"{(error.strerror or str(error)).lower()}: location=file://{path}"
     return MisconfiguredError(text) if error.errno in _REFUSED else StoreUnavailableError(text)

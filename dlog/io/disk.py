@@ -1,7 +1,9 @@
-"""The disk port: the few calls a bookie makes on files, so that a simulated disk can stand behind them.
+"""The disk port: the file operations of a bookie, on real disks or, in tests, on a simulated one.
 
-The law of this file: all calls block and may be made from any thread but the loop's. `pwritev` writes everything or
-raises; nothing is durable before `datasync` (contents) or `sync_dir` (names) has returned.
+Invariants:
+- All calls block; any thread may make them but that of the event loop.
+- `pwritev` writes everything or raises.
+- Nothing is durable before `datasync` (contents) or `sync_dir` (names) has returned.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from dlog.errors import CookieError
 from dlog.io.file_errors import named_errors
 from dlog.wire.framing import Buffer
 
-BLOCK_BYTES = 4096  # what a disk takes as a whole, and a page of memory
-_VECTOR_MAX = 1024  # buffers in one call, by POSIX's usual limit
+BLOCK_BYTES = 4096  # unit of direct writes, and a page of memory
+_VECTOR_MAX = 1024  # buffers in one call, the usual IOV_MAX
 _JOIN_BYTES = 4096  # smaller buffers are joined: cheaper than one more element of the vector
-_READ_BYTES = 256 * 1024  # in one call: what is read at once is what a journal's sync waits behind
+_READ_BYTES = 256 * 1024  # of one read call: a sync of the journal waits behind it
 
-#: failures that mean "not enough room", after which a bookie goes on reading; any other failed write ends it
+#: errno values that mean "no space", after which a bookie goes on serving reads; other failed writes end it
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -34,85 +36,84 @@ class File(Protocol):
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None: ...
 
     def reserve(self, length: int, offset: int) -> None:
-        """Have the disk set room aside for what will be written there; nothing that can be read changes.
+        """Allocate disk space for later writes; neither size nor contents of the file change.
 
-        To write costs a third less of the CPU then. Raises OSError, NO_SPACE if there is no such room; where a file
-        system cannot do it, nothing happens.
+        Writes then take a third less CPU. Raises OSError with NO_SPACE if there is not enough; does nothing on a file
+        system that does not support it.
         """
         ...
 
     def pread(self, length: int, offset: int) -> bytes:
-        """Short at the end of the file only."""
+        """Read `length` bytes, fewer only at the end of the file."""
         ...
 
     def read_as_asked(self) -> None:
-        """From now on have the system read what `pread` asks for and nothing ahead of it.
+        """Disable read-ahead for this file.
 
-        Whoever reads one such file after the other moves as many bytes, in smaller pieces: a sync of another file on
-        the same disk waits for a piece instead of for megabytes. Where a system cannot do it, nothing happens.
+        A scan then reads in smaller pieces, so a sync of another file on the disk waits for one piece instead of for
+        megabytes. Does nothing where it is not supported.
         """
         ...
 
     def datasync(self) -> None:
-        """Never raises a NO_SPACE number: after a failed sync nothing may be taken for granted."""
+        """Make written contents durable. Never raises a NO_SPACE number: after a failed sync contents are unknown."""
         ...
 
     def write_blocks(self, blocks: memoryview, offset: int) -> None:
-        """Write what will hardly be read soon: where the file system can, past the page cache, straight from `blocks`.
+        """Write data that is not read soon: past the page cache (O_DIRECT) if the file system can.
 
-        offset and length are multiples of BLOCK_BYTES, and `blocks` begins where a page of memory does. To write costs
-        less that way, and is on the disk when this returns, so that no `datasync` has to move all of it at once; it is
-        no more durable than `pwritev`. One thread at a time.
+        offset and length are multiples of BLOCK_BYTES; `blocks` starts at a page boundary. This costs less, and no
+        `datasync` has to move it all at once, but it is no more durable than `pwritev`. One thread at a time.
         """
         ...
 
     def size(self) -> int: ...
 
     def close(self) -> None:
-        """Idempotent; a file that is dropped is closed too."""
+        """Idempotent. A file that is garbage collected is closed, too."""
         ...
 
 
 class Disk(Protocol):
-    """Paths are plain strings. Every call raises OSError."""
+    """Operations on paths (plain strings). Every call may raise OSError."""
 
     def create(self, path: str) -> File:
-        """A new, empty file; FileExistsError if there is one."""
+        """Create an empty file; FileExistsError if it exists."""
         ...
 
     def open(self, path: str) -> File: ...
 
     def rename(self, old: str, new: str) -> None:
-        """Replaces `new`."""
+        """Rename a file, replacing `new`."""
         ...
 
     def unlink(self, path: str) -> None: ...
 
     def names(self, directory: str) -> list[str]:
-        """Sorted names in the directory; FileNotFoundError if there is none."""
+        """Sorted names in the directory; FileNotFoundError if it does not exist."""
         ...
 
     def sync_dir(self, directory: str) -> None:
-        """Never raises a NO_SPACE number, like `datasync`."""
+        """Make names durable. Never raises a NO_SPACE number, like `datasync`."""
         ...
 
     def free_bytes(self, directory: str) -> int: ...
 
     def real_path(self, path: str) -> str:
-        """Absolute, and the same for all ways to write it."""
+        """The absolute path with symbolic links resolved."""
         ...
 
     def make_dir(self, path: str) -> None:
-        """Make the directory and its parents, each durable in the one above; nothing if it is there."""
+        """Create the directory and its parents, each durable in its parent, unless it exists."""
         ...
 
     def lock(self, directory: str) -> DirectoryLock:
-        """Raises CookieError at once if another process holds it."""
+        """Lock the directory. Raises CookieError at once if another process has locked it."""
         ...
 
 
 class DirectoryLock(Protocol):
-    """A directory of our own, until closed or the process ends, however it ends."""
+    """A lock on a directory, released by `close` or the end of the process."""
 
     def close(self) -> None:
         """Idempotent."""
@@ -120,7 +121,7 @@ class DirectoryLock(Protocol):
 
 
 def _fallocate() -> Callable[[int, int, int, int], int] | None:
-    """The C library's, which Python shows only in a form that makes the file longer. None: there is none."""
+    """The C library's fallocate; Python's posix_fallocate would extend the file. None: not available."""
     try:
         found = ctypes.CDLL(None, use_errno=True).fallocate
     except (AttributeError, OSError):
@@ -136,13 +137,13 @@ _UNTRIED, _CANNOT = -1, -2
 
 
 class RealFile:
-    """A file descriptor."""
+    """A File on a file descriptor."""
 
     __slots__ = ("_direct", "_fd")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._direct = _UNTRIED  # the same file, opened to write past the page cache
+        self._direct = _UNTRIED  # descriptor of the same file with O_DIRECT, for `write_blocks`
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
         vector = list(_joined(buffers))
@@ -152,7 +153,7 @@ class RealFile:
     def _write_all(self, vector: list[Buffer], offset: int) -> int:
         expected = sum(map(len, vector))
         written = os.pwritev(self._fd, vector, offset)
-        if written < expected:  # a signal, or the disk is full: the next call tells
+        if written < expected:  # a signal, or the disk is full: then the next call raises
             rest = memoryview(b"".join(vector))[written:]
             while rest:
                 step = os.pwrite(self._fd, rest, offset + expected - len(rest))
@@ -184,7 +185,7 @@ class RealFile:
     def datasync(self) -> None:
         try:
             os.fdatasync(self._fd)
-        except OSError as error:  # pages may be gone, whatever the number says: never "no space, go on"
+        except OSError as error:  # dirty pages may be lost, whatever errno says: never report NO_SPACE
             raise OSError(errno.EIO, f"fdatasync failed: {error.strerror}") from error
 
     def write_blocks(self, blocks: memoryview, offset: int) -> None:
@@ -198,7 +199,7 @@ class RealFile:
             except OSError as error:
                 if error.errno != errno.EINVAL or fd == self._fd:
                     raise
-                self._close_direct()  # this file system takes other blocks, or none
+                self._close_direct()  # the file system needs larger blocks or has no O_DIRECT
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
@@ -219,10 +220,10 @@ class RealFile:
 
 
 def _open_direct(fd: int) -> int:
-    """The file behind a descriptor once more, or `_CANNOT`."""
+    """Open a descriptor's file again with O_DIRECT; `_CANNOT` if that fails."""
     try:
         return os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_DIRECT | os.O_CLOEXEC)
-    except (AttributeError, OSError):  # not Linux, or a file system that has no such thing
+    except (AttributeError, OSError):  # not Linux, or a file system without O_DIRECT
         return _CANNOT
 
 
@@ -241,8 +242,8 @@ def _joined(buffers: Sequence[Buffer]) -> Iterator[Buffer]:
 
 
 class RealDisk:
-    """The machine's file systems. What we make only we may read; what is a link where a file of ours should be is
-    refused (ELOOP), for it would have us write elsewhere."""
+    """A Disk on the machine's file systems. New files are readable by their owner only; a symbolic link in place of a
+    file is refused (ELOOP), as writes would go elsewhere."""
 
     def create(self, path: str) -> File:
         return RealFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -263,7 +264,7 @@ class RealDisk:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
-        except OSError as error:  # as in datasync: a name may be gone
+        except OSError as error:  # as in datasync: a name may be lost
             raise OSError(errno.EIO, f"fsync of a directory failed: {error.strerror}", directory) from error
         finally:
             os.close(fd)
@@ -288,7 +289,7 @@ class RealDisk:
 
 
 class _FileLock:
-    """flock on a file in the directory."""
+    """flock on the file LOCK in the directory."""
 
     def __init__(self, directory: str) -> None:
         self._fd = os.open(f"{directory}/LOCK", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -308,7 +309,7 @@ class _FileLock:
 
 
 def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
-    """Put `data` under `name`, durable and all or nothing: a new file, synced, renamed, directory synced."""
+    """Replace the file `name` durably and atomically: write and sync a new file, rename it, sync the directory."""
     path, draft = f"{directory}/{name}", f"{directory}/{name}.new"
     with contextlib.suppress(FileNotFoundError):
         disk.unlink(draft)
@@ -324,7 +325,7 @@ def write_whole(disk: Disk, directory: str, name: str, data: bytes) -> None:
 
 
 def read_whole(disk: Disk, directory: str, name: str) -> bytes | None:
-    """The file's bytes, or None if there is no such file."""
+    """Read a whole file; None: there is no such file."""
     try:
         file = disk.open(f"{directory}/{name}")
     except FileNotFoundError:

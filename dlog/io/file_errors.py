@@ -1,4 +1,4 @@
-"""What the system says about a file or a directory, told with its path and with what to do."""
+"""Error messages for OSErrors about files and directories: what happened, to which path, what to do."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _MISUSED = {
-    errno.EACCES: "run it as the user who owns it, or choose another",
-    errno.EPERM: "run it as the user who owns it, or choose another",
+    errno.EACCES: "run it as the user that owns the path, or choose another path",
+    errno.EPERM: "run it as the user that owns the path, or choose another path",
     errno.ENOENT: "check the name",
-    errno.ENOTDIR: "check the name: a part of it is no directory",
-    errno.EISDIR: "name a file",
-    errno.EEXIST: "choose another, or move away what is there",
-    errno.ENAMETOOLONG: "choose a shorter one",
-    errno.ELOOP: "name the file itself, not a link to it",
+    errno.ENOTDIR: "check the name: a part of it is not a directory",
+    errno.EISDIR: "name a file, not a directory",
+    errno.EEXIST: "choose another path, or move the existing file away",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.ELOOP: "name the file itself, not a symbolic link to it",
     errno.EINVAL: "check the name",
-    errno.EROFS: "mount it so that it can be written, or choose another",
+    errno.EROFS: "mount the file system writable, or choose another path",
 }
 _FAILED = {
-    errno.ENOSPC: "make room there",
-    errno.EDQUOT: "make room there, or raise the quota",
+    errno.ENOSPC: "free space on that file system",
+    errno.EDQUOT: "free space there, or raise the quota",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
-    errno.ENFILE: "raise the limit of open files of the machine",
+    errno.ENFILE: "raise the machine's limit of open files (sysctl fs.file-max)",
 }
 
 
 @contextmanager
 def named_errors(path: object) -> Iterator[None]:
-    """Name the path in each OSError that leaves the scope and names none, as those of a write do."""
+    """Add the path to an OSError raised in the context without one, as by a write."""
     try:
         yield
     except OSError as error:
@@ -38,7 +38,7 @@ def named_errors(path: object) -> Iterator[None]:
 
 
 def names_file(error: BaseException) -> bool:
-    """Whether it is about a file or a directory that it names."""
+    """Whether the error names a file or directory."""
     return isinstance(error, OSError) and error.filename is not None
 
 
@@ -48,9 +48,9 @@ def what_happened(error: OSError) -> str:
 
 def what_to_do(error: OSError) -> str:
     number = error.errno or 0
-    return _MISUSED.get(number) or _FAILED.get(number) or "look at the disk, and at what the system logged"
+    return _MISUSED.get(number) or _FAILED.get(number) or "check the disk and the system log (dmesg)"
 
 
 def is_misuse(error: OSError) -> bool:
-    """Whether another path, user or mount is wanted (exit 2), rather than that something failed (exit 1)."""
+    """Whether another path, user or mount is needed (exit 2) rather than that something failed (exit 1)."""
     return error.errno in _MISUSED

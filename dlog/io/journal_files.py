@@ -1,8 +1,11 @@
-"""The journal's files: zero-filled ahead, recycled, one writer. The bytes are dlog/bookie/journal.py's.
+"""The journal's files: zero-filled ahead, recycled, one writer. Format: dlog/bookie/journal.py.
 
-The law of this file: `write` returns only when the group is durable. A file is given an id (header, rename, directory
-sync) before anything is written to it, and loses it (rename) only when every ledger directory's mark is past it.
-Names: `journal-<id>` in use or prepared; `spare-<id>` zero-filled or recycled, contents of no meaning.
+Invariants:
+- `write` returns only when the group is durable.
+- A file gets its id (header, rename, directory sync) before any group is written to it, and loses it (rename) only
+  when every ledger directory's mark is past it.
+
+Names: `journal-<id>` in use or prepared; `spare-<id>` zero-filled or recycled, contents mean nothing.
 """
 
 from __future__ import annotations
@@ -33,14 +36,14 @@ from dlog.io.disk import Disk, File
 
 _FILL_BYTES = 1 << 20
 _SPARES_MAX = 4
-_NAME = re.compile("(journal|spare)-([0-9a-f]{16})")  # what else lies in the directory is not ours
+_NAME = re.compile("(journal|spare)-([0-9a-f]{16})")  # other files in the directory are ignored
 
 
 class JournalFiles:
     """The files of one journal directory.
 
-    owner: a number of the bookie, kept in every header. `write`, `prepare` and `release` are called by a thread each;
-    before `start` only `replay` may be called. random_bits: draws the nonces of files' headers.
+    owner: a number of the bookie, stored in every header. random_bits: draws the headers' nonces. `write`, `prepare`
+    and `release` are each called by one thread; before `start` only `replay` may be called.
     """
 
     def __init__(
@@ -56,7 +59,7 @@ class JournalFiles:
         self._owner = owner
         self._file_bytes = max(file_bytes + -file_bytes % BLOCK, 2 * BLOCK)
         self._random_bits = random_bits
-        self._lock = threading.Lock()  # around making files: by the preparer, or by a writer it could not keep up with
+        self._lock = threading.Lock()  # held to make files: by the preparer, or by the writer if none is ready
         self._ready: deque[tuple[int, int, File]] = deque()  # id, seed, file
         self._ids: set[int] = set()
         self._spares: list[str] = []
@@ -67,20 +70,20 @@ class JournalFiles:
                     self._ids.add(int(named[2], 16))
                 else:
                     self._spares.append(name)
-        self._is_refused_here = False  # what lies behind the mark may be a whole group: only writing over it will do
+        self._is_refused_here = False  # a failed write may have left a whole group after the mark: write over it
         self._plan: JournalPlan | None = None
         self._file: File | None = None
 
     @property
     def mark(self) -> Mark:
-        """Behind the last durable group."""
+        """Position after the last durable group."""
         assert self._plan is not None
         return self._plan.mark
 
     # ---- reading -----------------------------------------------------------------------------------------------------
 
     def replay(self, mark: Mark, on_damage: Callable[[Damage], None]) -> Iterator[Group]:
-        """Groups behind `mark`; see dlog/bookie/journal.py. A file whose header is damaged is damage as a whole."""
+        """Groups after `mark`; see dlog/bookie/journal.py. A damaged header is damage of the whole file."""
         files: list[JournalFile] = []
         opened: list[File] = []
         for file_id in sorted(i for i in self._ids if i >= mark.file):
@@ -101,10 +104,10 @@ class JournalFiles:
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     def start(self, after: Mark) -> Mark:
-        """Open a new file behind everything there is; return the mark at its begin, where `write` goes on.
+        """Open a new file after all existing ones; return the mark at its beginning, where `write` continues.
 
-        `after`: behind the last group that was replayed. The caller makes a checkpoint with the returned mark before
-        the first `write`, so that nothing ever follows a torn tail.
+        after: position after the last replayed group. The caller makes a checkpoint with the returned mark before the
+        first `write`, so that no group ever follows a torn tail.
         """
         self._next_id = max([after.file, *self._ids]) + 1
         with self._lock:
@@ -114,10 +117,10 @@ class JournalFiles:
         return mark
 
     def write(self, records: Sequence[Record]) -> Mark:
-        """One group: one write, one datasync. Returns the mark behind it.
+        """Write one group: one write, one datasync. Returns the mark after it.
 
-        Raises OSError. With NO_SPACE nothing was written and the next call may do better; after any other error what
-        is on disk is unknown, and this object must not be used again.
+        Raises OSError. With NO_SPACE the group does not count and later calls may succeed; after any other error the
+        disk's contents are unknown, and this object must not be used again.
         """
         plan = self._plan
         assert plan is not None and self._file is not None
@@ -131,7 +134,7 @@ class JournalFiles:
         try:
             self._file.pwritev(buffers, offset)
         except OSError:
-            plan.mark = before  # a group with this number is written here again, or never
+            plan.mark = before  # the next group gets the same number and offset
             self._is_refused_here = True
             raise
         self._file.datasync()
@@ -144,18 +147,18 @@ class JournalFiles:
                 return self._ready.popleft()
             return self._make()
 
-    # ---- files made ahead, and used again ----------------------------------------------------------------------------
+    # ---- preparing and recycling files -------------------------------------------------------------------------------
 
     def prepare(self, ahead: int = 1) -> None:
-        """Have `ahead` files ready. Raises OSError; NO_SPACE leaves everything as it was."""
+        """Make files until `ahead` are ready. Raises OSError; after NO_SPACE nothing has changed."""
         while len(self._ready) < ahead:
             with self._lock:
                 if len(self._ready) < ahead:
                     self._ready.append(self._make())
 
     def release(self, mark: Mark) -> None:
-        """Every file before the mark's has been checkpointed: use it again."""
-        with self._lock:  # whoever makes files adds to them
+        """Recycle the files before the mark's: all checkpointed."""
+        with self._lock:  # `_make` adds ids
             checkpointed = sorted(file_id for file_id in self._ids if file_id < mark.file)
         for file_id in checkpointed:
             path = self._path(file_id)
@@ -169,7 +172,7 @@ class JournalFiles:
                 self._ids.discard(file_id)
 
     def drop_spares(self) -> None:
-        """Give their space back; for a start on a full disk."""
+        """Delete spare files, for a start on a full disk."""
         with self._lock:
             for name in self._spares:
                 self._disk.unlink(f"{self._directory}/{name}")
@@ -182,7 +185,7 @@ class JournalFiles:
             self._ready.popleft()[2].close()
 
     def _make(self) -> tuple[int, int, File]:
-        """A file with the next id, its header durable under its name; from a spare or zero-filled."""
+        """Make the file with the next id; header and name are durable on return."""
         path = self._spare()
         file = self._disk.open(path)
         try:
@@ -202,8 +205,8 @@ class JournalFiles:
         return file_id, seed_of(header, file_id, self._owner, self._file_bytes), file
 
     def _spare(self) -> str:
-        """Path of a file of full size."""
-        for name in self._spares[::-1]:  # the one used last: the system still has it in memory
+        """Path of a spare file of full size, made if there is none."""
+        for name in self._spares[::-1]:  # the one used last: the page cache still has it
             path = f"{self._directory}/{name}"
             file = self._disk.open(path)
             try:
@@ -219,7 +222,7 @@ class JournalFiles:
         file = self._disk.create(path)
         try:
             file.reserve(self._file_bytes, 0)
-            zeros = memoryview(mmap.mmap(-1, _FILL_BYTES))  # read only: takes no memory
+            zeros = memoryview(mmap.mmap(-1, _FILL_BYTES))  # only read, so it takes no memory
             for at in range(0, self._file_bytes, _FILL_BYTES):
                 file.write_blocks(zeros[: self._file_bytes - at], at)
             file.datasync()

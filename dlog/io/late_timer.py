@@ -1,4 +1,4 @@
-"""A timer of the event loop that repeats and tells how late the loop runs it."""
+"""A repeating timer of the event loop that measures how late the loop calls it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dlog.io.clock import monotonic_s
 
 
 class LateTimer:
-    """Calls `on_due(late_s)` every `every_s` after the call before, from `start` to `stop`.
+    """Calls `on_due(late_s)`, each time `every_s` after the last call, from `start` to `stop`.
 
-    late_s: how much later than it was due the loop calls; what holds up the loop holds up this timer.
+    late_s: delay of the call; whatever blocks the event loop delays this timer.
     """
 
     def __init__(self, every_s: float, on_due: Callable[[float], None]) -> None:

@@ -1,5 +1,5 @@
-"""structlog without rich. If rich can be imported structlog loads it to paint tracebacks, which no log line of ours
-shows: 7 MB and a tenth of a second of every process. Whoever needs rich (the CLI) imports it as ever.
+"""Imports structlog without rich, which it would load, if installed, to format tracebacks; dlog logs none. This saves
+7 MB and 0.1 s per process. Other modules (the CLI) can still import rich.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""One ledger directory: entry logs, index runs and the manifest that says which of them count.
+"""One ledger directory of a bookie: entry logs, index runs, and the manifest that lists the valid ones.
 
-The law of this file: files are written and synced, then named in a new manifest, then used; so a crash at any point
-leaves the old manifest or the new one, each with all it names. What no manifest names is removed at the next start.
-Which ledgers were buried is in the file GONE, replaced as a whole, durable before anything of theirs is touched; from
-then on whatever index and logs still hold of them does not exist. One thread flushes, merges, buries and collects; any
-thread may look up.
+Invariants:
+- A file is written and synced, then named in a new manifest, then used. So a crash leaves the old or the new manifest,
+  each with all files it names. Files that no manifest names are removed at the next start.
+- Deleted ("buried") ledgers are listed in the file GONE, replaced as a whole and durable before their entries are
+  touched. From then on lookups, merges and compactions skip what index and logs still hold of them.
+- One thread flushes, merges, buries and collects; any thread may look up.
 """
 
 from __future__ import annotations
@@ -62,15 +63,15 @@ MANIFEST = "MANIFEST"
 GONE = "GONE"
 _OURS = ("index-", "entries-")
 _WRITE_BYTES = 1 << 20
-_ALONE_BYTES = 32 << 10  # entries of so many bytes in the middle are read one by one
+_ALONE_BYTES = 32 << 10  # entries of this average size or more are read one by one
 _CHUNK_PLACES = CHUNK_ENTRIES * PLACE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Bytes of entry logs: of ledgers that exist, of others, and what was freed.
+    """Bytes of entry logs: of existing ledgers, of everything else, and freed ones.
 
-    failures: logs that cannot be judged, and what could not be done for want of room.
+    failures: logs that could not be checked, and steps that failed for lack of space.
     """
 
     live_bytes: int = 0
@@ -89,10 +90,7 @@ class Usage:
 
 @dataclass(slots=True)
 class _Victim:
-    """An entry log that is being compacted, and its ledgers that may still have entries only there, in order.
-
-    left_bytes: of entries that may have to be copied.
-    """
+    """An entry log in compaction, with its ledgers not yet copied, in order. left_bytes: still to be copied at most."""
 
     log: LogFile
     ledgers: deque[int]
@@ -105,13 +103,13 @@ class _Run:
     __slots__ = ("file", "named", "number", "rows", "size", "table")
 
     def __init__(self, named: RunFile, file: File, table: RunTable | None = None) -> None:
-        """Read table and states, or just the table being known. Raises DamagedError."""
+        """Read the table and ledger states, or use the table given. Raises DamagedError."""
         number, size, named_crc = named
         self.named = named
         self.number = number
         self.file = file
         self.size = size
-        self.rows: Iterable[LedgerRow] = ()  # to be read once
+        self.rows: Iterable[LedgerRow] = ()  # ledger states; iterate once
         if table is None:
             chunks, states, offset, crc = parse_trailer(file.pread(TRAILER_BYTES, max(0, size - TRAILER_BYTES)))
             if crc != named_crc:
@@ -126,7 +124,7 @@ class _Run:
 
 
 class LedgerDir:
-    """See the module. `load` first."""
+    """See the module. Call `load` first."""
 
     def __init__(
         self,
@@ -140,18 +138,18 @@ class LedgerDir:
         self._directory = directory
         self.reserve = Reserve(disk, directory, reserve_bytes)
         self._entry_log_bytes = entry_log_bytes
-        self._blocks: memoryview | None = None  # where entries are gathered
+        self._blocks: memoryview | None = None  # write buffer of `flush`
         self._runs: tuple[_Run, ...] = ()  # oldest first; replaced as a whole
         self._logs = OpenLogs(self._open_log, self._has_log, entry_logs_open_max)
         self._victim: _Victim | None = None
-        self._unmovable: set[int] = set()  # logs with damage in them
-        self.gone = IdSet()  # ledgers that were buried; replaced as a whole
+        self._unmovable: set[int] = set()  # damaged logs: never compacted
+        self.gone = IdSet()  # buried ledgers; replaced as a whole
         self.manifest = Manifest()
 
     def load(self) -> list[LedgerRow]:
-        """Open what the manifest names, remove what it does not. Returns the ledgers' states.
+        """Open the files that the manifest names and remove others. Returns the ledgers' states.
 
-        Raises DamagedError if manifest or index cannot be trusted.
+        Raises DamagedError if manifest, GONE or index are damaged.
         """
         data = read_whole(self._disk, self._directory, MANIFEST)
         if data is not None:
@@ -160,7 +158,10 @@ class LedgerDir:
             except DamagedError as error:
                 raise DamagedError(f"{error.message}: dir={self._directory}") from error
         elif any(name.startswith(_OURS) for name in self._disk.names(self._directory)):
-            raise DamagedError(f"MANIFEST is missing where there are entries: dir={self._directory}")
+            raise DamagedError(
+                f"MANIFEST is missing in a directory that holds entries; put it back, or treat all directories of "
+                f"this bookie as lost: dir={self._directory}"
+            )
         gone = read_whole(self._disk, self._directory, GONE)
         if gone is not None:
             try:
@@ -179,7 +180,7 @@ class LedgerDir:
         return list(rows.values())
 
     def missing_logs(self) -> list[str]:
-        """Entry logs that are gone or shorter than they were: what they held is answered with I/O errors."""
+        """Entry logs that are missing or cut off: reads of their entries get I/O errors."""
         missing = []
         for log in self.manifest.logs:
             try:
@@ -193,9 +194,9 @@ class LedgerDir:
     # ---- lookups -----------------------------------------------------------------------------------------------------
 
     def lookup(self, ledger: int, entry: int, entries_max: int, bytes_max: int) -> list[bytes]:
-        """Packets of `entry` and those that follow it without a gap and lie behind it; empty if it is not here.
+        """Packets of `entry` and of the next entries without a gap that follow it on disk; empty: no such entry.
 
-        Raises DamagedError if it cannot be told, OSError if the disk cannot be read.
+        Raises DamagedError if the index or entry is damaged, OSError if the disk cannot be read.
         """
         while True:
             runs = self._runs
@@ -205,7 +206,7 @@ class LedgerDir:
                 if ledger in self.gone:
                     return []
                 if runs is self._runs:
-                    raise  # else the log may have been collected since: look where its entries are now
+                    raise  # otherwise the log may have been compacted meanwhile: look up the new location
 
     def _lookup(self, runs: tuple[_Run, ...], ledger: int, entry: int, entries_max: int, bytes_max: int) -> list[bytes]:
         for run in reversed(runs):
@@ -245,12 +246,12 @@ class LedgerDir:
     # ---- flushing ----------------------------------------------------------------------------------------------------
 
     def flush(self, entries: Half, rows: Iterable[LedgerRow], mark: Mark, *, limbo: bool = False) -> None:
-        """Put entries and states on stable storage and move the mark; when it returns they can be looked up.
+        """Make entries and ledger states durable and move the journal mark; then lookups find them.
 
-        Raises OSError; after NO_SPACE nothing has changed and the flush may be repeated.
+        limbo: set the limbo flag for good. Raises OSError; after NO_SPACE nothing has changed: repeat the flush.
         """
         old = self.manifest
-        assert mark >= old.mark, "a mark never moves backwards"
+        assert mark >= old.mark, "the journal mark never moves backwards"
         rows = [row for row in rows if row.ledger not in self.gone]
         if self.gone:
             entries = {ledger: held for ledger, held in entries.items() if ledger not in self.gone}
@@ -276,7 +277,7 @@ class LedgerDir:
         self._install(manifest, (*self._runs, opened))
 
     def _write_entries(self, log: LogFile, entries: Half, builder: RunBuilder, chunks: list[bytes]) -> LogFile:
-        """Append all entries in order, then the table of contents, as whole blocks; durable when it returns."""
+        """Append all entries in order and a table of contents, in whole blocks. Durable on return."""
         if log.length:
             file = self._logs.get(log.log)
         else:
@@ -297,11 +298,11 @@ class LedgerDir:
         writer.end()
         file.datasync()
         if writer.offset >= self._entry_log_bytes:
-            self._logs.drop(log.log)  # full: nothing is written to it any more, and readers open it for themselves
+            self._logs.drop(log.log)  # full, never written again; readers reopen it
         return LogFile(log.log, writer.offset, section)
 
     def _write_run(self, number: int, buffers: Iterable[bytes]) -> RunFile:
-        """The last of the buffers ends with the trailer. Durable when it returns."""
+        """Write an index run; the last buffer ends with the trailer. Durable on return."""
         file = self._create(_run_name(number))
         writer = _Appender(file, 0)
         buffer = run_header(number)
@@ -314,16 +315,16 @@ class LedgerDir:
         return RunFile(number, writer.offset, parse_trailer(buffer[-TRAILER_BYTES:])[3])
 
     def _create(self, name: str) -> File:
-        """A new file; one that a failed flush left behind gives way."""
+        """Create a file; replaces one that a failed flush left behind."""
         path = f"{self._directory}/{name}"
         with contextlib.suppress(FileNotFoundError):
             self._disk.unlink(path)
         return self._disk.create(path)
 
     def _install(self, manifest: Manifest, runs: tuple[_Run, ...], *, frees: bool = False) -> None:
-        """From here on `manifest` is the truth. Its directory sync also makes the names of new files durable.
+        """Replace the manifest. The directory is synced first, so that the names of new files are durable.
 
-        frees: files go because of it, so where there is no room for it the reserve is given up.
+        frees: files will be deleted by it, so without space for it the reserve is given up.
         """
         self._disk.sync_dir(self._directory)
         if frees:
@@ -334,7 +335,7 @@ class LedgerDir:
         self._runs = runs
 
     def _open_run(self, run: RunFile, table: RunTable | None = None) -> _Run:
-        """table: of a run that was just written."""
+        """table: of a run just written; None: read it."""
         try:
             file = self._disk.open(f"{self._directory}/{_run_name(run.run)}")
         except FileNotFoundError as error:
@@ -347,9 +348,9 @@ class LedgerDir:
     # ---- merging -----------------------------------------------------------------------------------------------------
 
     def merge_runs(self) -> bool:
-        """Merge the newest runs if enough have gathered; whether it did.
+        """Merge the newest runs if there are enough; returns whether it did.
 
-        Raises DamagedError if one of them is damaged: they stay as they are. OSError as `flush`.
+        Raises DamagedError if one of them is damaged (nothing is changed), OSError as `flush`.
         """
         count = runs_to_merge([run.size for run in self._runs])
         if not count:
@@ -371,18 +372,18 @@ class LedgerDir:
         for run in merged:
             self._disk.unlink(f"{self._directory}/{_run_name(run.number)}")
 
-    # ---- collecting --------------------------------------------------------------------------------------------------
+    # ---- garbage collection ------------------------------------------------------------------------------------------
 
     def bury(self, ledgers: Iterable[int]) -> None:
-        """These ledgers are gone for good; durable when it returns. Where there is no room the reserve is given up.
-        Raises OSError, after which nothing has changed."""
+        """Record in GONE that these ledgers are deleted; durable on return. Without space the reserve is given up.
+        Raises OSError; then nothing has changed."""
         gone = self.gone.union(ledgers)
         self.reserve.write_whole(GONE, gone.encode())
         self.gone = gone
 
     def collect(self) -> Usage:
-        """Delete entry logs that hold no ledger that exists. Costs a read of each log's tables of contents. Where there
-        is no room to write down which logs are left the reserve is given up; it is held again afterwards.
+        """Delete entry logs without entries of existing ledgers. Reads each log's tables of contents. Without space
+        for the new manifest the reserve is given up, and taken again afterwards.
 
         Raises OSError; after NO_SPACE nothing has changed.
         """
@@ -405,7 +406,7 @@ class LedgerDir:
         return Usage(live_bytes, dead_bytes, sum(log.length for log in empty), tuple(damage))
 
     def shrink_index(self) -> None:
-        """Rewrite the index when a quarter of it is of ledgers that are gone.
+        """Rewrite the index if at least a quarter of its chunks belong to deleted ledgers.
 
         Raises OSError; after NO_SPACE nothing has changed. Raises DamagedError if an index run is damaged.
         """
@@ -417,11 +418,11 @@ class LedgerDir:
         self.reserve.hold(len(self.gone.encode()) + len(encode(self.manifest)))
 
     def _live_bytes(self, log: LogFile) -> int:
-        """Of ledgers that exist, by the log's tables of contents. Raises DamagedError."""
+        """Bytes of existing ledgers, by the log's tables of contents. Raises DamagedError."""
         return sum(size for ledger, size in self._contents(log) if ledger not in self.gone)
 
     def _contents(self, log: LogFile) -> Iterator[tuple[int, int]]:
-        """(ledger, bytes) of each section. Raises DamagedError if one of them does not verify."""
+        """(ledger, bytes) of each ledger in each table of contents. Raises DamagedError if one does not verify."""
         if not log.section:
             raise DamagedError("an entry log has no table of contents")
         file = self._logs.get_once(log.log)
@@ -435,24 +436,23 @@ class LedgerDir:
                 yield ledger, size
 
     def compact(self, below: float, bytes_max: int) -> int | None:
-        """Do a part of the work to empty full logs of whose bytes less than the share `below` is of ledgers that exist;
-        what is copied has the share 1, so this comes to an end.
+        """Do one step of compacting full logs in which less than the share `below` of the bytes is of existing ledgers.
 
-        Copies about `bytes_max` of entries to where a flush would put them, or deletes a log that holds none any more.
-        Returns the bytes copied; None: there is nothing to do. A log is deleted only when every entry of it that the
-        index still points to is durable, and in the index, at another place.
+        Copies about `bytes_max` of entries as a flush would, or deletes a log with nothing left to copy. Returns the
+        bytes copied; None: nothing to do. Copied entries are all live, so this ends. A log is deleted only when each
+        of its entries in the index is durable and indexed at another location.
 
-        Nothing is copied from a log unless there is room for all that lives in it and a quarter more: a part of it
-        would take room and free none. Raises OSError with NO_SPACE then, or as `flush`; DamagedError if the log holds
-        an entry that does not verify: it is left alone.
+        Copies from a log only with space for all its live bytes and a quarter more, as part of them would free
+        nothing: otherwise raises OSError with NO_SPACE. Raises OSError as `flush`, and DamagedError if an entry of the
+        log does not verify: the log is not compacted any more.
         """
         victim, self._victim = self._victim, None
-        if victim is None or victim.log not in self.manifest.logs:  # it was collected meanwhile
+        if victim is None or victim.log not in self.manifest.logs:  # deleted meanwhile
             victim = self._choose_victim(below)
         if victim is None:
             return None
         if self._disk.free_bytes(self._directory) < victim.left_bytes * 5 // 4:
-            raise OSError(errno.ENOSPC, "less is free than lives in the emptiest log")
+            raise OSError(errno.ENOSPC, "less space is free than the live entries of the emptiest entry log need")
         try:
             with _unreadable_is_damaged():
                 entries, size = self._entries_to_move(victim, bytes_max)
@@ -462,13 +462,13 @@ class LedgerDir:
         if entries:
             self.flush(entries, (), self.manifest.mark)
             victim.left_bytes = max(0, victim.left_bytes - size)
-            self._victim = victim  # after a failure the log is looked through from its begin
+            self._victim = victim  # a failed step forgets it: the log is then scanned again from its start
         else:
             self._drop_logs([victim.log])
         return size
 
     def _choose_victim(self, below: float) -> _Victim | None:
-        """The emptiest of the full logs."""
+        """The full log with the smallest live share, if below `below`."""
         best, least = None, below
         for log in self.manifest.logs:
             if log.log in self._unmovable or log.length < self._entry_log_bytes:
@@ -487,8 +487,8 @@ class LedgerDir:
         return best
 
     def _entries_to_move(self, victim: _Victim, bytes_max: int) -> tuple[Half, int]:
-        """Entries that lie only in the log, up to the bound; at least one if there is any. A ledger that has no more of
-        them is forgotten. Raises DamagedError."""
+        """Next entries indexed in this log, up to about bytes_max, at least one if any. Ledgers without more of them
+        are removed from the victim. Raises DamagedError."""
         entries: Half = {}
         size = 0
         while victim.ledgers:
@@ -504,7 +504,7 @@ class LedgerDir:
         return entries, size
 
     def _places_in(self, log: int, ledger: int) -> Iterator[Place]:
-        """The ledger's entries whose newest place is in this log."""
+        """Locations of the ledger's entries whose newest location is in this log."""
         for age, run in enumerate(self._runs):
             newer = [_ChunkFinder(later, ledger) for later in self._runs[age + 1 :]]
             for row in run.table.rows_of(ledger):
@@ -515,7 +515,7 @@ class LedgerDir:
                         yield place
 
     def _drop_logs(self, logs: Sequence[LogFile]) -> None:
-        """Forget them, then delete them. Who reads one goes on: its file is closed when nobody holds it any more."""
+        """Remove logs from the manifest, then delete them. Readers go on: the last one closes the file."""
         if not logs:
             return
         kept = tuple(log for log in self.manifest.logs if log not in logs)
@@ -537,7 +537,7 @@ class LedgerDir:
 
 @contextlib.contextmanager
 def _unreadable_is_damaged() -> Iterator[None]:
-    """What the disk cannot read is as good as damaged: it costs what lies there, and ends nothing."""
+    """Turn a read error into DamagedError: it affects what is stored there and does not end the bookie."""
     try:
         yield
     except OSError as error:
@@ -545,7 +545,7 @@ def _unreadable_is_damaged() -> Iterator[None]:
 
 
 class _ChunkFinder:
-    """Whether a run has an entry of one ledger; keeps the last chunk, for entries come in order."""
+    """Tells whether a run has an entry of one ledger; caches the last chunk, as entries are asked for in order."""
 
     __slots__ = ("_ledger", "_places", "_row", "_run")
 
@@ -565,7 +565,7 @@ class _ChunkFinder:
 
 
 def _merged(runs: Sequence[_Run], builder: RunBuilder, gone: IdSet) -> Iterator[bytes]:
-    """What the merged run holds: chunks, then table, states and trailer."""
+    """Contents of the merged run: chunks, then table, ledger states and trailer."""
     for ledger, places in merge([MergeSource(run.table, run.read_chunk) for run in runs], gone):
         yield builder.chunk(ledger, places)
     rows: dict[int, LedgerRow] = {}
@@ -575,7 +575,7 @@ def _merged(runs: Sequence[_Run], builder: RunBuilder, gone: IdSet) -> Iterator[
 
 
 class _Appender:
-    """Gathers buffers and writes them in large steps."""
+    """Collects buffers and writes them in large steps."""
 
     __slots__ = ("_buffers", "_file", "_gathered", "offset")
 
@@ -583,7 +583,7 @@ class _Appender:
         self._file = file
         self._buffers: list[bytes] = []
         self._gathered = 0
-        self.offset = offset  # of the next byte to be added
+        self.offset = offset  # of the next byte
 
     def add(self, buffer: bytes) -> None:
         self._buffers.append(buffer)
@@ -598,21 +598,21 @@ class _Appender:
 
 
 class _BlockAppender:
-    """Gathers in memory of its own what becomes whole blocks, and writes those past the page cache.
+    """Copies buffers into whole blocks and writes them past the page cache.
 
-    What a bookie flushes is in its caches or will hardly be read soon. In the page cache it would cost more to write,
-    and a datasync that moves tens of MiB at once would have the journal wait behind it.
+    Flushed entries are in the bookie's caches or will hardly be read soon. Writing through the page cache would cost
+    more, and the journal would wait behind a datasync of tens of MiB.
     """
 
     __slots__ = ("_blocks", "_file", "_gathered", "offset")
 
     def __init__(self, file: File, offset: int, blocks: memoryview) -> None:
-        """offset: where a block begins. blocks: of the writer alone while it lives."""
+        """offset: a multiple of BLOCK_BYTES. blocks: a buffer that only this writer uses."""
         assert offset % BLOCK_BYTES == 0
         self._file = file
         self._blocks = blocks
         self._gathered = 0
-        self.offset = offset  # of the next byte to be added
+        self.offset = offset  # of the next byte
 
     def add(self, buffer: Buffer) -> None:
         gathered, size = self._gathered, len(buffer)
@@ -636,7 +636,7 @@ class _BlockAppender:
                 self._gathered = 0
 
     def end(self) -> None:
-        """Fill the last block up, and write what is left."""
+        """Pad the last block with zeros and write the rest."""
         self.add(bytes(-self.offset % BLOCK_BYTES))
         if self._gathered:
             self._file.write_blocks(self._blocks[: self._gathered], self.offset - self._gathered)
@@ -650,7 +650,7 @@ def _entries_bytes(entries: dict[int, Stored]) -> int:
 def _append_ledger(
     writer: _BlockAppender, log: int, ledger: int, entries: dict[int, Stored], builder: RunBuilder, chunks: list[bytes]
 ) -> tuple[int, int, int]:
-    """One ledger's entries in order; returns its line of the table of contents."""
+    """Append one ledger's entries in order; returns its line of the table of contents."""
     begin = writer.offset
     places: list[bytes] = []
     for entry in sorted(entries):
@@ -665,8 +665,8 @@ def _append_ledger(
 
 
 def _stored(log: File, places: Sequence[Place]) -> Iterator[tuple[bytes, bytes]]:
-    """Each one's head and packet. Small ones are read together and cut; a large one is read into memory of its own, for
-    a call of the system costs less than the copy."""
+    """Each entry's head and packet. Small entries are read together and sliced; large ones one by one, as a system call
+    costs less than the copy."""
     first, last = places[0], places[-1]
     size = last.offset + HEAD_BYTES + last.length - first.offset
     if size >= _ALONE_BYTES * len(places):
@@ -680,7 +680,7 @@ def _stored(log: File, places: Sequence[Place]) -> Iterator[tuple[bytes, bytes]]
 
 
 def _gather(run: _Run, row: int, places: bytes, number: int, entries_max: int, bytes_max: int) -> list[Place]:
-    """The place and those behind it that are next in number and on the disk, within the bounds, over as many chunks."""
+    """Locations from `number` on, consecutive in entry id and on disk, within the limits, across chunks."""
     found = [place_at(places, number)]
     size = found[0].length
     ledger = run.table.ledger(row)
@@ -693,7 +693,7 @@ def _gather(run: _Run, row: int, places: bytes, number: int, entries_max: int, b
             try:
                 places = parse_chunk(run.read_chunk(row), ledger)
             except DamagedError:
-                break  # whoever asks for an entry of it hears so
+                break  # a lookup of an entry in this chunk reports it
         before, place = found[-1], place_at(places, number)
         size += place.length
         if (

@@ -1,8 +1,9 @@
-"""Open ledgers: what `Ledgers` hands out. Each is a face of one or two machines and their drivers.
+"""Handles of open ledgers, returned by `Ledgers`: a LedgerWriter or LedgerReader over one or two machines.
 
-The law of this file: nothing is decided here. A handle turns calls into requests of its machine and results into
-returns; order, quorums, ends and errors are the machine's (dlog/ledger). A handle whose machine broke is dead, and
-says so to whoever asks; it takes nobody else along.
+Invariants:
+- A handle decides nothing: it passes calls to its machine and returns the results. Order, quorums, last entry and
+  errors come from the machine (dlog/ledger).
+- After its machine failed, requests of a handle raise an error; other handles are not affected.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _count_read = metrics.ENTRIES_READ.inc
 
 
 class Start(Protocol):
-    """Gives a machine a driver with a life."""
+    """Runs a machine on a new driver."""
 
     def __call__(self, machine: Machine, ledger: LedgerId, kind: str) -> Driver: ...
 
 
 class LedgerWriter:
-    """The one writer of a ledger, from its creation to its end. Close or abandon it.
+    """The only writer of a ledger, from its creation to its end. Close or abandon it.
 
     Source: BookKeeper, LedgerHandle of `createLedger`.
     """
@@ -55,7 +56,7 @@ class LedgerWriter:
 
     @property
     def lac(self) -> EntryId:
-        """Last entry confirmed, NO_ENTRY before the first."""
+        """Last confirmed entry; NO_ENTRY: none."""
         return self._machine.lac
 
     @property
@@ -65,36 +66,36 @@ class LedgerWriter:
 
     @property
     def pending(self) -> int:
-        """Entries sent and not confirmed."""
+        """Entries sent but not confirmed."""
         return self._machine.pending
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As last known to be in place."""
+        """The ledger's metadata as last read or written."""
         return self._machine.metadata
 
     def append(self, parts: tuple[Buffer, ...]) -> asyncio.Future[EntryId]:
-        """Add the entry made of these parts joined; the future has its id once Qa bookies hold it, in order.
+        """Add an entry, the parts joined; the future gets its id once an ack quorum holds it, in order of appends.
 
         Parts must not change until then. Raises OverCapacityError or ClosedError at once (not added). The future
-        raises LedgerFencedError, NotEnoughBookiesError, UnauthorizedError and others, with `outcome_unknown` set where
-        the entry may be in the ledger all the same. Cancelling stops the wait only: the entry keeps its place.
+        raises LedgerFencedError, NotEnoughBookiesError, UnauthorizedError and others, with `outcome_unknown` if the
+        entry may be in the ledger. Cancelling stops the wait only: the entry is still added.
         """
         future: asyncio.Future[EntryId] = asyncio.get_running_loop().create_future()
         self.submit(parts, partial(_settle, future))
         return future
 
     def submit(self, parts: tuple[Buffer, ...], sink: Sink) -> None:
-        """`append` without a future: `sink` hears the EntryId or the DLogError, in order, and must not raise."""
+        """`append` without a future: calls `sink` with the EntryId or DLogError, in order; it must not raise."""
         self._driver.submit(Add(parts), sink)
         _count_sent()
         _count_sent_bytes(sum(map(len, parts)))
 
     async def close(self, *, drain: bool = True) -> EntryId:
-        """End the ledger behind everything appended; returns its last entry (NO_ENTRY: empty). Idempotent.
+        """Close the ledger; returns its last entry (NO_ENTRY: empty). Idempotent.
 
-        drain: confirm first what was appended; otherwise that fails at once. Raises LedgerFencedError if another client
-        took over and ended it elsewhere, MetadataUnavailableError (outcome unknown; call again).
+        drain: confirm pending entries first; False: they fail at once. Raises LedgerFencedError if another client
+        recovered the ledger and closed it at another entry, MetadataUnavailableError (outcome unknown; call again).
         """
         if self._closed is None:
             closed = await self._driver.ask(Close(drain))
@@ -104,7 +105,7 @@ class LedgerWriter:
         return self._closed.last_entry
 
     async def abandon(self) -> None:
-        """Let go without closing: what is pending fails with its outcome unknown, and a recovery finds the end."""
+        """Stop without closing: pending entries fail with outcome_unknown; a recovery must find the last entry."""
         self._leave()
         await self._driver.wait_ended()
 
@@ -114,7 +115,7 @@ class LedgerWriter:
 
 
 class LedgerReader:
-    """Reads one ledger without disturbing its writer: entries up to the LAC, which it follows. Close it.
+    """Reads one ledger up to its LAC, and follows the LAC, without disturbing the writer. Close it.
 
     Source: BookKeeper, ReadOnlyLedgerHandle of `openLedgerNoRecovery`.
     """
@@ -137,7 +138,7 @@ class LedgerReader:
         self._lac = NO_ENTRY if self._end is None else self._end
         self._reading = start(ReadingMachine(ledger, metadata, digest), ledger, "reader")
         self._tailing: Driver | None = None
-        self._following = False  # a WaitLac is with the tailer
+        self._following = False  # a WaitLac is pending at the tailer
         self._waiters = 0
         self._moved = asyncio.Event()  # replaced each time it is set
         self._error: DLogError | None = None
@@ -145,38 +146,38 @@ class LedgerReader:
 
     @property
     def lac(self) -> EntryId:
-        """Last entry known to be confirmed; entries above may be confirmed already."""
+        """Last entry known to be confirmed; later ones may be confirmed, too."""
         return self._lac
 
     @property
     def end(self) -> EntryId | None:
-        """Last entry of a closed ledger (NO_ENTRY: empty); None while more may come."""
+        """Last entry of a closed ledger (NO_ENTRY: empty); None: not known to be closed."""
         return self._end
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As last seen."""
+        """The ledger's metadata as last read."""
         return self._metadata
 
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
-        """Payloads of entries first..min(last, LAC), at least one, contiguous, of about max_bytes at most.
+        """Read payloads of consecutive entries first..min(last, LAC): at least one, about max_bytes at most.
 
-        Raises EntryMissingError (a person is needed), EntryUnreadableError (try again), LedgerNotFoundError.
+        Raises EntryMissingError (needs an operator), EntryUnreadableError (try again), LedgerNotFoundError.
         """
         return list(map(bytes, await self.read_views(first, last, max_bytes)))
 
     async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> list[Buffer]:
-        """`read` without a copy: payloads look into what was received. They stay valid for ever, and as long as one of
-        them is kept all that came with it is: for who goes through them and keeps none."""
+        """`read` without copying: payloads are views of the receive buffer. They stay valid, but one that is kept
+        keeps its whole buffer in memory."""
         assert 0 <= first <= self._lac, f"read above the LAC: first={first} lac={self._lac}"
         done: ReadDone = await self._reading.ask(Read(first, EntryId(min(last, self._lac)), max_bytes))
         _count_read(len(done.entries))
         return [entry.payload for entry in done.entries]
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
-        """The LAC once it is above `known` or the ledger is closed; after timeout_s the LAC as it stands.
+        """Wait until the LAC is above `known`, the ledger is closed or timeout_s is over; returns the LAC.
 
-        Asks bookies (plain reads, in turn) and metadata. Raises LedgerNotFoundError, ClosedError.
+        Polls bookies (non-fencing reads, one after the other) and metadata. Raises LedgerNotFoundError, ClosedError.
         """
         self._waiters += 1
         try:
@@ -193,7 +194,7 @@ class LedgerReader:
         return self._lac
 
     def learn_lac(self, lac: EntryId) -> None:
-        """Somebody who knows says that everything up to `lac` is confirmed."""
+        """Raise the LAC to one known from elsewhere: everything up to it is confirmed."""
         if lac > self._lac and self._end is None:
             self._lac = lac
             if self._tailing is not None:
@@ -201,7 +202,7 @@ class LedgerReader:
             self._tell()
 
     def learn_metadata(self, metadata: LedgerMetadata) -> None:
-        """Metadata as read after a watch fired."""
+        """Use metadata read after a watch fired."""
         if not self._open:
             return
         self._metadata = metadata
@@ -212,13 +213,13 @@ class LedgerReader:
             self._note_end(metadata.last_entry)
 
     def learn_deleted(self, error: DLogError) -> None:
-        """The ledger is gone: waiting makes no sense any more."""
+        """Fail `wait_lac` with this error: the ledger was deleted."""
         if self._end is None:
             self._error = error
             self._tell()
 
     async def close(self) -> None:
-        """Let go; waiters get ClosedError. Idempotent."""
+        """Stop reading; waiters get ClosedError. Idempotent."""
         if not self._open:
             return
         self._open = False
@@ -233,7 +234,7 @@ class LedgerReader:
     # ---- following the LAC ------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Have the tailer ask, unless it does already."""
+        """Have the tailer wait for the next LAC, unless it does already."""
         if self._following or not self._open:
             return
         if self._tailing is None:
@@ -255,11 +256,11 @@ class LedgerReader:
             self._lac = result.lac
             self._tell()
         elif self._waiters:
-            self._follow()  # learnt meanwhile by another way
+            self._follow()  # `learn_lac` already had this LAC
 
     def _note_end(self, end: EntryId) -> None:
         if self._end is None:
-            assert end >= self._lac, f"what was confirmed is in the closed ledger: end={end} lac={self._lac}"
+            assert end >= self._lac, f"a closed ledger holds all confirmed entries: end={end} lac={self._lac}"
             self._end = self._lac = end
             self._tell()
 
@@ -269,7 +270,7 @@ class LedgerReader:
 
 
 def _settle(future: asyncio.Future[EntryId], result: Any) -> None:
-    """Hand a result to a waiter; one that nobody looks at is no news."""
+    """Complete the future; an exception that is never retrieved is not logged."""
     if future.done():
         return
     if isinstance(result, DLogError):
@@ -280,4 +281,4 @@ def _settle(future: asyncio.Future[EntryId], result: Any) -> None:
 
 
 def _ignore(_: Any) -> None:
-    """The machine was told; nobody waits."""
+    """Drop the result."""

@@ -1,9 +1,12 @@
-"""The ledger client: BookKeeper's "fat client" for asyncio. Create, append, read, follow, recover, delete, verify.
+"""The ledger client, as BookKeeper's client, for asyncio: create, append, read, follow, recover, delete, verify.
 
-The law of this room: every handle is a machine of dlog/ledger with a driver that lives in one visible scope; the
-protocol lives there, the sockets in bookie_client.py, ZooKeeper behind the Metadata port. A machine that breaks takes
-its handle down and nothing else: the error is told with its story, whoever waits hears of it, and the log above goes
-through re-acquire and recover.
+Each handle runs a state machine of dlog/ledger, which holds the protocol, on a driver. Sockets are in bookie_client.py;
+ZooKeeper is behind the Metadata port.
+
+Invariants:
+- Every driver ends before the scope of `Ledgers` is left.
+- A failed machine ends its handle only: an event with its trace is reported, pending requests get an error, and the
+  stream owner reopens the log and recovers.
 
     async with BookieClient(resolver(metadata), rng=rng) as bookies, Ledgers(metadata, bookies, rng=rng) as ledgers:
         writer = await ledgers.create(Quorum(ensemble=3, write=3, ack=2))
@@ -12,7 +15,7 @@ through re-acquire and recover.
         reader = await ledgers.open(writer.ledger_id)
         payloads = await reader.read(EntryId(0), reader.lac, max_bytes=1 << 20)
 
-Interoperable with Apache BookKeeper 4.17 by the v2 wire, its digests, its metadata and its recovery.
+Interoperable with Apache BookKeeper 4.17: v2 wire protocol, digests, metadata and recovery.
 """
 
 from __future__ import annotations
@@ -52,26 +55,26 @@ from dlog.model.quorum import Quorum
 from dlog.options import option
 from dlog.wire.digest import Digest
 
-CREATE_ATTEMPTS = 64  # ids tried; all that bookies know lie behind a generator that went back
-AHEAD_MAX = 2048  # ids drawn at once past those that are in use
-_ASK_AGAIN_S = 0.2  # bookies that could not say whether they know a ledger, where no others are left
+CREATE_ATTEMPTS = 64  # ids tried per ledger; ids are in use if the generator was restored from a backup
+AHEAD_MAX = 2048  # ids drawn at once to get past those in use
+_ASK_AGAIN_S = 0.2  # until bookies that did not confirm an unused id are asked again, if there are no others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgersOptions:
-    """What every ledger of this client has in common."""
+    """Settings of all ledgers of one client."""
 
     digest: DigestType = DigestType.CRC32C
     password: bytes = b""
-    pending_entries_max: int = option(10_000, sim=(4, 100))  # appends without an answer, per ledger
-    vet_s: float = option(1.0, sim=(0.1, 2.0))  # a bookie may take to say that it does not know a new ledger
-    vet_all_s: float = option(5.0, sim=(1.0, 10.0))  # the same, where the ledger cannot be made without it
+    pending_entries_max: int = option(10_000, sim=(4, 100))  # unconfirmed appends, per ledger
+    vet_s: float = option(1.0, sim=(0.1, 2.0))  # for a bookie to confirm that it holds nothing under a new ledger's id
+    vet_all_s: float = option(5.0, sim=(1.0, 10.0))  # the same in all, if too few other bookies are left
     adding: AddingOptions = field(default_factory=AddingOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
 
 
 def resolver(metadata: Metadata) -> Resolve:
-    """Where a bookie listens, as its registration says; for BookieClient."""
+    """Look up bookies' addresses in their registrations; for BookieClient."""
 
     def resolve(bookie: BookieId) -> tuple[str, int] | None:
         members = metadata.known_members()
@@ -82,9 +85,9 @@ def resolver(metadata: Metadata) -> Resolve:
 
 
 class Ledgers:
-    """Ledgers of one cluster: `async with Ledgers(...) as ledgers`. Leaving the scope abandons every open handle.
+    """Client for the ledgers of one cluster: `async with Ledgers(...) as ledgers`. Leaving it abandons open handles.
 
-    metadata, bookies: opened by the caller and closed after. rng: places ensembles; seeded by the caller.
+    metadata, bookies: opened by the caller, and closed after this. rng: chooses ensembles; seeded by the caller.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Ledgers:
         self._tasks = asyncio.TaskGroup()
         self._open = False
         self._drivers: dict[Driver, tuple[Asker, LedgerId]] = {}
-        self._on_end = self._forget  # one for all
+        self._on_end = self._forget  # one bound method for all drivers
         self._watches: dict[_Watch, None] = {}
 
     async def __aenter__(self) -> Ledgers:
@@ -141,11 +144,11 @@ class Ledgers:
         password: bytes | None = None,
         custom: tuple[tuple[str, bytes], ...] = (),
     ) -> LedgerWriter:
-        """Create a ledger nobody else knows, no bookie of its ensemble either, and return its writer.
+        """Create a ledger under an id that metadata and every bookie of its ensemble do not know; return its writer.
 
-        ensemble_min: with fewer writable bookies than the quorum's ensemble take as many as there are, but not fewer
-        than this; None: all or none. custom: kept in its metadata. Raises NotEnoughBookiesError,
-        MetadataUnavailableError (a ledger that nobody writes may remain). Cancelling may leave an empty ledger too.
+        ensemble_min: smallest ensemble to accept when too few bookies are writable; None: the quorum's ensemble.
+        custom: stored in the ledger's metadata. Raises NotEnoughBookiesError or MetadataUnavailableError (an empty
+        ledger may remain). Cancelling may leave an empty ledger too.
         """
         digest = self.options.digest if digest is None else digest
         password = self.options.password if password is None else password
@@ -153,7 +156,7 @@ class Ledgers:
         ahead = 1
         for _ in range(CREATE_ATTEMPTS):
             ledger = await self._metadata.new_ledger_id(ahead)
-            ahead = min(2 * ahead, AHEAD_MAX)  # if it is in use, the next ones are as well
+            ahead = min(2 * ahead, AHEAD_MAX)  # if this id is in use, so are probably the next ones
             ensemble = await self._choose_vetted(ledger, quorum, least)
             if ensemble is None:
                 continue
@@ -170,14 +173,14 @@ class Ledgers:
             if written is not None:
                 return self._writer(ledger, written, Digest(ledger, digest, password))
         raise MetadataUnavailableError(
-            f"no ledger id is free, ids are given out twice; was ZooKeeper restored from a backup? "
-            f"See docs/restore.md: attempts={CREATE_ATTEMPTS}"
+            f"no unused ledger id found, all ids tried are in use: was ZooKeeper restored from a "
+            f"backup? See docs/restore.md: attempts={CREATE_ATTEMPTS}"
         )
 
     async def _choose_vetted(self, ledger: LedgerId, quorum: Quorum, least: int) -> tuple[BookieId, ...] | None:
-        """An ensemble of which every member says that it does not know the ledger; None if one of those asked does.
+        """Choose an ensemble whose members all confirm that they hold none of the ledger; None: a bookie holds some.
 
-        Who does not say so in time is left out, as long as there are enough others.
+        A bookie that does not confirm in time is replaced as long as there are enough others.
         """
         silent: set[BookieId] = set()
         give_up_s = self._clock.monotonic_s() + self.options.vet_all_s
@@ -204,14 +207,14 @@ class Ledgers:
             return self._placement.choose(quorum, exclude)
         except NotEnoughBookiesError:
             if not exclude:
-                await self._metadata.members()  # what we heard last may be old
+                await self._metadata.members()  # the cached list may be old: read it again
         for size in range(quorum.ensemble, least, -1):
             with suppress(NotEnoughBookiesError):
                 return self._placement.choose(replace(quorum, ensemble=size), exclude)
         return self._placement.choose(replace(quorum, ensemble=least), exclude)
 
     async def _write_new(self, ledger: LedgerId, value: LedgerMetadata) -> Versioned | None:
-        """The metadata in place, or None if the id is taken. A lost reply is resolved by the token we wrote."""
+        """Write a new ledger's metadata; None: the id is taken. After a lost reply the written token decides."""
         outcome = await self._metadata.compare_and_set(LedgerKey(ledger), value, None)
         if isinstance(outcome, OutcomeUnknown | Conflict):
             found = await self._metadata.read(LedgerKey(ledger))
@@ -219,7 +222,8 @@ class Ledgers:
                 outcome = found
             elif isinstance(outcome, OutcomeUnknown):
                 raise MetadataUnavailableError(
-                    f"ledger may or may not be created: ledger={ledger} reason={outcome.reason}", outcome_unknown=True
+                    f"the ledger may or may not have been created, try again: ledger={ledger} reason={outcome.reason}",
+                    outcome_unknown=True,
                 )
         return outcome if isinstance(outcome, Versioned) else None
 
@@ -234,9 +238,9 @@ class Ledgers:
     async def open(
         self, ledger: LedgerId, *, password: bytes | None = None, last_entry: EntryId | None = None
     ) -> LedgerReader:
-        """Open for reading, without recovery: its writer goes on, and the reader follows.
+        """Open for reading without recovery: the writer is not disturbed, and the reader follows its LAC.
 
-        last_entry: the end, where the caller knows it. Raises LedgerNotFoundError, MetadataUnavailableError.
+        last_entry: the end, if the caller knows it. Raises LedgerNotFoundError, MetadataUnavailableError.
         """
         metadata = await self.metadata_of(ledger)
         digest = self._digest(ledger, metadata, password)
@@ -249,19 +253,19 @@ class Ledgers:
         return reader
 
     async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata:
-        """Metadata as it stands. Raises LedgerNotFoundError, MetadataUnavailableError."""
+        """Read the ledger's metadata. Raises LedgerNotFoundError, MetadataUnavailableError."""
         outcome = await self._metadata.read(LedgerKey(ledger))
         if isinstance(outcome, Versioned):
             metadata: LedgerMetadata = outcome.value
             return metadata
         if isinstance(outcome, Missing):
             raise LedgerNotFoundError(f"no such ledger: ledger={ledger}")
-        raise MetadataUnavailableError(f"metadata out of reach: ledger={ledger} reason={outcome}")
+        raise MetadataUnavailableError(f"the ledger's metadata cannot be read now: ledger={ledger} reason={outcome}")
 
     async def last_confirmed(self, ledger: LedgerId, *, password: bytes | None = None) -> EntryId:
-        """The LAC, asked of metadata and of enough bookies to be certain, without fencing.
+        """Read the LAC from metadata and from bookies of every possible ack quorum, without fencing.
 
-        The newest confirmed entries may be above it: their LAC travels with the next entry. Raises UnavailableError,
+        The newest confirmed entries may be above it: the next entry carries their LAC. Raises UnavailableError,
         LedgerNotFoundError, MetadataUnavailableError.
         """
         metadata = await self.metadata_of(ledger)
@@ -273,10 +277,10 @@ class Ledgers:
             return seen.lac
 
     async def find_tail(self, ledger: LedgerId, *, password: bytes | None = None) -> EntryId:
-        """The tail as of now, for readers that cannot ask the writer: every entry confirmed before is at or below it,
-        and whatever recovers the ledger later keeps all up to it. Nobody is fenced; may write metadata
-        (dlog/ledger/finding.py). Raises UnavailableError (it cannot be known now), MetadataUnavailableError,
-        LedgerNotFoundError, UnauthorizedError. Cancelling leaves nothing undone.
+        """Find the tail without the writer: every entry confirmed before this call is at or below it, and every later
+        recovery keeps all entries up to it. Fences nothing; may write metadata (dlog/ledger/finding.py). Raises
+        UnavailableError (cannot be known now), MetadataUnavailableError, LedgerNotFoundError, UnauthorizedError.
+        Cancelling is safe.
         """
         metadata = await self.metadata_of(ledger)
         if metadata.is_closed:
@@ -287,7 +291,7 @@ class Ledgers:
             return seen.lac
 
     async def verify(self, ledger: LedgerId, *, password: bytes | None = None) -> Verified:
-        """Read every entry up to the end (or the LAC) from every replica and check it; mends nothing."""
+        """Read every entry up to the end (or the LAC) from every replica and check it; repairs nothing."""
         metadata = await self.metadata_of(ledger)
         last = metadata.last_entry if metadata.is_closed else await self.last_confirmed(ledger, password=password)
         if last == NO_ENTRY:
@@ -298,16 +302,16 @@ class Ledgers:
             return verified
 
     def asker(self) -> Asker:
-        """A door to the bookies, for who reads copy by copy. Close it."""
+        """A sender of requests to single bookies, for reading replicas one by one. Close it."""
         return self._bookies.asker()
 
-    # ---- ending -----------------------------------------------------------------------------------------------------
+    # ---- recovering and deleting ------------------------------------------------------------------------------------
 
     async def recover(self, ledger: LedgerId, *, password: bytes | None = None) -> Recovered:
-        """Fence the writer, find the end, close. Repeatable; concurrent recoveries anywhere agree.
+        """Fence the writer, find the last entry and close the ledger. Repeatable; concurrent recoveries agree.
 
         Raises UnavailableError, EntryUnreadableError, NotEnoughBookiesError (call again), UnauthorizedError,
-        LedgerNotFoundError. Cancelling leaves the ledger fenced at most.
+        LedgerNotFoundError. Cancelling may leave the ledger fenced.
         """
         machine = LedgerRecoverer(ledger, self._placement, self.options.recovery, password)
         async with self._visiting(machine, ledger, "recoverer") as driver:
@@ -315,19 +319,18 @@ class Ledgers:
             return recovered
 
     async def delete(self, ledger: LedgerId) -> None:
-        """Delete its metadata; bookies collect the entries by themselves. Idempotent."""
+        """Delete its metadata; bookies collect the entries later. Idempotent."""
         await self._metadata.delete(LedgerKey(ledger))
 
     async def who_knows(self, ledger: LedgerId, bookies: Collection[BookieId]) -> Vetted:
-        """Which of these bookies hold anything of the ledger, whether metadata names it or not."""
+        """Ask which of these bookies hold entries of the ledger, in metadata or not."""
         async with self._visiting(LedgerVetter(ledger), ledger, "vetter") as vetter:
             vetted: Vetted = await vetter.ask(Vet(tuple(sorted(bookies)), self.options.vet_all_s))
             return vetted
 
     async def adopt(self, ledger: LedgerId, bookies: Collection[BookieId], digest: DigestType) -> LedgerMetadata:
-        """Write metadata for a ledger that bookies hold and metadata does not name, so that it can be recovered and
-        read. Any of them may hold any of its entries. Raises InvalidRequestError if metadata names it,
-        MetadataUnavailableError."""
+        """Write metadata for a ledger that only bookies know, so that it can be recovered and read. Any of them may
+        hold any of its entries. Raises InvalidRequestError if metadata has the ledger, MetadataUnavailableError."""
         value = LedgerMetadata(
             quorum=Quorum(ensemble=len(bookies), write=len(bookies), ack=1),
             fragments=(Fragment(EntryId(0), tuple(sorted(bookies))),),
@@ -338,18 +341,18 @@ class Ledgers:
             ctoken=self._rng.getrandbits(63),
         )
         if await self._write_new(ledger, value) is None:
-            raise InvalidRequestError(f"metadata names the ledger already: ledger={ledger}")
+            raise InvalidRequestError(f"the ledger has metadata already, recover or read it: ledger={ledger}")
         return value
 
     def list(self) -> AsyncIterator[LedgerId]:
-        """All ledgers of the cluster, by rising id."""
+        """All ledgers of the cluster, in order of their ids."""
         return self._metadata.ledgers()
 
-    # ---- lives ------------------------------------------------------------------------------------------------------
+    # ---- drivers ----------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _visiting(self, machine: Machine, ledger: LedgerId, kind: str) -> AsyncIterator[Driver]:
-        """A machine that lives for one question."""
+        """Run a machine while the context lasts."""
         driver = self._start(machine, ledger, kind)
         try:
             yield driver
@@ -380,7 +383,7 @@ class Ledgers:
     def _forget(self, driver: Driver, error: Exception | None) -> None:
         asker, ledger = self._drivers.pop(driver)
         asker.close()
-        if error is not None:  # a broken machine costs its handle, never the process
+        if error is not None:  # a failed machine ends its handle, not the process
             story = "\n".join([repr(error), *getattr(error, "__notes__", ())])
             self._on_event(LedgerHandleFailed(ledger, driver.name, story))
 
@@ -392,7 +395,7 @@ class Ledgers:
 
 
 class _Watch:
-    """Reads metadata again for a reader when a watch fires; a hint lost costs only time, the tailer asks too."""
+    """Reads metadata again for a reader when a watch fires. A lost watch only costs time: the tailer polls, too."""
 
     def __init__(
         self, ledger: LedgerId, metadata: Metadata, tasks: asyncio.TaskGroup, on_end: Callable[[_Watch], None]
@@ -438,10 +441,10 @@ class _Watch:
                 elif isinstance(outcome, Missing):
                     self._reader.learn_deleted(LedgerNotFoundError(f"the ledger was deleted: ledger={self._ledger}"))
         except DLogError:
-            return  # a hint, no more
+            return  # the watch is a hint only
         finally:
             self._reading = None
 
 
 def _nothing() -> None:
-    """No one needs to know."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""Listening sockets for a host and a port, whatever the host is: a name, an IPv4 or an IPv6 address."""
+"""Listening sockets for a port and a host: a name, an IPv4 or an IPv6 address."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from dlog.hostport import bare_host
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bind TCP to the first address of the host; the caller listens. Port 0: any free one.
+    """Bind a TCP socket to the first address of the host; the caller listens. Port 0: any free one.
 
-    `::` is bound for IPv4 as well, since it stands for every interface. Raises OSError, also for a name that is none.
+    `::` is bound for IPv4, too, as it means every interface. Raises OSError, also for an invalid host name.
     """
     host = bare_host(host)
     try:
         found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except UnicodeError as error:  # of the resolver's own rules: an empty label, one of more than 63 characters
-        raise OSError(f"not the name of a host: {error}") from error
+    except UnicodeError as error:  # an empty label, or one of more than 63 characters
+        raise OSError(f"not a valid host name: {error}") from error
     family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
@@ -33,7 +33,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether the port can be listened on now."""
+    """Whether a server could listen on the port now."""
     try:
         check_free(host, port)
     except OSError:
@@ -42,7 +42,7 @@ def is_free(host: str, port: int) -> bool:
 
 
 def check_free(host: str, port: int) -> None:
-    """Raises OSError if the port cannot be listened on now."""
+    """Raise OSError if no server could listen on the port now."""
     with listening_socket(host, port) as listener:
         listener.listen(1)
 
@@ -50,13 +50,13 @@ def check_free(host: str, port: int) -> None:
 async def create_server(
     make: Callable[[], asyncio.BaseProtocol], host: str, port: int, *, backlog: int = 100, start_serving: bool = True
 ) -> asyncio.Server:
-    """As loop.create_server, for the same hosts as listening_socket. Raises OSError."""
+    """loop.create_server for the hosts of listening_socket. Raises OSError."""
     loop = asyncio.get_running_loop()
     host = bare_host(host)
-    if host == "::":  # the loop would bind it for IPv6 alone
+    if host == "::":  # the loop would bind it for IPv6 only
         bound = listening_socket(host, port)
         return await loop.create_server(make, sock=bound, backlog=backlog, start_serving=start_serving)
     try:
         return await loop.create_server(make, host, port, backlog=backlog, start_serving=start_serving)
     except UnicodeError as error:
-        raise OSError(f"not the name of a host: {error}") from error
+        raise OSError(f"not a valid host name: {error}") from error

@@ -1,8 +1,10 @@
-"""Logs: events as lines on stderr. JSON when nobody sits at the terminal, columns when somebody does.
+"""Logs events as lines on stderr: text on a terminal, JSON elsewhere.
 
-The law of this room: the service logs events of dlog/events.py and nothing else; libraries that use `logging` come out
-in the same form. stdout is never written here: it belongs to the process's answer. A line that stderr does not take (a
-full disk, a pipe that is full and non-blocking or that nobody reads) is lost: nothing else fails for it.
+Invariants:
+- The service logs only events of dlog/events.py; records of libraries that use `logging` get the same format.
+- Nothing is logged to stdout, which is for the process's results.
+- A line that stderr does not accept (full disk, full non-blocking pipe, pipe without a reader) is lost; nothing else
+  fails.
 """
 
 from __future__ import annotations
@@ -22,14 +24,17 @@ _threshold = LEVELS["info"]
 
 
 def setup(log_format: str | None = None, *, level: str = "info", **bound: Any) -> None:
-    """Choose form and level for this process, once, at its start.
+    """Set format and level of this process, once, at its start.
 
-    log_format: "json", "text", or None for text on a terminal and JSON elsewhere. bound: fields every line carries
-    (role, id). Raises ValueError for a level or format there is not.
+    log_format: "json", "text", or None: text on a terminal, JSON elsewhere. bound: fields of every line (role, id).
+    Raises ValueError for an unknown level or format.
     """
     global _threshold, _log
     if log_format not in ("json", "text", None) or level not in LEVELS:
-        raise ValueError(f"no such log format or level: format={log_format} level={level}")
+        raise ValueError(
+            f"unknown log format or level, use json or text and debug, info, warning or error: format={log_format} "
+            f"level={level}"
+        )
     _threshold = LEVELS[level]
     as_json = log_format == "json" or (log_format is None and not sys.stderr.isatty())
     shared: list[Any] = [
@@ -62,7 +67,7 @@ def setup(log_format: str | None = None, *, level: str = "info", **bound: Any) -
 
 
 def tell(event: Event) -> None:
-    """Log one event, if its level is at or above the threshold."""
+    """Log one event if its level is at or above the threshold."""
     number = LEVELS[event.level]
     if number >= _threshold:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""How much memory this process may use: the machine's, or what its control groups allow."""
+"""How much memory this process may use: the machine's, or the limit of its control groups."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LIMITS_V1 = ("memory.limit_in_bytes",)
 def memory_bytes(own_groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int:
     """The smallest of the machine's memory and the limits of this process's control groups and their ancestors.
 
-    A limit that cannot be read, or is none ("max"), does not count. own_groups, mount: where Linux tells of them.
+    Ignores limits that cannot be read or are "max". own_groups, mount: Linux's files of control groups.
     """
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     try:
@@ -32,9 +32,9 @@ def memory_bytes(own_groups: Path = _OWN_GROUPS, mount: Path = _MOUNT) -> int:
 
 
 def _limits(mount: Path, path: str, names: tuple[str, ...]) -> list[int]:
-    """Limits of a group and those above it. In a container the path may be the host's, of which only the top shows."""
+    """Limits of a group and its ancestors. In a container the path may be the host's; then only the root is visible."""
     parts = [part for part in path.split("/") if part]
-    if ".." in parts:  # outside of what this process sees
+    if ".." in parts:  # outside of the visible hierarchy
         parts = []
     found: list[int] = []
     for depth in range(len(parts) + 1):

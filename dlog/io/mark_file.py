@@ -1,6 +1,6 @@
-"""The file COLLECTION of a bookie's last ledger directory: what its disk knows of its marks in metadata.
+"""The file COLLECTION in a bookie's last ledger directory: the bookie's record of its garbage collection marks.
 
-A file that is missing or damaged is as good as none: a new chain of marks begins (dlog/bookie/collecting.py).
+If it is missing or damaged, a new chain of marks begins (dlog/bookie/collecting.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ COLLECTION = "COLLECTION"
 
 
 def read_record(disk: Disk, directory: str) -> MarkRecord:
-    """Raises OSError."""
+    """Raises OSError. Empty if the file is missing or damaged."""
     data = read_whole(disk, directory, COLLECTION)
     if data is None or data[-9:] != b"%08x\n" % crc32c(data[:-9]):
         return MarkRecord()
@@ -26,9 +26,9 @@ def read_record(disk: Disk, directory: str) -> MarkRecord:
 
 
 def write_record(write: Callable[[str, bytes], None], record: MarkRecord) -> str:
-    """write: puts bytes under a name in the bookie's last ledger directory, durable and all or nothing.
+    """Write the record with `write`, which replaces a file durably and atomically.
 
-    Durable when it returns "". Returns why not if there is no room; raises OSError for any other failure.
+    Returns "" when durable, or the reason if there is no space. Raises OSError for other failures.
     """
     text = json.dumps({"chain": record.chain, "mark": record.mark, "next": record.next}).encode() + b"\n"
     try:

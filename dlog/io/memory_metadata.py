@@ -1,7 +1,8 @@
-"""Metadata in memory: the whole port for one process, for tests and for a log that needs to outlive nothing.
+"""The Metadata port in memory, for tests and for logs that need not survive the process.
 
-The law of this file: versions, compare-and-set and watches behave as on ZooKeeper; answers come a turn of the loop
-later, so that nobody comes to rely on them at once. `drop_replies` makes the next writes take place without an answer.
+Invariants:
+- Versions, compare-and-set and watches behave as on ZooKeeper.
+- Results of most calls come one turn of the event loop later, so that callers cannot rely on immediate ones.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from dlog.model.segment import StreamKey, StreamMetadata
 
 
 class MemoryMetadata:
-    """A Metadata; several clients may share one, as they share a cluster."""
+    """Implements Metadata. Several clients may share one, as they share a cluster."""
 
     state = SessionState.CONNECTED
 
     def __init__(self, instance: str = "memory", *, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.drop_replies = 0  # so many of the next writes take place and are not answered
+        self.drop_replies = 0  # this many of the next writes take place but return OutcomeUnknown
         self._instance = instance
         self._clock = clock
         self._values: dict[Key, Versioned] = {}
         self._versions = 0
         self._ledgers = 0
-        self._deletions = 0  # of streams
+        self._deletions = 0  # number of deleted streams
         self._members = Members({}, {}, {}, {})
         self._cookies: dict[BookieId, Versioned] = {}
         self._marks: dict[BookieId, Versioned] = {}
@@ -39,11 +40,11 @@ class MemoryMetadata:
         self._on_members: list[Callable[[], None]] = []
 
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
-        """The state never changes."""
+        """Do nothing: the state never changes."""
         return _nothing
 
     def silent_s(self) -> float:
-        """Memory answers."""
+        """Always 0."""
         return 0.0
 
     async def read(self, key: Key) -> Outcome:
@@ -162,7 +163,7 @@ class MemoryMetadata:
     async def write_cookie(self, bookie: BookieId, text: str, version: object) -> None:
         now = self._cookies.get(bookie)
         if (now.version if now is not None else None) != version:
-            raise CookieError(f"the cookie was changed by somebody else: bookie={bookie}")
+            raise CookieError(f"the cookie was changed by another process, start again: bookie={bookie}")
         self._versions += 1
         self._cookies[bookie] = Versioned(text, self._versions)
 
@@ -180,7 +181,7 @@ class MemoryMetadata:
         return written
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""
 
     def _set_members(self, members: Members) -> None:
         self._members = members
@@ -193,4 +194,4 @@ class MemoryMetadata:
 
 
 def _nothing() -> None:
-    """Nothing to unsubscribe."""
+    """Do nothing."""

@@ -1,10 +1,12 @@
-"""The metadata port: what the service asks of ZooKeeper, in the words of the domain.
+"""The metadata port: all reads and writes of metadata that the service makes in ZooKeeper.
 
-A `read`, a list and `members` show all that was answered to anybody before they were asked; `known_members` may be
-old. Versions are of one life of a key: what is deleted and made again never takes a change that names an older one.
+Invariants:
+- `read`, lists and `members` show every write confirmed to any client before the call; `known_members` may be old.
+- A version belongs to one incarnation of a key: a key deleted and created again takes no write with an older version.
+- Every write that decides something is a compare-and-set; watches are hints.
 
-Three implementations keep it: dlog/io/zookeeper_metadata.py (the real one), dlog/io/memory_metadata.py for tests of one
-process, and the model in tests/simulation. Every decision write is a compare-and-set; watches are hints.
+Implementations: dlog/io/zookeeper_metadata.py, dlog/io/memory_metadata.py for tests of one process, and the model in
+tests/simulation.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from dlog.model.segment import Owner
 
 
 class SessionState(enum.Enum):
-    """Of the metadata session. SUSPENDED: out of contact, may still be valid. LOST: gone, ephemerals with it."""
+    """ZooKeeper session. SUSPENDED: disconnected, may still be valid. LOST: expired, with its ephemeral znodes."""
 
     CONNECTED = "connected"
     SUSPENDED = "suspended"
@@ -30,7 +32,7 @@ class SessionState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class BookieInfo:
-    """Where a registered bookie listens."""
+    """Registered address of a bookie."""
 
     bookie: BookieId
     host: str
@@ -41,8 +43,8 @@ class BookieInfo:
 class ProxyInfo:
     """A registered proxy; role is "write" or "read".
 
-    address: host:port that clients are sent to, and by which everybody names the proxy. peer_address: where other
-    proxies connect to, if that is another one.
+    address: host:port for clients, which also identifies the proxy. peer_address: host:port for other proxies, if
+    different.
     """
 
     proxy: ProxyId
@@ -53,7 +55,7 @@ class ProxyInfo:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """Who is registered now, by id."""
+    """Registered bookies and proxies by id."""
 
     writable: dict[BookieId, BookieInfo]
     readonly: dict[BookieId, BookieInfo]
@@ -61,7 +63,7 @@ class Members:
     read_proxies: dict[ProxyId, ProxyInfo]
 
     def peer_of(self, address: str) -> str:
-        """Where a proxy connects to in order to reach the proxy that is named by `address`."""
+        """The address at which other proxies reach the proxy identified by `address`."""
         for proxies in (self.write_proxies, self.read_proxies):
             for info in proxies.values():
                 if info.address == address:
@@ -71,10 +73,9 @@ class Members:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The version of a stream that is not there. deletions: a count by `Metadata.deletions` before it is made.
+    """Version of a stream that does not exist. deletions: `Metadata.deletions`, read before the creation.
 
-    A creation under this version takes place only while no stream was deleted since that count, so one that comes late
-    cannot make its stream a second time.
+    A creation with it fails if any stream was deleted since, so a delayed one cannot create its stream a second time.
     """
 
     deletions: int
@@ -82,7 +83,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
-    """A stream without its segments. is_truncated: there are segments before the trim point."""
+    """A stream's metadata without its segments. is_truncated: there are segments before the truncation point."""
 
     owner: Owner
     retention_s: float
@@ -93,12 +94,11 @@ Unsubscribe = Callable[[], None]
 
 
 class Metadata(Protocol):
-    """Ledgers by LedgerKey (LedgerMetadata), streams by StreamKey (StreamMetadata).
+    """Reads and writes ledgers by LedgerKey (LedgerMetadata) and streams by StreamKey (StreamMetadata).
 
-    `read` and `compare_and_set` never raise for the network: they return OutcomeUnknown. They raise what asking again
-    cannot mend: DamagedError, UnsupportedVersionError, MetadataWentBackError for what cannot be read, and
-    RequestTooLargeError or NoRightsError for what was not written. The other calls raise MetadataUnavailableError. A
-    cancelled call may still take effect.
+    After a network failure `read` and `compare_and_set` return OutcomeUnknown. They raise only what a retry cannot
+    repair: DamagedError, UnsupportedVersionError, MetadataWentBackError (not readable), RequestTooLargeError,
+    NoRightsError (not written). Other calls raise MetadataUnavailableError. A cancelled call may still take effect.
     """
 
     @property
@@ -107,20 +107,20 @@ class Metadata(Protocol):
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe: ...
 
     def silent_s(self) -> float:
-        """For how long the oldest question has waited for an answer, or contact has been lost; 0: all is well."""
+        """Seconds since the oldest pending request was sent or the connection was lost; 0: neither."""
         ...
 
     async def read(self, key: Key) -> Outcome: ...
 
     async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
-        """version None creates; so does Absent, for a stream: Missing if one was deleted since. The claim of a stream
-        (a higher owner epoch) also moves the stream's lock node.
+        """Write if the version is current. None creates; Absent creates a stream, or returns Missing if one was deleted
+        since. Claiming a stream (a higher owner epoch) also moves its lock znode.
 
-        A created stream has the life that the value names, or a new one. A stream whose owner is written as deleted
-        is gone at that moment: it is read as Missing, with what is left of it, and one more deletion is counted.
+        A created stream gets the incarnation (`life`) of the value, or a new one. A stream whose owner is written as
+        deleted is read as Missing from then on, with its remains in `left`, and counted in `deletions`.
 
-        A stream's next value is made from the one that came with its version, which bears what metadata gave to each
-        segment (`Segment.metadata_version`).
+        Derive a stream's next value from the one returned with its version: that has each segment's
+        `Segment.metadata_version`.
         """
         ...
 
@@ -129,24 +129,24 @@ class Metadata(Protocol):
         ...
 
     async def remove(self, stream: StreamName, life: str) -> None:
-        """Remove what is left of a stream that was marked as deleted in this life (its ledgers are the caller's work).
+        """Remove the znodes of a stream whose incarnation `life` is marked as deleted. The caller deletes its ledgers.
 
-        Does nothing if that life is gone, or is not marked. Idempotent.
+        Does nothing if that incarnation is gone or not marked. Idempotent.
         """
         ...
 
     async def deletions(self) -> int:
-        """How many streams of the namespace were deleted so far."""
+        """Number of streams deleted in the namespace so far."""
         ...
 
     def watch(self, key: Key, callback: Callable[[], None]) -> Unsubscribe:
-        """Hint that the value may have changed: called with nothing, at least once after each change. After a reconnect
-        it is also called where a change cannot be ruled out; `on_state` tells of every reconnect."""
+        """Call `callback` at least once after each change of the value, and after a reconnect if it may have changed.
+        `on_state` reports every reconnect."""
         ...
 
     async def new_ledger_id(self, ahead: int = 1) -> LedgerId:
-        """Draw `ahead` ids and return the last; the others are used for nothing. More than one jumps past ids that
-        bookies know though they were not given out: the generator went back with a restored backup."""
+        """Draw `ahead` ids and return the last; the others stay unused. More than one skips ids that bookies know
+        already, after a restored backup has set the generator back."""
         ...
 
     def ledgers(self) -> AsyncIterator[LedgerId]: ...
@@ -154,28 +154,28 @@ class Metadata(Protocol):
     async def streams(self) -> list[StreamName]: ...
 
     async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
-        """What two znodes say of each stream, in order; None for one that is not there or cannot be read. Asked for
-        many at once, as of now or a moment ago; nothing is cached or watched."""
+        """Read the two znodes of each stream's head, in order; None: missing or not readable. Made for many streams;
+        may be slightly old, caches and watches nothing."""
         ...
 
     async def instance_id(self) -> str:
-        """Identity of the cluster. Raises MetadataUnavailableError, or NotFound errors when no cluster was made."""
+        """Identity of the cluster. Raises MetadataUnavailableError, or a NotFound error if there is no cluster."""
         ...
 
     async def members(self) -> Members:
-        """Read fresh."""
+        """Read the registrations now."""
         ...
 
     def known_members(self) -> Members:
-        """As last heard, kept current by watches; no wait."""
+        """The cached registrations, kept current by watches."""
         ...
 
     def on_members(self, callback: Callable[[], None]) -> Unsubscribe: ...
 
     async def register_bookie(self, info: BookieInfo, *, readonly: bool = False) -> None:
-        """Keep the bookie registered (ephemeral) across reconnects and new sessions until unregistered.
+        """Keep the bookie registered (ephemeral znode) across reconnects and new sessions until unregistered.
 
-        Going read-only creates the readonly node first and deletes the other after; back, the reverse.
+        A change to or from read-only creates the new znode before it deletes the old one.
         """
         ...
 
@@ -186,19 +186,19 @@ class Metadata(Protocol):
     async def unregister_proxy(self, proxy: ProxyId) -> None: ...
 
     async def read_cookie(self, bookie: BookieId) -> Versioned | Missing:
-        """The cookie's text."""
+        """Read the cookie's text."""
         ...
 
     async def write_cookie(self, bookie: BookieId, text: str, version: object) -> None:
-        """version None creates; a conflict raises CookieError."""
+        """Write a cookie; version None creates it. Raises CookieError on a conflict."""
         ...
 
     async def read_mark(self, bookie: BookieId) -> Versioned | Missing:
-        """The mark of a bookie's collections (dlog/bookie/collecting.py), a text. Read fresh."""
+        """Read the text of a bookie's garbage collection mark (dlog/bookie/collecting.py), not from a cache."""
         ...
 
     async def write_mark(self, bookie: BookieId, text: str, version: object) -> Outcome:
-        """version None creates. Never raises for the network, as `compare_and_set`."""
+        """Write the mark; version None creates it. Returns OutcomeUnknown as `compare_and_set`."""
         ...
 
     async def close(self) -> None: ...

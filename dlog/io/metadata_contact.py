@@ -1,6 +1,8 @@
-"""Tell operators whether a process reaches ZooKeeper: two events and a gauge.
+"""Reports whether a process is connected to ZooKeeper: two events and a gauge.
 
-Invariants: the two events alternate, MetadataLost first; the gauge is 0 between them and 1 otherwise.
+Invariants:
+- The events alternate, MetadataLost first.
+- The gauge is 0 between MetadataLost and MetadataRegained, otherwise 1.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dlog.io.metrics import METADATA_CONNECTED
 
 @contextmanager
 def contact_told(metadata: Metadata, tell: Callable[[Event], None]) -> Iterator[None]:
-    """Tell of each loss of contact with the metadata store, and of its return, while the context lasts."""
+    """Report each loss and return of the metadata connection in this context."""
     contact = _Contact(tell)
     unsubscribe = metadata.on_state(contact.hear)
     METADATA_CONNECTED.set(1)
@@ -28,7 +30,7 @@ def contact_told(metadata: Metadata, tell: Callable[[Event], None]) -> Iterator[
 
 
 class _Contact:
-    """Times from the loss of contact to its return."""
+    """Tracks when the connection was lost."""
 
     def __init__(self, tell: Callable[[Event], None]) -> None:
         self._tell = tell

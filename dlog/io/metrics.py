@@ -1,8 +1,9 @@
-"""Metrics: numbers counted where things happen, read over HTTP by Prometheus. Off unless a port is given.
+"""Metrics of a process, served over HTTP to Prometheus if a port is configured.
 
-The law of this room: counting is adding to a number, no label lookup on a hot path; the Prometheus library is loaded by
-the process that is scraped and by no other (it is a seventh of an idle process); and the scrape runs on a thread of
-its own, so that a slow scraper never holds the loop.
+Invariants:
+- Counting adds to a number; no label is looked up on a hot path.
+- The Prometheus library is loaded only by a process that serves metrics: it is a seventh of an idle process's memory.
+- Scrapes run in a thread of their own, so a slow scraper never blocks the event loop.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from dlog.events import Event
 from dlog.hostport import bare_host, join_host_port
 
 if TYPE_CHECKING:
-    from wsgiref.simple_server import WSGIServer  # brings http and email along: 2.5 MB of every process
+    from wsgiref.simple_server import WSGIServer  # would load http and email: 2.5 MB per process
 
 
 class Number:
-    """A number with a name, for one process. A counter only grows; a gauge is set."""
+    """A named counter, or a gauge, of this process."""
 
     __slots__ = ("is_gauge", "name", "value", "what")
 
@@ -38,31 +39,31 @@ class Number:
 
 
 class Collector(Protocol):
-    """What Prometheus' registry asks for metric families."""
+    """Gives metric families to Prometheus' registry."""
 
     def collect(self) -> Iterable[Any]: ...
 
 
-LOOP_STALLS = Number("loop_stalls", "How often the event loop was held up beyond 5 ms")
-LOOP_STALL_SECONDS = Number("loop_stall_seconds", "Time for which the event loop was held up beyond 5 ms")
+LOOP_STALLS = Number("loop_stalls", "How often the event loop was blocked for more than 5 ms")
+LOOP_STALL_SECONDS = Number("loop_stall_seconds", "Time for which the event loop was blocked beyond 5 ms")
 MINOR_FAULTS = Number("minor_faults", "Minor page faults of the process since its start", is_gauge=True)
-METADATA_CONNECTED = Number("metadata_connected", "1 while the process is in contact with ZooKeeper", is_gauge=True)
+METADATA_CONNECTED = Number("metadata_connected", "1 while the process is connected to ZooKeeper", is_gauge=True)
 ENTRIES_SENT = Number("ledger_entries_sent", "Entries given to ledger writers of this process")
 BYTES_SENT = Number("ledger_bytes_sent", "Payload bytes given to ledger writers of this process")
 ENTRIES_READ = Number("ledger_entries_read", "Entries read and verified by ledger readers of this process")
-BOOKIE_CONNECTIONS_LOST = Number("bookie_connections_lost", "Connections to bookies that ended by themselves")
-BOOKIE_TIMEOUTS = Number("bookie_timeouts", "Connections to bookies closed because an answer did not come")
-BOOKIE_LAGGING = Number("bookie_lagging", "Connections to bookies closed because too many bytes were in flight")
+BOOKIE_CONNECTIONS_LOST = Number("bookie_connections_lost", "Connections to bookies that failed or were lost")
+BOOKIE_TIMEOUTS = Number("bookie_timeouts", "Connections to bookies closed because a response was overdue")
+BOOKIE_LAGGING = Number("bookie_lagging", "Connections to bookies closed because too many bytes were unanswered")
 GC_LIVE_BYTES = Number(
     "gc_live_bytes", "Bytes in entry logs of ledgers that exist, at the last collection", is_gauge=True
 )
-GC_DEAD_BYTES = Number("gc_dead_bytes", "The other bytes of entry logs, at the last collection", is_gauge=True)
-GC_RECLAIMED_BYTES = Number("gc_reclaimed_bytes", "Bytes of entry logs without a ledger that collections deleted")
+GC_DEAD_BYTES = Number("gc_dead_bytes", "All other bytes in entry logs, at the last collection", is_gauge=True)
+GC_RECLAIMED_BYTES = Number("gc_reclaimed_bytes", "Bytes of the entry logs that garbage collections deleted")
 GC_COPIED_BYTES = Number("gc_copied_bytes", "Bytes of entries that compactions copied")
 GC_LAST_RUN_SECONDS = Number("gc_last_run_seconds", "When the last collection ended, in Unix time", is_gauge=True)
 GC_LEDGERS = Number("gc_ledgers", "Ledgers that exist on this bookie, at the last collection", is_gauge=True)
 GC_UNSEEN_LEDGERS = Number(
-    "gc_unseen_ledgers", "Of these, ledgers never seen in metadata: they are kept", is_gauge=True
+    "gc_unseen_ledgers", "Ledgers of dlog_gc_ledgers never seen in metadata: not collected", is_gauge=True
 )
 
 _NUMBERS = (
@@ -86,16 +87,16 @@ _NUMBERS = (
 )
 _events: dict[str, int] = {}
 _exposed: list[Collector] = []
-_registry: Any = None  # Prometheus', once this process is scraped
+_registry: Any = None  # Prometheus' registry, once this process serves metrics
 
 
 def count(event: Event) -> None:
-    """Count one event by its name; a subscriber like dlog.io.logs.tell."""
+    """Count one event by its name; an event subscriber like dlog.io.logs.tell."""
     _events[event.name] = _events.get(event.name, 0) + 1
 
 
 def family(name: str, what: str, value: float, *, is_gauge: bool) -> Any:
-    """One number as Prometheus wants it; for a Collector, in the process that is scraped."""
+    """Make a Prometheus metric family of one number; for a Collector, loads the Prometheus library."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     make = GaugeMetricFamily if is_gauge else CounterMetricFamily
@@ -103,19 +104,19 @@ def family(name: str, what: str, value: float, *, is_gauge: bool) -> Any:
 
 
 def expose(collector: Collector) -> None:
-    """Have this collector scraped too; once a process."""
+    """Include this collector in scrapes; call it once per process."""
     _exposed.append(collector)
     if _registry is not None:
         _registry.register(collector)
 
 
 class _Own:
-    """The numbers of this file."""
+    """Collects the numbers of this file and the event counts."""
 
     def collect(self) -> Iterator[Any]:
         from prometheus_client.core import CounterMetricFamily
 
-        events = CounterMetricFamily("dlog_events", "Events told, by name", labels=["event"])
+        events = CounterMetricFamily("dlog_events", "Events reported, by name", labels=["event"])
         for name, times in list(_events.items()):
             events.add_metric([name], times)
         yield events
@@ -127,7 +128,7 @@ _exposed.append(_Own())
 
 
 class Endpoint:
-    """A running scrape endpoint; `port` is the one the kernel chose when 0 was asked."""
+    """A running HTTP endpoint for scrapes. port: the port listened on, also if 0 was given."""
 
     def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
         self._server = server
@@ -135,14 +136,14 @@ class Endpoint:
         self.port = server.server_port
 
     def close(self) -> None:
-        """Stop serving; returns when the thread has ended."""
+        """Stop serving and wait for the thread's end."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
 def serve(port: int | None, host: str = "127.0.0.1") -> Endpoint | None:
-    """Serve /metrics on host:port; None as port means no metrics. Raises ConfigError when the port is taken."""
+    """Serve /metrics on host:port; port None: do nothing. Raises ConfigError if it cannot listen there."""
     if port is None:
         return None
     import prometheus_client
@@ -156,6 +157,6 @@ def serve(port: int | None, host: str = "127.0.0.1") -> Endpoint | None:
         server, thread = prometheus_client.start_http_server(port, addr=bare_host(host))
     except OSError as error:
         raise ConfigError(
-            f"metrics cannot be served: {error.strerror}: address={join_host_port(host, port)}"
+            f"metrics cannot be served, choose another port: {error.strerror}: address={join_host_port(host, port)}"
         ) from error
     return Endpoint(server, thread)

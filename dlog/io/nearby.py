@@ -1,12 +1,13 @@
-"""Connections within one machine: a server that listens on TCP has a second door, a Unix socket with the same name.
+"""Local transport: a server on TCP also listens on a Unix socket, and clients on the same machine use that instead.
 
-The law of this room: who dials keeps naming host and port and may be given either kind of connection; nothing else in
-the service knows the difference. The door's name is the address that the server bound, in Linux's abstract namespace:
-it belongs to the network namespace as the port does, leaves no file, and ends with the process. A door whose owner is
-neither us nor root is not entered: a port can be taken once only, and so nobody may answer in its place. Wherever there
-is no door (another machine, another system, a loop that is not the kernel's) it is TCP.
+It costs half the CPU and half the latency of loopback TCP (docs/decisions/0017-unix-sockets-within-a-machine.md).
 
-Why: half the CPU and half the latency of loopback TCP (docs/decisions/0017-unix-sockets-within-a-machine.md).
+Invariants:
+- A client always names host and port and may get either kind of connection; no other code knows the difference.
+- The Unix socket's name is the address that the server bound, in Linux's abstract namespace: like the port it belongs
+  to the network namespace, it leaves no file, and it ends with the process.
+- A client uses a Unix socket only if its server runs as the client's user or as root. A name can be bound only once.
+- Without one (another machine, another system, an event loop that is not the kernel's) TCP is used.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from typing import Any, Protocol, TypeVar
 
 _P = TypeVar("_P", bound=asyncio.BaseProtocol)
 
-BUFFER_BYTES = 1 << 20  # of each direction; the kernel's own default is a fifth of it
+BUFFER_BYTES = 1 << 20  # send buffer of each side; the kernel's default is a fifth of it
 _BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 _ANY = {4: "0.0.0.0", 6: "::"}
-_KERNEL_LOOPS = ("asyncio", "uvloop")  # packages of loops whose sockets are the kernel's
+_KERNEL_LOOPS = ("asyncio", "uvloop")  # packages of event loops that use the kernel's sockets
 
 
 class Listening(Protocol):
-    """A bound TCP socket, or what a loop shows of one."""
+    """A bound TCP socket, or an event loop's wrapper of one."""
 
     @property
     def family(self) -> int: ...
@@ -40,14 +41,14 @@ class Listening(Protocol):
 
 
 async def connect(make: Callable[[], _P], host: str, port: int) -> None:
-    """Connect the protocol that `make` builds to host:port, through the door if the server has one here.
+    """Connect the protocol that `make` builds to host:port, over a Unix socket if the server has one on this machine.
 
-    host and port may be anything that somebody wrote into metadata. Raises OSError as `loop.create_connection` does,
-    and where they are no address. A cancelled call leaves nothing open.
+    host and port come from metadata and may be invalid. Raises OSError as `loop.create_connection` does, and if they
+    are no address. A cancelled call leaves nothing open.
     """
     loop = asyncio.get_running_loop()
     if not 0 < port < 65536:
-        raise OSError(f"not a port: host={host!r} port={port}")
+        raise OSError(f"port is not between 1 and 65535: host={host!r} port={port}")
     door = _enter(host, port) if _has_doors(loop) else None
     if door is None:
         try:
@@ -63,9 +64,9 @@ async def connect(make: Callable[[], _P], host: str, port: int) -> None:
 
 
 async def doors(make: Callable[[], asyncio.BaseProtocol], listeners: Iterable[Listening]) -> list[asyncio.Server]:
-    """Open the second doors of a server's TCP sockets, as many as can be; `make` builds the protocol of who enters.
+    """Listen on a Unix socket for each of a server's TCP sockets where that is possible.
 
-    Whoever closes the server closes these too.
+    `make` builds the protocol of an accepted connection. The caller closes these together with the server.
     """
     loop = asyncio.get_running_loop()
     opened: list[asyncio.Server] = []
@@ -84,7 +85,7 @@ async def doors(make: Callable[[], asyncio.BaseProtocol], listeners: Iterable[Li
 
 
 class WithDoors:
-    """A server and its second doors, closed as one."""
+    """A TCP server and its Unix sockets, closed together."""
 
     def __init__(self, server: asyncio.Server, doors: Iterable[asyncio.Server]) -> None:
         self._servers = [server, *doors]
@@ -95,7 +96,7 @@ class WithDoors:
 
 
 def peer_name(connected: socket.socket | None) -> str:
-    """What a connection through a door is called in logs: `unix:` and the process id of who entered."""
+    """Name of a Unix socket connection in logs: `unix:` and the process id of the peer."""
     with contextlib.suppress(OSError):
         if connected is not None:
             return f"unix:{_credentials(connected)[0]}"
@@ -115,7 +116,7 @@ def _door(listener: Listening) -> socket.socket | None:
         _widen(door)
         door.bind(_name(str(host), int(port)))
         door.setblocking(False)
-    except OSError:  # somebody has the name: then it is TCP only
+    except OSError:  # another process has bound the name: TCP only
         door.close()
         return None
     return door
@@ -127,7 +128,7 @@ def _enter(host: str, port: int) -> socket.socket | None:
         try:
             entered.setblocking(False)
             _widen(entered)
-            entered.connect(name)  # at once, or not at all: nobody there, or a full backlog
+            entered.connect(name)  # never waits: fails if no server listens or its backlog is full
             if _credentials(entered)[1] in (os.geteuid(), 0):
                 return entered
         except OSError:
@@ -137,8 +138,8 @@ def _enter(host: str, port: int) -> socket.socket | None:
 
 
 def _names(host: str, port: int) -> Iterator[str]:
-    """Doors that a server behind host:port may have, if it is here. One that is bound to all of a machine's addresses
-    is meant by its loopback addresses and by the machine's name."""
+    """Unix socket names that a local server on host:port may have bound. A server that is bound to all addresses is
+    found by loopback addresses and by the machine's name."""
     if host == "localhost":
         yield from _names("127.0.0.1", port)
         yield from _names("::1", port)

@@ -1,7 +1,7 @@
-"""Objects of cold storage, wherever they lie: one door, a kind of storage behind it for each scheme of a place.
+"""Access to cold storage objects: dispatches each call to the storage that the location's scheme names.
 
-The law of this file: a kind of storage is opened when the first of its places is asked for, so that who never meets one
-pays nothing for it, and closed with the scope. See dlog/stores/cold/objects.py for what is promised.
+A storage is opened when its scheme is first used, so that unused ones cost nothing, and is closed with the scope.
+dlog/stores/cold/objects.py is the contract.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dlog.stores.cold.places import Location, parse_root
 
 
 class Objects:
-    """`async with Objects(options) as objects`."""
+    """Objects in every supported storage; used as `async with Objects(options) as objects`."""
 
     def __init__(self, options: ColdOptions | None = None) -> None:
         self._options = options or ColdOptions()

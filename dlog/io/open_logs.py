@@ -1,8 +1,8 @@
 """Entry logs of one ledger directory that are open for reading: the ones used last, up to a bound.
 
 Invariants:
-- At most `open_max` files are kept. A file that leaves the table is closed when its last reader lets go of it: a thread
-  that reads it goes on, and no other file gets its descriptor meanwhile.
+- At most `open_max` files are kept. A file that leaves the table is closed when its last reader releases it: a thread
+  that reads it continues, and no other file gets its descriptor meanwhile.
 - A deleted log is not kept, even if it was opened while it was being deleted: its space is free only once it is closed.
   To delete a log, first make `exists` false for it, then call `drop`.
 
@@ -21,7 +21,7 @@ from dlog.io.disk import File
 class OpenLogs:
     """Open files by log number.
 
-    open_log: opens one; what it raises leaves through `get`. exists: whether the log is one of the directory's.
+    open_log: opens a log; `get` raises what it raises. exists: whether the log is one of the directory's.
     """
 
     def __init__(self, open_log: Callable[[int], File], exists: Callable[[int], bool], open_max: int) -> None:
@@ -29,13 +29,13 @@ class OpenLogs:
         self._exists = exists
         self._open_max = open_max
         self._lock = threading.Lock()
-        self._files: OrderedDict[int, File] = OrderedDict()  # the one used last is at the end
+        self._files: OrderedDict[int, File] = OrderedDict()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._files)
 
     def get(self, number: int) -> File:
-        """The file, opened if need be and kept for the next reader."""
+        """Return the file; open and keep it if necessary."""
         with self._lock:
             file = self._files.get(number)
             if file is not None:
@@ -47,23 +47,23 @@ class OpenLogs:
             return file
 
     def get_once(self, number: int) -> File:
-        """The file, for one pass over all logs: if it must be opened it is not kept, since that would close others."""
+        """Return the file for one pass over all logs: it is not kept if opened here, since that would close others."""
         with self._lock:
             file = self._files.get(number)
             return file if file is not None else self._open_log(number)
 
     def add(self, number: int, file: File) -> None:
-        """Keep a file that was just created; one that was kept under this number is replaced."""
+        """Keep a file that was just created, in place of one kept under this number."""
         with self._lock:
             self._keep(number, file)
 
     def drop(self, number: int) -> None:
-        """Keep the file no more; idempotent."""
+        """Stop keeping the file; idempotent."""
         with self._lock:
             self._files.pop(number, None)
 
     def close(self) -> None:
-        """Close what is kept."""
+        """Close every kept file."""
         with self._lock:
             files = list(self._files.values())
             self._files.clear()

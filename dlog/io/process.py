@@ -1,7 +1,8 @@
-"""How a process of this service begins and ends: loop, memory, signals, exit code.
+"""Start and end of a server process: event loop, memory settings, signals, exit code.
 
-The law of this room: one call (`run`) sets everything a long-lived process needs, and nothing of it happens on import.
-Exit codes: 0 done, 1 failed, 2 misused (a ConfigError or InvalidRequestError), 128 + n ended by a second signal n.
+Invariants:
+- One call (`run`) sets everything that a long-lived process needs; importing this module changes nothing.
+- Exit codes: 0 done, 1 failed, 2 misused (ConfigError, or an error with remedy FIX), 128 + n ended by a signal n.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dlog.io.late_timer import LateTimer
 from dlog.io.settings import HELD
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
-_KEEP_BYTES = 128 << 20  # freed memory up to this stays with the process instead of being faulted in again
+_KEEP_BYTES = 128 << 20  # up to this much freed memory stays with the process instead of being faulted in again
 _MMAP_BYTES = 32 << 20  # glibc's upper limit: smaller buffers come from the heap
 
 STALL_S = 0.005
@@ -39,18 +40,18 @@ _STALL_EVERY_S = 0.1
 
 
 def reachable_host(host: str) -> str:
-    """What others call this machine, for a process that listens on `host`: the host itself, or, where that stands for
-    every interface, the machine's name."""
+    """Return the host by which others reach a process that listens on `host`: the same, or the machine's name if `host`
+    means every interface."""
     return socket.gethostname() if is_any_host(host) else bare_host(host)
 
 
 def run(main: Callable[[], Awaitable[int]]) -> int:
     """Run `main` on uvloop to its end and return the exit code; the last line of every `__main__`.
 
-    A DLogError that leaves `main` becomes one line on stderr. Refuses `python -O`: our assertions are invariants.
+    A DLogError that `main` raises becomes one line on stderr. Refuses `python -O`: our assertions are invariants.
     """
     if sys.flags.optimize:
-        sys.stderr.write("dlog does not run under python -O: its assertions guard acknowledged data\n")
+        sys.stderr.write("dlog does not run under python -O: its assertions guard data; start it without -O\n")
         return 2
     _fill_standard_descriptors()
     keep_freed_memory()
@@ -86,8 +87,8 @@ def _exit_code(main: Callable[[], Awaitable[int]]) -> int:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open /dev/null where standard input, output or error were closed by whoever started us: libuv aborts if a socket
-    gets such a number, and what is written there must reach no file of ours."""
+    """Open /dev/null for each of standard input, output and error that the parent closed: libuv aborts if a socket gets
+    such a number, and output written there must not reach one of our files."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -96,7 +97,7 @@ def _fill_standard_descriptors() -> None:
 
 
 def _forget_unwritten() -> None:
-    """Let Python not fail (exit code 120) over what the standard streams never took."""
+    """Discard output that the standard streams did not accept, so that Python does not exit with code 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -107,8 +108,8 @@ def _forget_unwritten() -> None:
 
 
 def _may_begin() -> bool:
-    """Wait for leave to begin, where a parent holds us: what a process loads, it loads while others are not ready yet.
-    False: the parent has ended."""
+    """If the parent started us early (DLOG_HELD), wait for a byte on stdin before starting: modules are loaded while
+    other processes are not ready yet. Return False if the parent has ended."""
     return not os.environ.pop(HELD, "") or (sys.stdin is not None and bool(sys.stdin.buffer.read(1)))
 
 
@@ -124,10 +125,9 @@ async def _watched(main: Callable[[], Awaitable[int]]) -> int:
 
 
 def stop_event(on_event: Callable[[Event], None] | None = None) -> asyncio.Event:
-    """An event set by the first SIGTERM or SIGINT: drain now. A second signal ends the process at once. A signal that
-    the process was started to ignore stays ignored.
-
-    Call once, inside `main`; ending at once is safe because everything acknowledged is on disk.
+    """Return an event that the first SIGTERM or SIGINT sets, for a graceful stop. A second signal ends the process at
+    once, which is safe because everything acknowledged is on disk. A signal that the process was started to ignore
+    stays ignored. Call once, inside `main`.
     """
     stopping = asyncio.Event()
 
@@ -143,9 +143,9 @@ def stop_event(on_event: Callable[[Event], None] | None = None) -> asyncio.Event
 
 
 def ready(role: str, name: str, address: str) -> None:
-    """Say on stdout, in the one line a parent waits for, that the process serves; freeze what is loaded by now.
+    """Print the line on stdout that a parent waits for, and call `freeze`.
 
-    Where stdout is closed or takes nothing, nobody waits: the process serves on.
+    A closed or failing stdout is ignored: then no parent waits.
     """
     freeze()
     if sys.stdout is None:
@@ -156,8 +156,8 @@ def ready(role: str, name: str, address: str) -> None:
 
 
 def freeze() -> None:
-    """Take everything alive now out of the collector's sight, and have Python collect the youngest objects only, and
-    those rarely. The others are collected by a CycleCollector, where a process of ours runs for long."""
+    """Exclude all objects alive now from Python's garbage collection, and let it collect only the youngest generation,
+    rarely. In long-running processes a CycleCollector collects the others."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*THRESHOLDS)
@@ -166,8 +166,8 @@ def freeze() -> None:
 def keep_freed_memory() -> None:
     """Raise malloc's thresholds, so that large buffers are reused instead of returned and faulted in again.
 
-    One arena: our threads wait for disks and take turns on the interpreter, so arenas of their own would only keep
-    memory apart that could be used again. Does nothing where the C library is not glibc.
+    One arena: our threads wait for disks and share the interpreter lock, so more arenas would only keep apart memory
+    that could be reused. Does nothing if the C library is not glibc.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -179,34 +179,34 @@ def keep_freed_memory() -> None:
 
 
 def give_way() -> None:
-    """Do not take the processor from whoever wakes us: run under the scheduler's policy "batch" (Linux).
+    """Use Linux's scheduling policy SCHED_BATCH, so that this process does not preempt the process that wakes it.
 
-    For a process that others on the same machine send many small messages to: who sends to three of us says all of it
-    before the first of us begins, and no thread of ours interrupts another. Call before threads are started: they
-    inherit it. A policy that somebody chose for us stays; alone on its machine a process notices nothing.
+    For a process that receives many small messages from processes on the same machine: a sender to three of us sends
+    all three before the first of us runs, and our threads do not preempt each other. Call before threads are started:
+    they inherit it. A policy other than the default stays. A process alone on its machine is not affected.
     """
     try:
         if os.sched_getscheduler(0) == os.SCHED_OTHER:
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except (AttributeError, OSError):  # not Linux, or a sandbox that will not have it
+    except (AttributeError, OSError):  # not Linux, or a sandbox that forbids it
         return
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the machine does: connections and files are bounded by options of ours."""
+    """Raise the limit of open files to the hard limit: our own options bound connections and files."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class StallWatch:
-    """Measures how late the loop runs a timer; more than 5 ms counts in dlog_loop_stall_seconds."""
+    """Measures how late the event loop runs a timer; more than 5 ms is added to dlog_loop_stall_seconds."""
 
     def __init__(self, on_stall: Callable[[float], None]) -> None:
         self._on_stall = on_stall
         self._timer = LateTimer(_STALL_EVERY_S, self._look)
 
     def start(self) -> None:
-        """Begin on the running loop."""
+        """Start on the running event loop."""
         self._timer.start()
 
     def stop(self) -> None:

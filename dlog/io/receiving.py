@@ -1,7 +1,7 @@
-"""Where the bytes that a socket brings come to lie.
+"""Receive buffers for BufferedProtocol: one for each thread, and the decoder's own for a frame that has begun.
 
-The law of this file: a loop asks for a place and in the same breath says how much it wrote there; nothing else happens
-in between. So one place serves all connections of a thread, and only a large frame has one of its own.
+All connections of a thread can share a buffer because the event loop runs no other code between asking for it and
+reporting the bytes written to it.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _chunk = _Chunk()
 
 
 def place_for(decoder: Decoder[object]) -> memoryview:
-    """For `get_buffer` of a protocol."""
+    """The buffer to receive into; for `get_buffer`."""
     frames = decoder.frames
     return frames.room if frames.have >= LENGTH_BYTES else _chunk.view
 
 
 def received(decoder: Decoder[T], count: int) -> T:
-    """The messages that `count` bytes completed which were written to what `place_for` gave; for `buffer_updated`."""
+    """The messages that `count` bytes in `place_for`'s buffer completed; for `buffer_updated`."""
     return decoder.filled(count) if decoder.frames.have >= LENGTH_BYTES else decoder.feed(_chunk.view[:count])
 
 
 def chunk(count: int) -> bytes:
-    """What was written for a decoder that was not waiting, for who wants to see it first."""
+    """A copy of bytes just received into the shared buffer, for a caller that inspects them first."""
     return bytes(_chunk.view[:count])

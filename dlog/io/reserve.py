@@ -1,17 +1,17 @@
-"""The file RESERVE of a ledger directory: room held back for writing down what is gone.
+"""The file RESERVE of a ledger directory: reserves the disk space that recording deletions needs.
 
-To delete an entry log a bookie replaces GONE and MANIFEST by new files, which needs some room. On a file system with no
-byte free it could therefore delete nothing, and would stay read-only for ever. So each directory holds a file whose
-only use is its size. A write that finds no room gives the file up and is repeated.
+To delete an entry log a bookie replaces GONE and MANIFEST by new files, which needs some space. On a full file system
+it could therefore delete nothing, and would stay read-only for ever. So each directory holds a file whose only use is
+its size. A write that fails for lack of space deletes this file and is repeated.
 
 Invariants:
 - RESERVE's bytes mean nothing, and nothing reads them: after a crash it may be missing, torn or too small.
-- After it was given up it is held again before entries may take its room, in a smaller size if need be.
-- It is given up only for a small file by which room is freed (GONE, MANIFEST without some logs, COLLECTION) and for a
+- After it was deleted it is created again before entries may use its space, smaller if necessary.
+- It is deleted only to write a small file that frees space (GONE, MANIFEST without some logs, COLLECTION) and for a
   start; never for entries.
-- The file that did not fit is written as ever, as a new file that is renamed: a crash leaves the old one or the new.
+- The file that did not fit is written as always, as a new file that is renamed: a crash leaves the old one or the new.
 
-Between giving up and writing, another process may take the room. The write fails then, as it would without a reserve.
+Between the deletion and the write another process may use the space. The write fails then, as without a reserve.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ RESERVE = "RESERVE"
 
 
 class Reserve:
-    """Of one directory. size_bytes: what to hold, and half of it at least; 0: nothing is ever held. Safe to use from
-    several threads."""
+    """The reserve of one directory. size_bytes: its intended size; at least half is kept; 0: no reserve. Safe to use
+    from several threads."""
 
     def __init__(self, disk: Disk, directory: str, size_bytes: int) -> None:
         self._disk = disk
@@ -37,15 +37,15 @@ class Reserve:
         self._lock = threading.Lock()
 
     def hold(self, small_files_bytes: int) -> None:
-        """Make the file, or make it anew if it is too small for what is to be written: the size of GONE and MANIFEST as
-        they are now. Where there is no room nothing happens: the next call may do better. Raises OSError."""
+        """Create the file, or replace it if it is too small. small_files_bytes: the present size of GONE and MANIFEST.
+        Without enough free space it does nothing. Raises OSError."""
         least = self._size_bytes // 2 + small_files_bytes
         if not self._size_bytes:
             return
         with self._lock:
             held = self._held_bytes()
             free = held + self._disk.free_bytes(self._directory)
-            if held < least <= free:  # twice the lists, so that it is not made anew whenever they grow
+            if held < least <= free:  # twice the small files, so that it is not replaced whenever they grow
                 self._make(min(self._size_bytes + 2 * small_files_bytes, free))
 
     def _make(self, size_bytes: int) -> None:
@@ -53,7 +53,7 @@ class Reserve:
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(self._path)
             file = self._disk.create(self._path)
-            try:  # what cannot be compressed: some file systems keep no room for zeros
+            try:  # incompressible bytes: some file systems allocate no space for zeros
                 file.pwritev([hashlib.shake_128(self._path.encode()).digest(size_bytes)], 0)
                 file.datasync()
             finally:
@@ -75,17 +75,17 @@ class Reserve:
             file.close()
 
     def give_up(self) -> bool:
-        """Whether there was anything to give. Raises OSError."""
+        """Delete the file and return whether there was one. Raises OSError."""
         with self._lock:
             try:
                 self._disk.unlink(self._path)
             except FileNotFoundError:
                 return False
-        self._disk.sync_dir(self._directory)  # some file systems give no block out again before
+        self._disk.sync_dir(self._directory)  # some file systems reuse the blocks only after this
         return True
 
     def write_whole(self, name: str, data: bytes) -> None:
-        """As dlog.io.disk.write_whole; where there is no room, with that of the reserve."""
+        """As dlog.io.disk.write_whole; without enough free space, delete the reserve and try again."""
         try:
             write_whole(self._disk, self._directory, name, data)
         except OSError as error:

@@ -1,8 +1,8 @@
-"""Objects on S3, and on what speaks as it does: by aiobotocore, which `dlogd[s3]` brings.
+"""Cold storage objects in S3 and compatible stores, by aiobotocore (installed by `dlogd[s3]`).
 
-The law of this file: one client a process, made at the first use (it is 70 MB of code). An object is put whole, or in
-parts that are joined at the end; either way it is there at once or not at all. What integrity S3 itself offers is left
-alone: every byte has a checksum of ours, and is read back before anything rests on it.
+The client is made at the first use (70 MB of code). An object is uploaded at once, or in parts that are joined at the
+end; either way it appears whole or not at all. S3's own checksums are not used: every byte has a checksum of ours, and
+is read back before use.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.places import Location
 from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, StoreError, StoreUnavailableError
 
-PART_BYTES = 16 * MiB  # sent at once; two of them are in memory while an object is written
+PART_BYTES = 16 * MiB  # of one uploaded part; two of them are in memory while an object is written
 _NO_OBJECT = frozenset({"NoSuchKey", "404", "NotFound", "NoSuchUpload"})
 _REFUSED = frozenset(
     {
@@ -82,7 +82,7 @@ class S3Objects:
             await client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=left.handle)
 
     async def _get(self, place: Location, wanted: str) -> tuple[bytes, int]:
-        """What there is of a range, and the size of the object."""
+        """The bytes of the range that exist, and the size of the object."""
         client = await self._client()
         try:
             with _errors(place):
@@ -97,17 +97,17 @@ class S3Objects:
     async def _client(self) -> Any:
         async with self._making:
             if self._made is None:
-                opening = await asyncio.to_thread(_client_of, self._options)  # seconds of imports and of JSON
+                opening = await asyncio.to_thread(_client_of, self._options)  # takes seconds: imports, JSON
                 try:
                     with _errors("any"):
                         self._made = await self._stack.enter_async_context(opening)
                 except ValueError as error:
-                    raise MisconfiguredError(f"S3 cannot be reached like this: {error}") from error
+                    raise MisconfiguredError(f"S3 client cannot be made; check the s3_* options: {error}") from error
         return self._made
 
 
 class S3Writer:
-    """Puts a small object at once, a larger one in parts, one on its way while the next is gathered."""
+    """Uploads a small object in one request, a larger one in parts: one part is sent while the next is collected."""
 
     def __init__(self, client: Any, place: Location) -> None:
         self._client = client
@@ -169,7 +169,7 @@ class S3Writer:
         return str(told["ETag"])
 
     async def _sent(self) -> None:
-        """The part under way has arrived."""
+        """Wait until the part being uploaded has arrived."""
         sending = self._sending
         if sending is None:
             return
@@ -182,7 +182,7 @@ class S3Writer:
 
 
 class _OutOfRangeError(Exception):
-    """The object ends before."""
+    """The object ends before the requested range."""
 
 
 def _client_of(options: ColdOptions) -> Any:
@@ -197,12 +197,12 @@ def _client_of(options: ColdOptions) -> Any:
         max_pool_connections=max(10, 2 * options.fetches_max),
         connect_timeout=min(10.0, options.timeout_s),
         read_timeout=options.timeout_s,
-        retries={"mode": "standard", "total_max_attempts": 2},  # who asks us asks again
+        retries={"mode": "standard", "total_max_attempts": 2},  # our callers retry too
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
     session = get_session()
-    for part in ("service-2", "endpoint-rule-set-1", "paginators-1"):  # the loader keeps what it has read
+    for part in ("service-2", "endpoint-rule-set-1", "paginators-1"):  # the loader caches the models
         session.get_component("data_loader").load_service_model("s3", part)
     return session.create_client(
         "s3",
@@ -224,18 +224,18 @@ def _errors(place: Location | str) -> Iterator[None]:
         yield
     except ClientError as error:
         told = error.response.get("Error", {})
-        code, text = str(told.get("Code", "")), f"{told.get('Message', error)}: place={place}"
+        code, text = str(told.get("Code", "")), f"{told.get('Message', error)}: location={place}"
         if code in ("InvalidRange", "416"):
             raise _OutOfRangeError from error
         if code in _NO_OBJECT:
-            raise SegmentNotFoundError(f"no such object: place={place}") from error
+            raise SegmentNotFoundError(f"no such object: location={place}") from error
         kind = MisconfiguredError if code in _REFUSED else StoreUnavailableError
-        raise kind(f"S3 says {code}: {text}") from error
+        raise kind(f"S3 answered {code}: {text}") from error
     except (NoCredentialsError, NoRegionError, ParamValidationError) as error:
         hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or [cold] s3_access_key and s3_secret_key"
-        raise MisconfiguredError(f"{error}; {hint}: place={place}") from error
+        raise MisconfiguredError(f"{error}; {hint}: location={place}") from error
     except (BotoCoreError, HttpError, OSError, TimeoutError) as error:
-        raise StoreUnavailableError(f"S3 cannot be reached: {error}: place={place}") from error
+        raise StoreUnavailableError(f"S3 cannot be reached: {error}: location={place}") from error
 
 
 def _key(place: Location) -> str:

@@ -1,7 +1,9 @@
-"""Where options come from: dataclass, then TOML file, then environment, then flags; the later one wins.
+"""Loads a process's options from dataclass defaults, TOML file, environment and flags; a later source overrides.
 
-The law of this room: a key nobody knows is an error wherever it stands (ConfigError, with the place named), and what
-a process runs with is printed whole at its start. Values enter here once and are passed down.
+Invariants:
+- An unknown key in any source is a ConfigError that names the source.
+- A process prints all its options when it starts.
+- Options are read only here and passed down.
 """
 
 from __future__ import annotations
@@ -21,20 +23,20 @@ from dlog.options import build
 
 T = TypeVar("T")
 
-#: sections a configuration file may have: one a role, read by its process only; cold: by whoever reads cold segments
+#: sections of a configuration file: one for each role, read by its process only; cold: by every reader of cold segments
 SECTIONS = frozenset({"bookie", "write", "read", "up", "cold"})
 
 _SECRETS = ("password", "secret", "token")
 
-#: variables of ours that are no options
+#: our environment variables that are not options
 _OTHERS = frozenset(
     {"DLOG_CONNECT", "DLOG_DIR", "DLOG_HELD", "DLOG_NAMESPACE", "DLOG_ZOOKEEPER", "DLOG_ZOOKEEPER_JARS"}
 )
-#: what Kubernetes sets in each pod for each service of its namespace, as DLOG_WRITE_PORT=tcp://10.0.0.1:8001
+#: variables that Kubernetes sets in each pod for each service of its namespace, as DLOG_WRITE_PORT=tcp://10.0.0.1:8001
 _LINK = re.compile(r"_SERVICE_HOST\Z|_SERVICE_PORT(_\w+)?\Z|_PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?\Z")
 _LINK_ADDRESS = re.compile(r"(tcp|udp|sctp)://\S+:\d+\Z")
 
-HELD = "DLOG_HELD"  # in the environment of a process that is started early: begin when stdin says so (process.py)
+HELD = "DLOG_HELD"  # environment variable of a process started early: it waits for a byte on stdin (process.py)
 
 
 def load(
@@ -45,10 +47,10 @@ def load(
     *,
     environ: Mapping[str, str] | None = None,
 ) -> T:
-    """Options of class `cls` for the role `section`.
+    """Return options of class `cls` for the role `section`.
 
-    config_path: a TOML file with one table a role, or None. flags: by option name; None means not given.
-    environ: where DLOG_<ROLE>_<KEY> is looked up (default: the process environment).
+    config_path: a TOML file with one table for each role, or None. flags: by option name; None means not given.
+    environ: holds DLOG_<ROLE>_<KEY> variables (default: the process environment).
     Raises ConfigError: file unreadable or not TOML, unknown section or key, value of a wrong type.
     """
     assert dataclasses.is_dataclass(cls) and section in SECTIONS
@@ -62,7 +64,7 @@ def load(
 
 
 def ignored_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ...]:
-    """Names of variables `DLOG_*` that no process reads: a warning at the start of each."""
+    """Names of `DLOG_*` variables that no process reads; each process warns of them when it starts."""
     environ = os.environ if environ is None else environ
     sections = tuple(f"DLOG_{section.upper()}_" for section in SECTIONS)
     return tuple(
@@ -75,8 +77,7 @@ def ignored_variables(environ: Mapping[str, str] | None = None) -> tuple[str, ..
 
 
 def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
-    """Add `--name-of-option VALUE` for each option; what is not given comes from elsewhere. One that is true or false
-    may be given without a value, for true."""
+    """Add a flag `--name-of-option VALUE` for each option. A boolean flag without a value means true."""
     for field in dataclasses.fields(cls):
         flag = "--" + field.name.replace("_", "-")
         told = f"{field.metadata.get('about', '')} (default {field.default!r})".strip().replace("%", "%%")
@@ -87,7 +88,7 @@ def add_flags(parser: argparse.ArgumentParser, cls: type[Any]) -> None:
 
 
 def configured(role: str, options: Any, config_path: str | Path | None) -> ProcessConfigured:
-    """The event to tell at the start: every option with its value, secrets masked."""
+    """The event to log at the start: every option with its value, secrets masked."""
     sources = ("defaults", *([str(config_path)] if config_path else []), f"DLOG_{role.upper()}_*", "flags")
     shown = tuple((f.name, _shown(f.name, getattr(options, f.name))) for f in dataclasses.fields(options))
     return ProcessConfigured(role, sources, shown)
@@ -99,7 +100,7 @@ def _from_file(path: Path, section: str, names: set[str]) -> dict[str, Any]:
             document = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"configuration file cannot be read: {error.strerror}: file={path}") from error
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, a number of thousands of digits, nested too deep
+    except (ValueError, RecursionError) as error:  # not TOML, not UTF-8, a number too long, nested too deep
         raise ConfigError(f"configuration file is not TOML: {error}: file={path}") from error
     for key, table in document.items():
         if key not in SECTIONS or not isinstance(table, dict):

@@ -1,7 +1,7 @@
-"""Timers of thousands of actors behind one timer of the loop: less memory each, and a limit on how many fire a second.
+"""Timers of thousands of actors on one timer of the event loop: less memory, and a limit on how many fire per second.
 
-Each fires once, not before its time, in the order of their times; cancelled ones are removed many at a time. They
-belong to one loop: nothing here may be called from another.
+Each timer fires once, not before its time, in order of time. Cancelled timers are removed in bulk. All calls must come
+from one event loop.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-CANCELLED_MIN = 64  # so many may lie among the others before they are looked for
-PORTION_S = 0.01  # between two portions of timers whose number a second is limited
+CANCELLED_MIN = 64  # this many cancelled timers may stay in the heap before they are removed
+PORTION_S = 0.01  # time between two portions of rate-limited timers
 
 
 class SharedTimer:
-    """One that was asked for."""
+    """One pending timer."""
 
     __slots__ = ("_argument", "_callback", "_timers", "_when_s")
 
@@ -33,7 +33,7 @@ class SharedTimer:
 
     @property
     def when_s(self) -> float:
-        """Of the loop's clock."""
+        """When it is due, by the event loop's clock."""
         return self._when_s
 
     @property
@@ -41,7 +41,7 @@ class SharedTimer:
         return self._callback is None
 
     def cancel(self) -> None:
-        """Be never called; nothing happens if it was."""
+        """Never call the callback; no effect if it was called."""
         if self._callback is not None:
             self._callback = self._argument = None
             self._timers.dropped()
@@ -54,10 +54,9 @@ class SharedTimer:
 
 
 class SharedTimers:
-    """Those of one process. A callback must not raise.
+    """Timers of one process. A callback must not raise.
 
-    per_s: at most so many fire a second, in portions of PORTION_S (at least one each); those that are due later than
-    that allows come late.
+    per_s: at most this many fire per second, in portions of PORTION_S (at least one timer each); the excess fires late.
     """
 
     def __init__(self, per_s: float = math.inf) -> None:
@@ -68,11 +67,11 @@ class SharedTimers:
         self._next_portion_s = 0.0
 
     def __len__(self) -> int:
-        """How many will be heard."""
+        """How many timers are pending."""
         return len(self._heap) - self._cancelled
 
     def call_later(self, after_s: float, callback: Callable[[Any], None], argument: Any) -> SharedTimer:
-        """Have `callback(argument)` called after so long."""
+        """Call `callback(argument)` after `after_s` seconds."""
         loop = asyncio.get_running_loop()
         timer = SharedTimer(self, loop.time() + after_s, callback, argument)
         heapq.heappush(self._heap, timer)
@@ -81,14 +80,14 @@ class SharedTimers:
         return timer
 
     def dropped(self) -> None:
-        """One was cancelled."""
+        """Count a cancelled timer."""
         self._cancelled += 1
         if self._cancelled > max(CANCELLED_MIN, len(self._heap) // 2):
             self._heap = [timer for timer in self._heap if not timer.is_cancelled]
             heapq.heapify(self._heap)
             self._cancelled = 0
         if len(self._heap) == self._cancelled and self._armed is not None:
-            self._disarm()  # nobody waits: no loop is kept waking for it
+            self._disarm()  # none is pending: do not wake the event loop
             self._heap.clear()
             self._cancelled = 0
 
@@ -116,15 +115,15 @@ class SharedTimers:
         if left < 1.0:
             self._next_portion_s = now_s + PORTION_S
         if self._heap:
-            self._arm(loop)  # also where a callback has, before the portion was known to be used up
+            self._arm(loop)  # again, even if a callback armed it before the portion was known to be used up
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessTimers:
     """The shared timers of one process.
 
-    far: those that are far off. deferrable: those that may come late where many actors wait for one
-    (dlog/machine.py: SetTimer).
+    far: timers with a long delay. deferrable: timers that may fire late if many actors have one (dlog/machine.py:
+    SetTimer.can_wait).
     """
 
     far: SharedTimers

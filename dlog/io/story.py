@@ -1,13 +1,14 @@
-"""A machine's story: its last few hundred facts and effects, kept without payloads, told when it dies.
+"""Event trace of a state machine: its last few hundred facts and effects without payloads, printed when it fails.
 
-The law of this room: remembering is cheap (a fraction of a microsecond a value), holds no reference to a payload, and
-text is made only when somebody reads it. All stories of a process together remember about `PAIRS_OF_ALL`, and one that
-has nothing new to remember forgets what those that came after it need. A value that can hold no payload is kept as it
-is; of the others the fields that name things are kept.
+Invariants:
+- Recording costs a fraction of a microsecond per value and keeps no reference to a payload; text is made on request.
+- All traces of a process together keep about `PAIRS_OF_ALL` pairs; an idle trace gives up its share when more machines
+  exist.
+- A value that cannot hold a payload is kept as it is; of any other the fields that identify things are kept.
 
-Where so many machines live that each would remember fewer than DETAILED_MIN facts, only their kinds and those of the
-effects are remembered. Equal kinds are one object, so that a fact leaves nothing behind for the garbage collector to
-look at: in a proxy that writes to a thousand streams, outlines took a fifth of its CPU time.
+With so many machines that each could keep fewer than DETAILED_MIN facts, only the types of facts and effects are kept.
+Equal tuples of types are one object, so that a fact gives the garbage collector nothing to visit: in a proxy that
+writes to a thousand streams, outlines took a fifth of its CPU time.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from typing import Any, NamedTuple
 
 from dlog.machine import Asked, Received
 
-PAIRS_OF_ALL = 16_384  # of the order of 600 B each
+PAIRS_OF_ALL = 16_384  # of about 600 B each
 PAIRS_MIN = 1
 DETAILED_MIN = 32
-KINDS_MAX = 16  # facts of which the kinds are remembered
-EFFECTS_MAX = 4  # of one fact whose kinds are remembered
+KINDS_MAX = 16  # facts kept if only types are kept
+EFFECTS_MAX = 4  # effect types kept with each of them
 
 _Outliner = Callable[[Any], Any]
-_Kinds = tuple[type, ...]  # of a fact, of what it brings, of the effects
+_Kinds = tuple[type, ...]  # types of a fact, of its message or request, and of its effects
 
 _PLAIN = (int, float, str, bool, type(None), Enum)
 _BUFFERS = (bytes, bytearray, memoryview)
@@ -37,26 +38,26 @@ _IDS = frozenset({"LedgerId", "EntryId", "BookieId", "SegmentNumber", "Epoch", "
 _LIGHT = _IDS | {"int", "float", "str", "bool", "None", "Code", "Peer", "Token", "Ticket"}
 
 _outliners: dict[type, _Outliner | None] = {}  # None: kept as it is
-_kinds: dict[_Kinds, _Kinds] = {}  # each by itself: as many as there are kinds of facts and of what follows from them
+_kinds: dict[_Kinds, _Kinds] = {}  # interned; bounded by the combinations of fact and effect types
 
 
 class _Share:
-    """What one story may remember while so many live."""
+    """How many pairs each trace may keep, given how many traces exist."""
 
     __slots__ = ("_asked", "living", "pairs", "stories")
 
     def __init__(self) -> None:
         self.living = 0
         self.pairs = PAIRS_OF_ALL
-        self.stories: weakref.WeakSet[Story] = weakref.WeakSet()  # that remember more than the least: 300 B each
-        self._asked = PAIRS_OF_ALL  # how much it was when all were last asked to keep no more
+        self.stories: weakref.WeakSet[Story] = weakref.WeakSet()  # that keep more than PAIRS_MIN: 300 B each
+        self._asked = PAIRS_OF_ALL  # the limit to which all traces were last trimmed
 
     def count(self, more: int) -> None:
         self.living += more
         self.pairs = max(PAIRS_MIN, PAIRS_OF_ALL // max(1, self.living))
         if self.pairs >= 2 * self._asked:
             self._asked = self.pairs
-        elif self.pairs * 2 <= self._asked:  # each time twice as many live: a few looks at each in all
+        elif self.pairs * 2 <= self._asked:  # whenever the number of traces doubles: each is trimmed a few times in all
             self._asked = self.pairs
             stories, self.stories = self.stories, weakref.WeakSet()
             for story in stories:
@@ -69,12 +70,12 @@ _share = _Share()
 
 
 class Story:
-    """The last (fact, effects) pairs: at most `pairs_max` and an eighth, and less where many stories live."""
+    """The last (fact, effects) pairs: at most `pairs_max` and an eighth, fewer if many traces exist."""
 
     __slots__ = ("__weakref__", "_pairs", "_pairs_max")
 
     def __init__(self, pairs_max: int = 256) -> None:
-        self._pairs: list[Any] = []  # a fact and what it led to, or their _Kinds
+        self._pairs: list[Any] = []  # (fact, effects), or their _Kinds
         self._pairs_max = pairs_max
         _share.count(1)
 
@@ -82,7 +83,7 @@ class Story:
         _share.count(-1)
 
     def note(self, fact: Any, effects: Sequence[Any]) -> None:
-        """Remember that `fact` led to `effects`."""
+        """Record that `fact` led to `effects`."""
         pairs = self._pairs
         if _share.pairs < DETAILED_MIN:
             pairs.append(_kinds_of(fact, effects))
@@ -99,21 +100,21 @@ class Story:
                 told.append(effect if outline_it is None else outline_it(effect))
         pairs.append((fact if outliner is None else outliner(fact), told))
         most = self._pairs_max if self._pairs_max < _share.pairs else _share.pairs
-        if len(pairs) > most + (most >> 3):  # by the lot: each time all that stays is moved
+        if len(pairs) > most + (most >> 3):  # in bulk, because each deletion moves all pairs that stay
             del pairs[: len(pairs) - most]
         elif len(pairs) == PAIRS_MIN + 1:
             _share.stories.add(self)
 
     def forget(self) -> None:
-        """Keep no more than may be kept while so many live."""
+        """Trim to the present limit."""
         del self._pairs[: max(0, len(self._pairs) - min(self._pairs_max, _share.pairs))]
 
     def __len__(self) -> int:
         return len(self._pairs)
 
     def text(self, title: str) -> str:
-        """Oldest first; effects are indented under their fact."""
-        lines = [f"story of {title}, last {len(self._pairs)} facts:"]
+        """Return the trace as text, oldest first; effects are indented under their fact."""
+        lines = [f"event trace of {title}, last {len(self._pairs)} facts:"]
         for pair in self._pairs:
             if isinstance(pair[0], type):
                 fact, brought, *led_to = pair
@@ -134,7 +135,7 @@ def _kinds_of(fact: Any, effects: Sequence[Any]) -> _Kinds:
 
 
 def outline(value: Any) -> Any:
-    """The value if it can hold no payload; else what names it, with buffers as their length or left out."""
+    """The value if it cannot hold a payload; else its identifying fields, with buffers as their length or left out."""
     cls = value.__class__
     if cls in _outliners:
         outliner = _outliners[cls]
@@ -173,7 +174,7 @@ def _is_plain(kind: Any) -> bool:
 
 
 def _make_dataclass(cls: type) -> _Outliner | None:
-    """Judge the fields by their annotations: plain ones are kept, buffers left out, the others outlined."""
+    """Decide by the fields' annotations: plain fields are kept, buffers left out, others outlined."""
     plain: list[str] = []
     nested: list[str] = []
     for f in dataclasses.fields(cls):
@@ -215,7 +216,7 @@ def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 class _Outline(NamedTuple):
-    """What is left of a dataclass."""
+    """The kept fields of a dataclass."""
 
     names: tuple[str, ...]
     values: tuple[Any, ...]

@@ -1,7 +1,7 @@
-"""Finding ledgers that bookies hold and metadata does not name: what a restored backup of ZooKeeper has forgotten.
+"""Finds ledgers that bookies hold and metadata does not name, as after a restore of ZooKeeper.
 
-BookKeeper's protocol has no list of a bookie's ledgers, so every id is asked for, from the first on until so many in a
-row are known to nobody. It works on Java's bookies too.
+BookKeeper's protocol cannot list a bookie's ledgers, so bookies are asked for every id, until many in a row are unknown
+to all. This works with Java's bookies too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _AT_ONCE = 128
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """A ledger without metadata, and who holds entries of it. silent: bookies that could not say whether they do."""
+    """A ledger without metadata, and the bookies that hold it. silent: bookies that gave no conclusive reply."""
 
     ledger: LedgerId
     bookies: tuple[BookieId, ...]
@@ -29,9 +29,9 @@ class Stray:
 async def find_strays(
     ledgers: Ledgers, bookies: frozenset[BookieId], *, first: LedgerId, gap: int
 ) -> AsyncIterator[Stray]:
-    """Ledgers from `first` on that these bookies hold and metadata does not name, by rising id; those that somebody
-    could not say anything of as well. The search ends `gap` ids behind the last that anybody knows, short ids and each
-    directory of long ids for itself. Raises MetadataUnavailableError."""
+    """Yield ledgers from `first` on, by id, that these bookies hold and metadata does not name; up to the last known id
+    also those with an inconclusive reply. The search ends `gap` ids after the last id that metadata or a bookie knows,
+    separately for short ids and each directory of long ids. Raises MetadataUnavailableError."""
     named = {ledger async for ledger in ledgers.list()}
     starts = sorted({first, *(LedgerId(ledger >> 32 << 32) for ledger in named if ledger >= max(first, 1 << 32))})
     for start, end in zip(starts, [*starts[1:], None], strict=True):

@@ -1,14 +1,17 @@
-"""How far this process has seen each stream's metadata, so that metadata that went back is told from metadata that is.
+"""Detects that ZooKeeper lost confirmed changes, by the newest versions of streams' metadata seen here.
 
-The law of this room: the versions of a stream's znodes only grow while it lives, and a reading that begins after one
-was seen shows no lower one. If it does, ZooKeeper has lost what it had confirmed (a snapshot restored, an ensemble that
-lost its log): records that were acknowledged lie in segments that the list does not name any more. From then on this
-process reads nothing of that stream, until a person has looked and starts it again. A stream that was deleted and made
-again has another life, and is another stream. What a process has not seen, or has forgotten, it cannot miss.
+Versions of a stream's znodes only grow while it exists, and a read that starts after one was seen shows no lower one.
+If it does, ZooKeeper has lost confirmed changes (a snapshot restored, an ensemble that lost its log): acknowledged
+records lie in segments that the list no longer names.
 
-A stream that was seen as deleted is watched for coming back, too, but apart from the others and under a smaller bound:
-streams that come and go push out no stream that is there. That a stream is missing is no reason to forget it: metadata
-that went back to before its creation lacks it as well, and may be replaced by metadata of another time.
+Invariants:
+- From then on this process reads nothing of that stream, until an operator has looked and restarts it.
+- A stream that was deleted and created again is another incarnation, so another stream.
+- What this process has not seen, or has forgotten, is not checked.
+- Streams seen as deleted are kept apart, under a smaller bound, so that they displace no existing stream.
+- A missing stream is not forgotten: metadata from before its creation lacks it too, and may be replaced by metadata of
+  another time.
+
 Source: ZOOKEEPER-2832, ZOOKEEPER-4646.
 """
 
@@ -23,12 +26,12 @@ from dlog.io import logs, metrics
 from dlog.io.stream_metadata import StreamVersion
 from dlog.model.ids import Epoch, StreamName
 
-MARKS_MAX = 16_384  # streams remembered, those seen last
-DELETED_MAX = 1_024  # deleted streams remembered, those seen last
+MARKS_MAX = 16_384  # existing streams remembered: those seen last
+DELETED_MAX = 1_024  # deleted streams remembered: those seen last
 
 
 class Mark(NamedTuple):
-    """Versions of the znodes of one life of a stream: every change of ours sets `owner`, Java's set the others."""
+    """Versions of the znodes of one incarnation (`life`) of a stream: our changes set `owner`, Java's the others."""
 
     life: str
     owner: int
@@ -37,11 +40,11 @@ class Mark(NamedTuple):
     epoch: Epoch
 
     def is_older_than(self, seen: Mark) -> bool:
-        """Whether this cannot be read once `seen` was."""
+        """Whether reading this after `seen` proves that changes were lost."""
         return self.life == seen.life and any(now < was for now, was in zip(self[1:], seen[1:], strict=True))
 
     def joined(self, seen: Mark | None) -> Mark:
-        """The newest of both; a new life begins anew."""
+        """The newest versions of both; those of another incarnation are dropped."""
         if seen is None or seen.life != self.life:
             return self
         owner, ledgers, max_txid, epoch = map(max, zip(self[1:], seen[1:], strict=True))
@@ -49,31 +52,32 @@ class Mark(NamedTuple):
 
 
 class StreamMarks:
-    """Of one process."""
+    """Marks of one process."""
 
     def __init__(self) -> None:
         self._marks: OrderedDict[StreamName, Mark] = OrderedDict()
-        self._deleted: OrderedDict[StreamName, Mark] = OrderedDict()  # of those whose last mark says so
-        self._lost: dict[StreamName, str] = {}  # what is said of them
+        self._deleted: OrderedDict[StreamName, Mark] = OrderedDict()  # of streams last seen as deleted
+        self._lost: dict[StreamName, str] = {}  # streams whose metadata went back, with the error message
 
     def before(self, stream: StreamName) -> Mark | None:
-        """What a reading that begins now must not fall behind. Raises MetadataWentBackError if one did already."""
+        """The mark that a read starting now must reach. Raises MetadataWentBackError if one did not before."""
         if stream in self._lost:
             raise MetadataWentBackError(self._lost[stream])
         return self._seen(stream)
 
     def seen(self, stream: StreamName) -> Mark | None:
-        """What this process has seen of the stream; None: nothing, or it is forgotten."""
+        """The mark of an existing stream; None: not seen, or forgotten."""
         return self._marks.get(stream)
 
     def check(self, stream: StreamName, before: Mark | None, version: StreamVersion) -> None:
-        """Hear what a reading showed. Raises MetadataWentBackError if it fell behind, and tells that once."""
+        """Check and remember a version just read. before: result of `before`, called before the read. Raises
+        MetadataWentBackError if the version is older, and logs it."""
         now = _mark(version)
         if now is None:
             return
         if before is not None and now.is_older_than(before):
             self._lost[stream] = text = (
-                f"metadata went back, nothing is served from it: stream={stream} "
+                f"metadata went back, this process no longer serves the stream; see docs/restore.md: stream={stream} "
                 f"epoch={now.epoch} epoch_seen={before.epoch} version={now.owner} version_seen={before.owner}"
             )
             event = MetadataWentBack(stream, now.epoch, before.epoch, now.owner, before.owner)
@@ -83,7 +87,7 @@ class StreamMarks:
         self.saw(stream, version)
 
     def saw(self, stream: StreamName, version: StreamVersion) -> None:
-        """This has been read, or written by us."""
+        """Remember a version that was read, or written by this process."""
         now = _mark(version)
         if now is not None:
             joined = now.joined(self._seen(stream))
@@ -100,7 +104,7 @@ class StreamMarks:
 
 
 def _mark(version: StreamVersion) -> Mark | None:
-    """None: Java made it, and what had its name before cannot be told from it."""
+    """None: Java created the stream, so it cannot be told from an earlier one of the same name."""
     if not version.life or version.owner is None:
         return None
     return Mark(version.life, version.owner, version.ledgers, version.max_txid, version.value.owner.epoch)

@@ -1,10 +1,12 @@
-"""From one value of a stream to the next: the znodes that must change, as the operations of one multi.
+"""Plans changes of a stream's metadata as the operations of one ZooKeeper multi. Pure. R is the stream's root znode.
 
-The law of this room: pure. Every change sets `R/owner` under the version that was read, changed or not, so that of two
-changes from one read only one takes place; and it checks or sets `R/ledgers`, which every Java writer sets when it
-starts or completes a segment. Versions begin anew when a stream is deleted and made again under its name, so every
-change checks `R/life-<life>` too, a name that no other stream ever had. Source: DistributedLog
-`ZKLogSegmentMetadataStore`, `ZKLogStreamMetadataStore`.
+Invariants:
+- Every change sets `R/owner` under the version that was read, so of two changes based on one read only one succeeds.
+- Every change checks or sets `R/ledgers`, which every Java writer sets when it starts or completes a segment.
+- Every change checks `R/life-<life>`, a name unique to this incarnation: versions restart at 0 when a stream is deleted
+  and created under the same name.
+
+Source: DistributedLog `ZKLogSegmentMetadataStore`, `ZKLogStreamMetadataStore`.
 """
 
 from __future__ import annotations
@@ -28,10 +30,8 @@ from dlog.wire.stream_metadata import (
 
 @dataclass(frozen=True, slots=True)
 class StreamVersion:
-    """The version of a stream that was read; callers only hand it back. It holds the value, and the versions of its
-    znodes; those of segments are in the value (`Segment.metadata_version`).
-
-    None: there is no such znode (a stream made by Java has neither owner nor settings).
+    """Version of a stream's metadata, opaque to callers: the value and its znodes' versions; segments have theirs in
+    the value (`Segment.metadata_version`). None: no such znode (a stream created by Java has no owner, no settings).
     """
 
     value: StreamMetadata = field(repr=False)
@@ -41,19 +41,19 @@ class StreamVersion:
     owner: int | None
     settings: int | None
     sinks: int | None
-    life: str  # "": it was never given one
+    life: str  # incarnation id; "": none was assigned
 
 
 def life_path(root: str, life: str) -> str:
-    """The znode that stands for one life of the stream."""
+    """Path of the znode that identifies one incarnation of the stream."""
     return f"{root}/life-{life}"
 
 
 def plan_removal(root: str, life: str, owner_version: int, below: list[str], at_once: int) -> list[list[Op]]:
-    """Remove all that is `below` (paths, the stream's own among them) of a stream that was deleted in this life.
+    """Remove all paths in `below` (the stream's own included) of a stream that was deleted in this incarnation.
 
-    The znodes that make it this stream, `owner` and `life` among them, go together and last: until then whoever comes
-    finds that it was deleted, and as which life. Every multi checks both, so none touches the next stream of the name.
+    The znodes that identify the stream, `owner` and `life-*` among them, go together and last: until then a reader
+    finds that it was deleted, and in which incarnation. Every multi checks both, so none touches the next stream.
     """
     same: list[Op] = [Check(life_path(root, life), 0), Check(f"{root}/owner", owner_version)]
     segments = f"{root}/ledgers/"
@@ -64,7 +64,7 @@ def plan_removal(root: str, life: str, owner_version: int, below: list[str], at_
 
 
 def plan_creation(root: str, value: StreamMetadata, life: str) -> list[Op]:
-    """All znodes below and including R. The first six are DistributedLog's, in its order."""
+    """Create R and all znodes below it. The first six are DistributedLog's, in its order."""
     ops: list[Op] = [
         Create(root),
         Create(f"{root}/maxtxid", encode_number(value.max_txid)),
@@ -81,22 +81,22 @@ def plan_creation(root: str, value: StreamMetadata, life: str) -> list[Op]:
 
 
 def plan_life(root: str, old: StreamVersion, life: str) -> list[Op]:
-    """Give a stream that has none (Java made it) an identity, and change nothing else."""
+    """Give a stream without an incarnation id (Java created it) one, and change nothing else."""
     owner = _set_or_create(f"{root}/owner", _encode_owner(old.value, life), old.owner)
     return [owner, Create(life_path(root, life)), Check(f"{root}/ledgers", old.ledgers)]
 
 
 def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
-    """What turns the value read into `new`, refused if anything it relies on has changed since.
+    """Change the value read into `new`; ZooKeeper refuses the multi if anything it depends on has changed since.
 
-    The stream has been given a life. Asserts what no caller may ask for: another stream, an epoch that goes back, a
-    completed segment reopened.
+    The stream must have an incarnation id. Asserts that it is the same stream, that its epoch does not decrease, and
+    that no completed segment is reopened.
     """
     was = old.value
-    assert new.name == was.name, "one stream's change"
+    assert new.name == was.name, "a change concerns one stream"
     assert new.owner.epoch >= was.owner.epoch, "epochs only grow"
-    assert old.life, "what is changed can be told from what had its name before"
-    assert old.owner is not None, "a life is written with an owner"
+    assert old.life, "a stream is changed only after it has an incarnation id"
+    assert old.owner is not None, "the incarnation id is written into the owner's znode"
     ops: list[Op] = [
         Check(life_path(root, old.life), 0),
         Set(f"{root}/owner", _encode_owner(new, old.life), old.owner),
@@ -121,7 +121,7 @@ def plan_change(root: str, old: StreamVersion, new: StreamMetadata) -> list[Op]:
 def version_after(
     root: str, old: StreamVersion, new: StreamMetadata, ops: list[Op], results: list[Any]
 ) -> StreamVersion:
-    """The version of `new`, and what metadata gives to its segments, from the results of the multi that wrote it."""
+    """The version of `new`, with its segments' versions and times, from the results of the multi that wrote it."""
     versions: dict[str, int | None] = {}
     stamped: dict[int, Segment] = {}
     listed, unix_ms = new.listed, time_of(results)
@@ -155,19 +155,19 @@ def version_after(
 
 
 def time_of(results: list[Any]) -> int:
-    """When a multi took place by the clock of the server that led: one moment for all of it."""
+    """When a multi took place, in Unix ms by the leader's clock; one time for all its operations."""
     stats = (result.stat if isinstance(result, Created) else result for result in results)
     return max((stat.mtime_ms for stat in stats if isinstance(stat, Stat)), default=0)
 
 
 def version_of_creation(value: StreamMetadata, life: str) -> StreamVersion:
-    """The version of a stream just made: every znode is in its first."""
+    """The version of a stream just created: every znode has version 0."""
     made = value.with_stamps({s.number: replace(s, metadata_version=0) for s in value.listed})
     return StreamVersion(made, ledgers=0, max_txid=0, allocation=0, owner=0, settings=0, sinks=None, life=life)
 
 
 def lock_client(value: StreamMetadata) -> str:
-    """How the owner calls itself in its lock node, as DistributedLog's proxies do: `<version>;<shard>;<address>`."""
+    """The owner's client id in its lock node, as DistributedLog's proxies write it: `<version>;<shard>;<address>`."""
     return f"1;0;{value.owner.address or value.owner.proxy}"
 
 

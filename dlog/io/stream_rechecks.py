@@ -1,20 +1,19 @@
-"""Which watched streams changed while their watches may have missed it, found out in bulk.
+"""After a reconnect, finds in bulk the watched streams that may have changed while their watches missed it.
 
-After a reconnect a process does not know of any stream that it watches whether it changed meanwhile. Most did not. So
-their watchers are not told at once, to read thousands of streams whole; the znodes that every change sets are read
-first, of many streams in one packet, and only the watchers of a stream that changed, or may have, are told.
+Most did not change. So instead of having every watcher read its whole stream, this reads the znodes that every change
+sets, of many streams in one packet, and notifies only the watchers of streams that changed or may have changed.
 
 Invariants:
 - A stream counts as unchanged only if its znodes have the versions that this process saw last before contact was lost,
-  and, in the same session, if none of them was changed after the last transaction that its watch had told of.
-- What this process saw is as of the first loss of contact since the last check: a reading that somebody makes between
-  the reconnect and the check takes nobody's notice away.
-- The check reads behind the request that sets the watch, on the same connection, so what comes later is told by the
-  watch. An answer from an older connection than the newest doubt decides nothing.
-- It is a hint: who writes is decided by compare-and-set and fences.
+  and, in the same session, if none of them was changed after the last transaction that its watch had reported.
+- The versions compared are those seen before the first loss of contact since the last check: a read by other code
+  between the reconnect and the check does not suppress a notification.
+- The check is sent after the request that sets the watch, on the same connection, so the watch reports later changes.
+  If contact is lost again during a stream's check, its result is not used.
+- The result is a hint: compare-and-set and fences decide which process writes.
 
-Streams wait in the order in which they were doubted. A few are checked at once; of more, chunk by chunk with random
-pauses, so that neither this process nor ZooKeeper, to which all processes come back together, does nothing else.
+Streams are checked in the order of their `doubt` calls, a packet at a time with random pauses: all processes
+reconnect together, and neither they nor ZooKeeper should be busy with this alone.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from dlog.wire.stream_metadata import decode_life, decode_owner
 
 _CHECKED = ("owner", "ledgers", "maxtxid")  # every change sets one of them
 STREAMS_AT_ONCE = GET_AT_ONCE_MAX // len(_CHECKED)  # what fits in one packet
-ZNODE_BYTES = 1024  # none of the three is larger, unless somebody else wrote it
-PAUSE_S = 0.002  # between two packets, on the average
+ZNODE_BYTES = 1024  # none of the three is larger, unless a foreign program wrote it
+PAUSE_S = 0.002  # between two packets, on average
 RETRY_S = 0.5
 
 Watcher = Callable[[], None]
@@ -45,7 +44,8 @@ _Found = tuple[bytes, Stat]
 
 @dataclass(slots=True)
 class _Doubt:
-    """heard_zxid: the last transaction that the watch certainly told of; 0: unknown. mark: what was seen of it."""
+    """A stream that may have changed. heard_zxid: the last transaction up to which its watch reported every change; 0:
+    unknown. mark: the versions seen before contact was lost."""
 
     heard_zxid: int
     mark: Mark | None
@@ -53,7 +53,7 @@ class _Doubt:
 
 
 class StreamRechecks:
-    """The streams of one process whose watches may have missed a change. `run` checks them."""
+    """The streams of one process whose watches may have missed a change; `run` checks them."""
 
     def __init__(self, zk: ZooKeeper, paths: StreamPaths, marks: StreamMarks, rng: random.Random) -> None:
         self._zk = zk
@@ -67,7 +67,7 @@ class StreamRechecks:
         return len(self._doubts)
 
     def doubt(self, stream: StreamName, heard_zxid: int, watcher: Watcher) -> None:
-        """A watch may have missed anything after this transaction: call `watcher` unless the stream is unchanged."""
+        """Have `watcher` called unless the stream is unchanged: its watch may have missed changes after this zxid."""
         old = self._doubts.pop(stream, None)
         if old is None:
             new = _Doubt(heard_zxid, self._marks.seen(stream))
@@ -78,7 +78,7 @@ class StreamRechecks:
         self._due.set()
 
     def forget(self, stream: StreamName, watcher: Watcher) -> None:
-        """It does not want to be told any more."""
+        """Do not call `watcher` any more."""
         doubt = self._doubts.get(stream)
         if doubt is not None:
             doubt.watchers.pop(watcher, None)
@@ -86,7 +86,7 @@ class StreamRechecks:
                 del self._doubts[stream]
 
     async def run(self) -> None:
-        """Check what is doubted; for ever."""
+        """Check the streams reported by `doubt`; never returns."""
         while True:
             await self._due.wait()
             await self._zk.wait_connected()
@@ -103,18 +103,18 @@ class StreamRechecks:
                     await asyncio.sleep(PAUSE_S * self._rng.uniform(0.0, 2.0))
 
     async def _check(self, some: list[tuple[StreamName, _Doubt]]) -> None:
-        """Raises MetadataUnavailableError."""
+        """Check these; notify watchers. Raises MetadataUnavailableError."""
         roots = [self._paths.root(stream) for stream, _ in some]
         asked = [f"{root}/{name}" for root in roots for name in _CHECKED]
         found: list[_Found | None]
         try:
             found = await self._zk.get_many(asked, like_bytes=ZNODE_BYTES)
-        except ZnodeError:  # this process has no right to one of them: have each read on its own
+        except ZnodeError:  # this process may not read one of them: notify all, each is then read on its own
             found = [None] * len(asked)
         loop = asyncio.get_running_loop()
         for number, (stream, doubt) in enumerate(some):
             if self._doubts.get(stream) is not doubt:
-                continue  # doubted again meanwhile, or nobody wants to know
+                continue  # contact was lost again meanwhile, or no watcher is left
             del self._doubts[stream]
             first = number * len(_CHECKED)
             if not _is_unchanged(doubt, found[first : first + len(_CHECKED)]):
@@ -123,7 +123,7 @@ class StreamRechecks:
 
 
 def _is_unchanged(doubt: _Doubt, found: list[_Found | None]) -> bool:
-    """Whether the stream certainly is what it was."""
+    """Whether the stream certainly has not changed."""
     owner, ledgers, max_txid = found
     if owner is None or ledgers is None or max_txid is None or (doubt.mark is None and not doubt.heard_zxid):
         return False
@@ -136,6 +136,6 @@ def _is_unchanged(doubt: _Doubt, found: list[_Found | None]) -> bool:
     try:
         life, claim = decode_life(owner[0]), decode_owner(owner[0])
     except DLogError:
-        return False  # who reads it is told what is wrong with it
+        return False  # reading the stream reports what is wrong
     versions = owner[1].version, ledgers[1].version, max_txid[1].version
     return doubt.mark == Mark(life, *versions, claim.epoch)

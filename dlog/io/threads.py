@@ -1,8 +1,8 @@
-"""Where work that blocks is done, so that the loop goes on: threads, or whatever stands in for them.
+"""Workers for blocking calls, off the event loop: a port, so that a simulation can do the work without threads.
 
-The law of this file: work never runs on the loop and never touches what the loop owns; what it has to say goes through
-`to_loop`. An error that leaves work is told to `on_failed`, whoever waits or not. A port, so that a simulation can do
-the same work in its own time without a thread.
+Invariants:
+- Work never runs on the event loop and never touches objects that the loop owns; it reports through `to_loop`.
+- An exception in a line's or pool's work is always passed to `on_failed`.
 """
 
 from __future__ import annotations
@@ -17,49 +17,49 @@ from typing import Any, Protocol, TypeVar, TypeVarTuple
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-#: takes all that was put since it was last called; returns for how many seconds to wait for more before it is called
-#: with nothing (0: at once, it has something left; None: as long as it takes)
+#: called with all items put since the last call; returns how many seconds to wait for more items before it is called
+#: with none (0: do not wait, it has work left; None: wait without limit)
 LineWork = Callable[[list[T]], float | None]
 OnFailed = Callable[[BaseException], None]
 
 
 class Worker(Protocol):
-    """Something that works until it is stopped."""
+    """Does work until it is stopped."""
 
     def stop(self) -> None:
         """Idempotent; does not wait."""
         ...
 
     async def ended(self) -> None:
-        """After `stop`: wait until it has ended. Cancelling stops the wait only."""
+        """After `stop`: wait until it has ended. Cancelling stops only the wait."""
         ...
 
 
 class Line(Worker, Protocol[T]):
-    """One worker that does one thing after another. `stop` lets it finish what was put; an error ends it."""
+    """One worker that processes items in order. `stop` lets it finish the items put before; an error ends it."""
 
     def put(self, items: list[T]) -> None: ...
 
 
 class Pool(Worker, Protocol):
-    """A few workers. `stop` drops what has not begun; an error ends nothing but the work it came from."""
+    """A few workers. `stop` drops work that has not started; an error ends only the work that raised it."""
 
     def submit(self, work: Callable[[*Ts], None], *args: *Ts) -> None: ...
 
 
 class Threads(Protocol):
-    """Makes workers. Belongs to one loop."""
+    """Makes workers. Belongs to one event loop."""
 
     def line(self, name: str, work: LineWork[T], on_failed: OnFailed) -> Line[T]: ...
 
     def pool(self, name: str, count: int, on_failed: OnFailed) -> Pool: ...
 
     async def run(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Do it away from the loop and return what it returns. Cancelling stops the wait, not the work."""
+        """Run `work` off the event loop and return its result. Cancelling stops the wait, not the work."""
         ...
 
     def to_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """From any work: call it on the loop, soon; after the loop has ended never."""
+        """From any work: have `callback` called on the event loop soon; never after the loop has ended."""
         ...
 
 
@@ -79,9 +79,9 @@ class RealThreads:
         return await asyncio.to_thread(work, *args)
 
     def to_loop(self, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        try:  # not `suppress`: each group of a journal passes here
+        try:  # not `suppress`, which is slower: every group of journal writes calls this
             self._loop.call_soon_threadsafe(callback, *args)
-        except RuntimeError:  # the loop has ended: nobody is left to be told
+        except RuntimeError:  # the loop has ended: no receiver is left
             return
 
 
@@ -90,7 +90,7 @@ class _ThreadLine:
         self._work = work
         self._on_failed = on_failed
         self._queue: SimpleQueue[list[Any] | None] = SimpleQueue()
-        self._stopped = False  # the thread has seen it; its own
+        self._stopped = False  # the thread has seen the stop; used by the thread only
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -111,7 +111,7 @@ class _ThreadLine:
                 if self._stopped and not items and wait_s != 0:
                     return
                 wait_s = self._work(items)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it must be heard that this line has ended
+        except BaseException as error:  # noqa: BLE001 - any error ends this line and must be reported
             self._on_failed(error)
 
     def _take(self, wait_s: float | None) -> list[Any]:
@@ -123,7 +123,7 @@ class _ThreadLine:
             more = queue.get(wait_s != 0, wait_s)
             while more is not None:
                 items += more
-                if queue.empty():  # nobody else takes from it
+                if queue.empty():  # reliable: this thread is the only consumer
                     return items
                 more = queue.get_nowait()
         except Empty:

@@ -1,8 +1,8 @@
-"""Objects on a Hadoop file system, by WebHDFS: a NameNode's HTTP address, or that of an HttpFS gateway.
+"""Cold storage objects in a Hadoop file system, by WebHDFS: a NameNode's HTTP address or an HttpFS gateway.
 
-The law of this file: an object is written beside its place and renamed when it is whole, so it is there at once or not
-at all. Of several hosts the one that answered last is asked first, and the next one if it is on standby or away. What
-is read back is what counts: that a DataNode syncs what it closes is its own setting (dfs.datanode.synconclose).
+An object is written under a temporary name and renamed when complete, so it appears whole or not at all. Of several
+hosts the one that replied last is tried first, then the others if it is on standby or unreachable. Callers must read
+back: whether a DataNode syncs a file that it closes is its own setting (dfs.datanode.synconclose).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from dlog.stores.contract import MisconfiguredError, SegmentNotFoundError, Store
 
 _PART = ".part"
 _REDIRECTS = (301, 302, 307)
-_ANSWER_BYTES_MAX = 64 * MiB  # of JSON: a folder of some hundred thousand objects
+_ANSWER_BYTES_MAX = 64 * MiB  # of a JSON reply: lists a folder of some hundred thousand objects
 _REFUSED = ("AccessControlException", "SecurityException", "IllegalArgumentException", "UnsupportedOperationException")
 
 
 class WebHdfsObjects:
-    """See dlog/stores/cold/objects.py. Calls block, so they are made in threads."""
+    """See dlog/stores/cold/objects.py. HTTP calls block, so they run in threads."""
 
     def __init__(self, options: ColdOptions) -> None:
         self._options = options
-        self._good: dict[str, str] = {}  # hosts as told -> the one that answered last
+        self._good: dict[str, str] = {}  # hosts as configured -> the one that replied last
 
     async def read(self, place: Location, offset: int, size: int) -> bytes:
         return await asyncio.to_thread(self._read, place, offset, size) if size > 0 else b""
@@ -81,17 +81,17 @@ class WebHdfsObjects:
     # ---- in threads -------------------------------------------------------------------------------------------------
 
     def ask(self, place: Location, method: str, operation: str, **more: Any) -> dict[str, Any]:
-        """A question that is answered in JSON."""
+        """Send a request; return its JSON reply."""
         answer = self._first(place, method, operation, more)
         return _map_of(_take(answer, _ANSWER_BYTES_MAX, place))
 
     def connect(self, place: Location, operation: str, **more: Any) -> tuple[http.client.HTTPConnection, str]:
-        """Where the bytes of an object are to be sent: a connection, and what to ask for there."""
+        """A connection to the DataNode that takes an object's bytes, and the target there."""
         answer = self._first(place, "PUT", operation, more, follow=False)
         target = answer.headers.get("Location", "")
         answer.close()
         if answer.status not in _REDIRECTS or not target:
-            raise StoreUnavailableError(f"the NameNode names no DataNode: status={answer.status} place={place}")
+            raise StoreUnavailableError(f"the NameNode names no DataNode: status={answer.status} location={place}")
         return self._connection(target), _target(target)
 
     def _read(self, place: Location, offset: int, size: int) -> bytes:
@@ -101,7 +101,7 @@ class WebHdfsObjects:
             return b""
         data = _take(answer, size, place)
         if answer.length:
-            raise StoreUnavailableError(f"the DataNode broke off: place={place} bytes={len(data)}")
+            raise StoreUnavailableError(f"the DataNode sent too few bytes: location={place} bytes={len(data)}")
         return data
 
     def _read_end(self, place: Location, size: int) -> tuple[bytes, int]:
@@ -112,24 +112,24 @@ class WebHdfsObjects:
     def _first(
         self, place: Location, method: str, operation: str, more: dict[str, Any], *, follow: bool = True
     ) -> http.client.HTTPResponse:
-        """The answer of the first host that has one. Raises StoreError."""
+        """The reply of the first host that gives one. Raises StoreError."""
         hosts = place.authority.split(",")
         good = self._good.get(place.authority, hosts[0])
-        failure: StoreError = StoreUnavailableError(f"no host is named: place={place}")
+        failure: StoreError = StoreUnavailableError(f"no host is given: location={place}")
         for host in [good, *(host for host in hosts if host != good)]:
             url = f"{'https' if place.scheme == 'swebhdfs' else 'http'}://{host}/webhdfs/v1{quote(place.path)}"
             query = {"op": operation, **self._who(), **more}
             try:
                 answer = self._one(f"{url}?{urlencode(query)}", method, place, follow)
             except _StandbyError as error:
-                failure = StoreUnavailableError(f"{error}: place={place}")
+                failure = StoreUnavailableError(f"{error}: location={place}")
                 continue
             self._good[place.authority] = host
             return answer
         raise failure
 
     def _one(self, url: str, method: str, place: Location, follow: bool) -> http.client.HTTPResponse:
-        """Raises _StandbyError where another host may be asked."""
+        """The reply of one host. Raises _StandbyError if another should be tried."""
         for hop in range(4):
             connection = self._connection(url)
             try:
@@ -141,7 +141,7 @@ class WebHdfsObjects:
                 if hop == 0:
                     raise _StandbyError(f"cannot be reached: {error}: {where}") from error
                 raise StoreUnavailableError(
-                    f"the DataNode cannot be reached: {error}: {where} place={place}"
+                    f"the DataNode cannot be reached: {error}: {where} location={place}"
                 ) from error
             if answer.status in _REDIRECTS and follow:
                 url = answer.headers.get("Location", "")
@@ -151,7 +151,7 @@ class WebHdfsObjects:
                 with contextlib.closing(answer):
                     raise _error_of(answer.status, answer.read(MiB), place)
             return answer
-        raise StoreUnavailableError(f"sent from one to the next without end: place={place}")
+        raise StoreUnavailableError(f"too many redirects: location={place}")
 
     def _connection(self, url: str) -> http.client.HTTPConnection:
         parts = urlsplit(url)
@@ -165,12 +165,12 @@ class WebHdfsObjects:
 
     @property
     def copies(self) -> dict[str, int]:
-        """As a part of a question that creates."""
+        """The replication parameter of CREATE."""
         return {"replication": self._options.webhdfs_replication} if self._options.webhdfs_replication else {}
 
 
 class WebHdfsWriter:
-    """Sends a file to a DataNode as it comes, and renames it. Made in a thread."""
+    """Sends a file to a DataNode, then renames it. Made in a thread."""
 
     def __init__(self, objects: WebHdfsObjects, place: Location) -> None:
         self._objects = objects
@@ -184,7 +184,7 @@ class WebHdfsWriter:
             self._connection.endheaders()
         except (OSError, http.client.HTTPException) as error:
             self._connection.close()
-            raise StoreUnavailableError(f"the DataNode cannot be reached: {error}: place={place}") from error
+            raise StoreUnavailableError(f"the DataNode cannot be reached: {error}: location={place}") from error
 
     async def write(self, parts: Sequence[Buffer]) -> None:
         await asyncio.to_thread(self._write, parts)
@@ -206,7 +206,7 @@ class WebHdfsWriter:
             self._connection.send(b"".join(parts))
             self._connection.send(b"\r\n")
         except OSError as error:
-            raise StoreUnavailableError(f"the DataNode broke off: {error}: place={self._place}") from error
+            raise StoreUnavailableError(f"lost the DataNode: {error}: location={self._place}") from error
 
     def _finish(self) -> None:
         try:
@@ -215,16 +215,16 @@ class WebHdfsWriter:
             with contextlib.closing(answer):
                 said = answer.read(MiB)
         except (OSError, http.client.HTTPException) as error:
-            raise StoreUnavailableError(f"the DataNode broke off: {error}: place={self._place}") from error
+            raise StoreUnavailableError(f"lost the DataNode: {error}: location={self._place}") from error
         finally:
             self._connection.close()
         if answer.status >= 300:
             failure = _error_of(answer.status, said, self._place)
             known = isinstance(failure, StoreError)
-            raise failure if known else StoreUnavailableError(f"{failure}: place={self._place}")
+            raise failure if known else StoreUnavailableError(f"{failure}: location={self._place}")
         if self._rename():
             return
-        self._objects.ask(self._place, "DELETE", "DELETE")  # written before, by somebody who was killed
+        self._objects.ask(self._place, "DELETE", "DELETE")  # left by an earlier writer that was killed
         if not self._rename():
             raise StoreUnavailableError(f"the object cannot be renamed: from={self._part} to={self._place}")
 
@@ -233,11 +233,11 @@ class WebHdfsWriter:
 
 
 class _StandbyError(Exception):
-    """Another host may know."""
+    """Another host may reply."""
 
 
 class _OutOfRangeError(Exception):
-    """The object ends before."""
+    """The object ends before the range."""
 
 
 def _error_of(status: int, said: bytes, place: Location) -> Exception:
@@ -248,19 +248,19 @@ def _error_of(status: int, said: bytes, place: Location) -> Exception:
     if name == "StandbyException":
         return _StandbyError(text)
     if name == "FileNotFoundException" or (status == 404 and not name):
-        return SegmentNotFoundError(f"no such object: place={place}")
+        return SegmentNotFoundError(f"no such object: location={place}")
     if "out of the range" in text:
         return _OutOfRangeError(text)
-    message = f"WebHDFS says {status} {name}: {text}: place={place}"
+    message = f"WebHDFS answered {status} {name}: {text}: location={place}"
     return MisconfiguredError(message) if name in _REFUSED or status == 401 else StoreUnavailableError(message)
 
 
 def _take(answer: http.client.HTTPResponse, bytes_max: int, place: Location) -> bytes:
-    """What it holds; it is closed then."""
+    """Read a reply and close it."""
     try:
         return answer.read(bytes_max)
     except (OSError, http.client.HTTPException) as error:
-        raise StoreUnavailableError(f"the answer broke off: {error}: place={place}") from error
+        raise StoreUnavailableError(f"the reply broke off: {error}: location={place}") from error
     finally:
         answer.close()
 
@@ -273,7 +273,7 @@ def _map_of(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
-        raise StoreUnavailableError(f"that is no WebHDFS: said={data[:80]!r}")
+        raise StoreUnavailableError(f"the server does not speak WebHDFS; check the address: reply={data[:80]!r}")
     return told
 
 

@@ -1,17 +1,17 @@
-"""A ZooKeeper session: the one connection a process keeps, its state, its watches, and what may be asked of it.
+"""A ZooKeeper session: the one connection that a process keeps, its state, its watches, and its requests.
 
-The law of this room:
-1. A request that was written is never sent again. If its connection ends first, the caller gets ConnectionLossError
-   (outcome unknown) at once, and resolves it: read again, and compare.
-2. SUSPENDED the moment contact is lost. LOST when the server says so, or when nothing we sent within the last session
-   timeout was answered: then the session id is forgotten and never used again, even if the server still knows it.
-3. A watch is a hint. Whoever subscribed is called at least once after each change, after LOST, and after a reconnect
-   that may have hidden one; it reads again.
+Invariants:
+1. A written request is never sent again. If its connection ends first, the caller at once gets ConnectionLossError
+   (outcome unknown), and must read again and compare.
+2. The state is SUSPENDED as soon as contact is lost. It is LOST when the server says so, or when no request sent within
+   the last session timeout was answered: then the session id is never used again, even if the server still knows it.
+3. A watch is a hint. A subscriber is called at least once after each change, after LOST, and after a reconnect that may
+   have hidden a change; it reads again.
 4. Every call has a deadline; close is bounded and may be repeated.
-5. A server may show an old view. A `fresh` read shows everything that was answered to anybody before it was asked: a
-   sync goes out just before it on the same connection, and the server answers in that order; so it costs no wait of
-   its own. What is read later in the session is never older. (A leader that was replaced and has not noticed yet,
-   which takes it syncLimit ticks at most, answers a sync for itself: there only compare-and-set tells.)
+5. A server may show an old view. A `fresh` read shows every change that any client saw confirmed before the call: a
+   sync precedes it on the same connection, and the server replies in that order, so this costs no extra round trip.
+   Later reads of the session are never older. (A leader that was replaced and has not noticed yet, which takes at most
+   syncLimit ticks, answers a sync by itself: there only compare-and-set helps.)
 
 Source: ZooKeeper programmer's guide, "ZooKeeper Sessions", "ZooKeeper Watches" and "Consistency Guarantees".
 """
@@ -75,17 +75,17 @@ __all__ = [
 BACKOFF_MIN_S = 0.05
 BACKOFF_MAX_S = 1.0
 CLOSE_TIMEOUT_S = 1.0
-#: A server bounds what it is sent, so every znode too (jute.maxbuffer), but not what it answers. An answer should not
-#: cost a server more memory than this; and so many znodes fit what we take as one, if each is as large as it may be.
+#: A server bounds requests, and so every znode (jute.maxbuffer), but not replies. ANSWER_BYTES: what a reply should at
+#: most cost a server. GET_AT_ONCE_MAX: how many znodes of the largest size fit the largest reply that we accept.
 ANSWER_BYTES = 8 * 1024 * 1024
 GET_AT_ONCE_MAX = REPLY_BYTES_MAX // (REQUEST_BYTES_MAX + 1024)
 
 
 class ZooKeeper:
-    """A session that mends itself until closed. Paths are absolute, below the chroot of the hosts string.
+    """A session that reconnects until closed. Paths are absolute, below the chroot of the hosts string.
 
     All calls raise ConnectionLossError (written, outcome unknown), NotConnectedError (not sent), ClosedError, or the
-    ZnodeError of the server. A cancelled call may still take effect.
+    server's ZnodeError. A cancelled call may still take effect.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class ZooKeeper:
         self._expiry: asyncio.TimerHandle | None = None
         self._closing = False
         self.session_id = 0
-        self.generation = 0  # sessions had so far
+        self.generation = 0  # number of sessions so far
         self.timeout_s = session_timeout_s  # as agreed with the server
 
     @classmethod
@@ -128,7 +128,7 @@ class ZooKeeper:
         connect_timeout_s: float = 10.0,
         rng: random.Random | None = None,
     ) -> ZooKeeper:
-        """Open a session. Raises NotConnectedError if no server gives one within connect_timeout_s; ConfigError."""
+        """Open a session. Raises NotConnectedError if no server grants one within connect_timeout_s; ConfigError."""
         client = cls(hosts, session_timeout_s=session_timeout_s, request_timeout_s=request_timeout_s, rng=rng)
         client._life = asyncio.get_running_loop().create_task(client._live(), name=f"zookeeper session {hosts}")
         client._life.add_done_callback(report_crash)
@@ -137,7 +137,9 @@ class ZooKeeper:
                 await client._attached.wait()
         except TimeoutError:
             await client.close()
-            raise NotConnectedError(f"no ZooKeeper answers: hosts={hosts} waited_s={connect_timeout_s:g}") from None
+            raise NotConnectedError(
+                f"no ZooKeeper server answers; check that it runs: hosts={hosts} waited_s={connect_timeout_s:g}"
+            ) from None
         except BaseException:
             await client.close()
             raise
@@ -155,14 +157,14 @@ class ZooKeeper:
 
     @property
     def silent_s(self) -> float:
-        """For how long the oldest question has waited, or there has been no connection; 0: all is well."""
+        """How long the oldest request has waited, or there has been no contact; 0: nothing is pending."""
         connection = self._connection
         if connection is not None and not connection.is_closed:
             return connection.silent_s
         return asyncio.get_running_loop().time() - self._contact_s
 
     def on_state(self, callback: Callable[[SessionState], None]) -> Unsubscribe:
-        """Have `callback(state)` called at each change, in order."""
+        """Call `callback(state)` at each change of state, in order."""
         key = object()
         self._state_callbacks[key] = callback
 
@@ -185,9 +187,8 @@ class ZooKeeper:
     async def get_many(
         self, paths: Sequence[str], *, fresh: bool = False, like_bytes: int = REQUEST_BYTES_MAX
     ) -> list[tuple[bytes, Stat] | None]:
-        """Read many znodes, in order; None for those that are not there. Asked in packets, each with a deadline: in the
-        first as many znodes as fit ANSWER_BYTES if they have `like_bytes` each, and in the others if they are like the
-        largest so far."""
+        """Read many znodes, in order; None for missing ones. Each packet has a deadline and asks for as many znodes as
+        fit ANSWER_BYTES if each is as large as `like_bytes` (first packet) or the largest so far (later ones)."""
         found: list[tuple[bytes, Stat] | None] = []
         count, largest = min(ANSWER_BYTES // like_bytes, GET_AT_ONCE_MAX), 1
         while len(found) < len(paths):
@@ -206,13 +207,13 @@ class ZooKeeper:
         return stat
 
     async def children(self, path: str, *, fresh: bool = False) -> tuple[list[str], Stat]:
-        """Names in no order, and the znode's own Stat."""
+        """The children's names, unordered, and the znode's own Stat."""
         request = protocol.GetChildren2Request(path=self._abs(path), watch=False)
         found: tuple[list[str], Stat] = await self._call(request, decode_children, path, fresh=fresh)
         return found
 
     async def set(self, path: str, data: bytes, version: int) -> Stat:
-        """version ANY_VERSION overwrites. Raises BadVersionError, NoNodeError."""
+        """Set a znode's data; version ANY_VERSION overwrites. Raises BadVersionError, NoNodeError."""
         request = protocol.SetDataRequest(path=self._abs(path), data=data, version=version)
         stat: Stat = await self._call(request, decode_stat, path)
         return stat
@@ -220,7 +221,8 @@ class ZooKeeper:
     async def create(
         self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False, parents: bool = False
     ) -> Created:
-        """Raises NodeExistsError, NoNodeError (no parent, unless `parents` makes them, empty and for good)."""
+        """Create a znode. parents: create missing parents too, empty and permanent. Raises NodeExistsError, or
+        NoNodeError without a parent."""
         request = create_request(self._abs(path), data, ephemeral=ephemeral, sequential=sequential)
         while True:
             try:
@@ -233,18 +235,18 @@ class ZooKeeper:
                 return Created(self._rel(created.path), created.stat)
 
     async def ensure_path(self, path: str) -> None:
-        """Make the znode and its parents, empty, where they are missing."""
+        """Create the znode and its parents, empty, if they are missing."""
         try:
             await self.create(path, parents=True)
         except NodeExistsError:
             return
 
     async def delete(self, path: str, version: int) -> None:
-        """version ANY_VERSION does not check. Raises BadVersionError, NoNodeError, NotEmptyError."""
+        """Delete a znode; version ANY_VERSION is not checked. Raises BadVersionError, NoNodeError, NotEmptyError."""
         await self._call(protocol.DeleteRequest(path=self._abs(path), version=version), decode_nothing, path)
 
     async def multi(self, ops: Sequence[Op]) -> list[Any]:
-        """All or nothing; results in order (see the operations). Raises MultiFailedError, which says which and why."""
+        """Perform all operations or none; results in order (see the operations). Raises MultiFailedError."""
         if not ops:
             return []
         absolute = [type(op)(self._abs(op.path), *(getattr(op, name) for name in _FIELDS[type(op)])) for op in ops]
@@ -252,7 +254,7 @@ class ZooKeeper:
         return [Created(self._rel(r.path), r.stat) if isinstance(r, Created) else r for r in results]
 
     async def sync(self, path: str) -> None:
-        """Let the server we are on catch up with the leader."""
+        """Let the connected server catch up with the leader."""
         await self._call(protocol.SyncRequest(path=self._abs(path)), decode_nothing, path)
 
     async def ephemerals(self, prefix: str = "/") -> list[str]:
@@ -267,30 +269,30 @@ class ZooKeeper:
         self._credentials.append((scheme, credential))
 
     def watch_data(self, path: str, callback: WatchCallback) -> Unsubscribe:
-        """Have `callback()` called when the znode may have been created, changed or deleted."""
+        """Call `callback()` when the znode may have been created, changed or deleted."""
         return self._watches.add_data(self._abs(path), callback)
 
     def watch_children(self, path: str, callback: WatchCallback) -> Unsubscribe:
-        """Have `callback()` called when the set of the znode's children may have changed."""
+        """Call `callback()` when the set of the znode's children may have changed."""
         return self._watches.add_children(self._abs(path), callback)
 
     def watch_tree(self, path: str, callback: TreeCallback) -> Unsubscribe:
-        """Have `callback(path)` called for each change at or below `path`; with None when any number may have passed
-        unseen. Needs ZooKeeper 3.6. Not together with the other kinds on the same path."""
+        """Call `callback(path)` for each change at or below `path`, with None if any number may have been missed. Needs
+        ZooKeeper 3.6. Do not combine with the other kinds of watch on one path."""
         return self._watches.add_tree(self._abs(path), callback)
 
     def tree_is_watched(self, path: str) -> bool:
-        """Whether, since the last `callback(None)`, every change at or below `path` has been or will be told."""
+        """Whether every change at or below `path` since the last `callback(None)` has been or will be reported."""
         return self._watches.tree_is_set(self._abs(path))
 
     def tree_heard_zxid(self, path: str) -> int:
-        """For `callback(None)` of a tree's watch: the last transaction up to which every change at or below `path` was
-        told. 0: unknown, or of an earlier session."""
+        """For `callback(None)` of a tree's watch: the zxid up to which every change at or below `path` was reported. 0:
+        unknown, or of an earlier session."""
         return self._watches.tree_heard_zxid(self._abs(path))
 
     async def close(self) -> None:
-        """End the session (its ephemerals go at once if a server can be told) and fail what waits. Takes about a
-        second at most; idempotent. Cancelling stops the wait for the server only: the session ends all the same."""
+        """End the session (a reachable server removes its ephemerals at once) and fail waiting calls. Takes about a
+        second at most; idempotent. Cancelling only stops the wait for the server: the session ends in any case."""
         self._closing = True
         connection = self._connection
         try:
@@ -305,14 +307,14 @@ class ZooKeeper:
             if self._life is not None:
                 self._life.cancel()
             self._lose("closed")
-            self._attached.set()  # let waiting calls see that it is over
+            self._attached.set()  # let waiting calls see that the session is closed
         if self._life is not None:
             await asyncio.wait((self._life,))
 
-    # ---- the session's life ----------------------------------------------------------------------------------------
+    # ---- the session's task ----------------------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        """Attach, converse, detach; for ever. Ends when `close` cancels it."""
+        """Connect, keep the session alive, reconnect; until `close` cancels it."""
         pause_s = BACKOFF_MIN_S
         failures = 0
         loop = asyncio.get_running_loop()
@@ -324,14 +326,14 @@ class ZooKeeper:
                 self._detach(connection)
                 if loop.time() - began_s > BACKOFF_MAX_S:
                     pause_s, failures = BACKOFF_MIN_S, 0
-                    continue  # it held: try the next host at once
+                    continue  # the connection lasted: try the next address at once
             failures += 1
             if failures % self._servers.size == 0:
                 await asyncio.sleep(pause_s * self._rng.uniform(0.5, 1.5))
                 pause_s = min(2 * pause_s, BACKOFF_MAX_S)
 
     async def _attach(self) -> Connection | None:
-        """Try the next address once: resolve, connect and shake hands, each time limited. None: it did not work out."""
+        """Try the next address once: resolve it, connect and shake hands, within time limits. None: it failed."""
         loop = asyncio.get_running_loop()
         session_id = self.session_id
         connection = Connection(self._heard_event)
@@ -361,15 +363,14 @@ class ZooKeeper:
         return connection
 
     def _limit_s(self) -> float:
-        """How long one address is tried: so that all of them are within half a session timeout, and none when the
-        session is over anyway."""
+        """How long to try one address: all take at most half a session timeout, and none outlasts the session."""
         limit_s = max(0.1, self._asked_timeout_s / (2 * self._servers.size))
         if not self.session_id:
             return limit_s
         return min(limit_s, max(0.0, self._contact_s + self.timeout_s - asyncio.get_running_loop().time()))
 
     def _joined(self, connection: Connection, session_id: int, password: bytes, timeout_s: float) -> None:
-        """Replay what the server must know before anyone may ask on this connection, then say CONNECTED."""
+        """Send credentials and watches before any other request on this connection, then enter CONNECTED."""
         same = session_id == self.session_id
         self.session_id, self._password, self.timeout_s = session_id, password, timeout_s
         if not same:
@@ -386,7 +387,7 @@ class ZooKeeper:
         self._attached.set()
 
     async def _converse(self, connection: Connection) -> None:
-        """Keep the session alive; return when the connection is gone or of no use any more."""
+        """Keep the session alive; return when the connection has ended or is useless."""
         loop = asyncio.get_running_loop()
         ping_s, silence_s = self.timeout_s / 3, self.timeout_s * 2 / 3
         next_ping_s = loop.time() + ping_s
@@ -417,7 +418,7 @@ class ZooKeeper:
             self._expiry = asyncio.get_running_loop().call_at(at_s, self._lose, "out of contact")
 
     def _lose(self, reason: str) -> None:
-        """Forget the session for good. reason: why, for whoever reads a dump."""
+        """Forget the session for good. reason: for debugging only."""
         if self._expiry is not None:
             self._expiry.cancel()
             self._expiry = None
@@ -438,7 +439,7 @@ class ZooKeeper:
     def _heard_event(self, kind: int, path: str) -> None:
         self._watches.heard(kind, path)
 
-    # ---- asking ----------------------------------------------------------------------------------------------------
+    # ---- requests --------------------------------------------------------------------------------------------------
 
     async def _call(
         self, request: Any, decode: Callable[[bytes], Any], path: str, *, xid: int = 0, fresh: bool = False
@@ -456,7 +457,7 @@ class ZooKeeper:
         except TimeoutError:
             raise self._late(bool(futures), path) from None
         finally:
-            while futures:  # an error that one of them raises holds this frame, which must not hold the error
+            while futures:  # an error raised by one of them refers to this frame, which must not refer to the error
                 _forget(futures.pop())
 
     def _ask_sync(self, connection: Connection, path: str) -> asyncio.Future[Any]:
@@ -474,7 +475,7 @@ class ZooKeeper:
             if self._closing:
                 raise ClosedError("this ZooKeeper session was closed")
             if self._connection is not None:
-                await asyncio.sleep(0)  # dropped an instant ago; the session's task detaches it
+                await asyncio.sleep(0)  # it was just dropped; the session's task detaches it
             await self._attached.wait()
         if self._closing:
             raise ClosedError("this ZooKeeper session was closed")
@@ -504,14 +505,14 @@ _FIELDS: dict[type, tuple[str, ...]] = {
 
 
 def report_crash(task: asyncio.Task[None]) -> None:
-    """For a task that lives as long as its owner and is awaited only at close: what kills it is told at once."""
+    """Report the exception of a background task at once; its owner awaits the task only at close."""
     if not task.cancelled() and (error := task.exception()) is not None:
         context = {"message": f"{task.get_name()} died", "exception": error, "task": task}
         task.get_loop().call_exception_handler(context)
 
 
 def _forget(future: asyncio.Future[Any]) -> None:
-    """Nobody waits any more: neither its result nor its error is missed."""
+    """Cancel the future, or mark its error as seen: no caller waits for it any more."""
     if not future.done():
         future.cancel()
     elif not future.cancelled():

@@ -1,8 +1,10 @@
-"""Make a cluster: BookKeeper's root znodes and the binding of a DistributedLog namespace to it.
+"""Creates a cluster: BookKeeper's root znodes and the binding of a DistributedLog namespace to it.
 
-The law of this room: what is there is left as it is; what is there and differs is an error, never overwritten. Doing
-it twice, or at once from two places, ends the same. Source: BookKeeper `ZKRegistrationManager.initNewCluster`,
-DistributedLog `DLMetadata`.
+Invariants:
+- Existing znodes are not changed; one that differs is an error.
+- Doing it twice, or from two processes at once, has the same result.
+
+Source: BookKeeper `ZKRegistrationManager.initNewCluster`, DistributedLog `DLMetadata`.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class ClusterInit:
-    """What `cluster_init` found or made. made: BookKeeper's root is new. bound: the namespace's binding is new."""
+    """Result of `cluster_init`. made: BookKeeper's root is new. bound: the namespace's binding is new."""
 
     instance_id: str
     namespace: str
@@ -46,10 +48,10 @@ class ClusterInit:
 async def cluster_init(
     hosts: str, namespace: str, *, ledgers_root: str = "/ledgers", session_timeout_s: float = 10.0
 ) -> ClusterInit:
-    """Make the cluster at `hosts` and bind `namespace` to it, in one multi as far as anything is missing.
+    """Create the cluster at `hosts` and bind `namespace` to it; one multi creates all that is missing.
 
-    Raises MetadataUnavailableError; ConfigError when the namespace is bound to another cluster;
-    UnsupportedVersionError when the ledgers are laid out in a way we do not write.
+    Raises MetadataUnavailableError; ConfigError if the namespace is bound to another cluster; UnsupportedVersionError
+    if the cluster has another ledger layout.
     """
     ledgers, streams = LedgerPaths(ledgers_root), StreamPaths(namespace)
     binding = binding_of(hosts, ledgers_root)
@@ -62,13 +64,13 @@ async def cluster_init(
             except MultiFailedError as failed:
                 if not isinstance(failed.error, (NodeExistsError, NoNodeError, BadVersionError)):
                     raise
-                continue  # somebody else is at it
+                continue  # another process creates it at the same time
             return ClusterInit(instance_id, namespace, made, bound)
-    raise MetadataUnavailableError(f"the cluster changes under our hands: hosts={hosts}")
+    raise MetadataUnavailableError(f"another process keeps changing the cluster's znodes; try again: hosts={hosts}")
 
 
 def binding_of(hosts: str, ledgers_root: str) -> Binding:
-    """What a namespace of this cluster says. A chroot of the hosts belongs to the path for Java clients."""
+    """The binding of a namespace of this cluster. For Java clients a chroot of the hosts is part of the path."""
     servers, slash, chroot = hosts.partition("/")
     servers = servers.replace(";", ",")
     root = f"/{chroot.strip('/')}{ledgers_root}" if slash and chroot.strip("/") else ledgers_root
@@ -84,19 +86,19 @@ def binding_of(hosts: str, ledgers_root: str) -> Binding:
 
 
 async def check_layout(zk: ZooKeeper, ledgers: LedgerPaths) -> None:
-    """Raises UnsupportedVersionError for a cluster laid out otherwise than we write. None at all is no error yet."""
+    """Raise UnsupportedVersionError if the cluster has a ledger layout that we do not write; a missing one passes."""
     try:
         data, _ = await zk.get(ledgers.layout)
     except NoNodeError:
         return
     if parse_layout(data) != (LAYOUT_FACTORY, LAYOUT_VERSION):
         raise UnsupportedVersionError(
-            f"this cluster's ledgers are laid out otherwise: expected={LAYOUT_FACTORY} found={data[:200]!r}"
+            f"this cluster has another ledger layout: expected={LAYOUT_FACTORY} found={data[:200]!r}"
         )
 
 
 async def read_instance_id(zk: ZooKeeper, ledgers: LedgerPaths) -> str:
-    """Raises ClusterNotFoundError, DamagedError, MetadataUnavailableError."""
+    """The cluster's id. Raises ClusterNotFoundError, DamagedError, MetadataUnavailableError."""
     try:
         data, _ = await zk.get(ledgers.instance_id, fresh=True)
     except NoNodeError:
@@ -104,7 +106,7 @@ async def read_instance_id(zk: ZooKeeper, ledgers: LedgerPaths) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise DamagedError(f"the identity of the cluster is no text: path={ledgers.instance_id}") from None
+        raise DamagedError(f"the cluster's instance id is not UTF-8: path={ledgers.instance_id}") from None
 
 
 async def _plan_root(zk: ZooKeeper, ledgers: LedgerPaths) -> tuple[bool, str, list[Op]]:

@@ -1,9 +1,9 @@
-"""The servers of a ZooKeeper ensemble: what a hosts string says, and which address a session tries next.
+"""The servers of a ZooKeeper ensemble: parses the hosts string and chooses the next address to try.
 
 Invariants:
-1. A host that can never be connected to is refused when the hosts string is parsed, and not at the first failover.
-2. All addresses of a name are tried before its turn comes again, so that one that does not answer hides no other.
-   A name is resolved at each of its turns: the servers behind it may have changed.
+1. A host that can never be connected to is refused when the hosts string is parsed, not at the first failover.
+2. All addresses of a name are tried before the next turn of that name, so that one dead address hides no other.
+   A name is resolved again at each turn, because its servers may have changed.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ def split_hosts(text: str) -> tuple[list[tuple[str, int]], str]:
 
 
 class Servers:
-    """The addresses of an ensemble, one after the other, for ever. hosts: in the order of their turns."""
+    """Iterates over the addresses of an ensemble without end. hosts: in the order in which they are tried."""
 
     def __init__(self, hosts: Sequence[tuple[str, int]], rng: random.Random) -> None:
         self._hosts = hosts
         self._rng = rng
         self._turn = 0
         self._sizes = [1] * len(hosts)  # addresses of each host, as last resolved
-        self._addresses: deque[tuple[str, int]] = deque()  # of the host whose turn it is, not tried yet
+        self._addresses: deque[tuple[str, int]] = deque()  # of the present host, not tried yet
 
     @property
     def size(self) -> int:
-        """How many addresses there are, as far as the names have been resolved."""
+        """Number of addresses; a name not resolved yet counts as one."""
         return sum(self._sizes)
 
     async def next(self) -> tuple[str, int]:
-        """The next address. Raises OSError for a name that cannot be resolved now; the turn is the next host's then."""
+        """The next address. Raises OSError if a name cannot be resolved now; the next call tries the next host."""
         if not self._addresses:
             turn = self._turn % len(self._hosts)
             self._turn += 1
@@ -66,8 +66,8 @@ class Servers:
             loop = asyncio.get_running_loop()
             try:
                 found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            except UnicodeError as error:  # of the resolver's own rules
-                raise OSError(f"not a name: {error}: host={host!r}") from error
+            except UnicodeError as error:  # the resolver refuses the name
+                raise OSError(f"not a host name: {error}: host={host!r}") from error
             addresses = list(dict.fromkeys((str(item[4][0]), port) for item in found))
             self._rng.shuffle(addresses)  # so that not all clients of a name share one server
             self._sizes[turn] = max(1, len(addresses))
@@ -76,7 +76,7 @@ class Servers:
 
 
 def _is_name(host: str) -> bool:
-    """Whether a resolver may be asked for this host."""
+    """Whether a resolver can resolve this host."""
     try:
         return host.isprintable() and not re.search(r"[\[\]]", host) and 0 < len(host.encode("idna")) < 254
     except UnicodeError:

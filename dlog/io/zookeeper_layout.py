@@ -1,7 +1,7 @@
-"""Where things lie in ZooKeeper: BookKeeper's tree for ledgers, DistributedLog's for streams. Names only, no calls.
+"""Paths in ZooKeeper: BookKeeper's tree for ledgers, DistributedLog's for streams. Names only, no calls.
 
-What is ours beyond theirs: `<namespace>/.proxies/<role>/<id>`, `<namespace>/.bookies/<id>`, `<namespace>/.deletions`,
-and `owner`, `settings`, `sinks` and `life-<nonce>` beside a stream's own znodes. Java tools skip them.
+We add `<namespace>/.proxies/<role>/<id>`, `<namespace>/.bookies/<id>`, `<namespace>/.deletions`, and `owner`,
+`settings`, `sinks` and `life-<nonce>` beside a stream's own znodes. Java tools skip them.
 Source: BookKeeper `HierarchicalLedgerManager`, `ZKRegistrationManager`; DistributedLog `LogMetadata`, `ZKSessionLock`.
 """
 
@@ -14,7 +14,7 @@ from urllib.parse import quote
 from dlog.errors import ConfigError
 from dlog.model.ids import BookieId, LedgerId, ProxyId, StreamName
 
-SHORT_ID_MAX = 2**31 - 2  # ledger ids above lie in the deep tree
+SHORT_ID_MAX = 2**31 - 2  # larger ledger ids are in the deep tree
 
 LAYOUT_FACTORY = "org.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory"
 LAYOUT_VERSION = 1
@@ -27,7 +27,7 @@ _NAMESPACE = re.compile(r"(?:/[^/\x00-\x1f\x7f-\x9f\ud800-\uf8ff\ufff0-\uffff]+)
 
 
 def parse_layout(data: bytes) -> tuple[str, int]:
-    """LAYOUT's bytes -> factory class and its version ("" and 0 if unreadable)."""
+    """Parse LAYOUT's data into factory class and version ("" and 0 if unreadable)."""
     lines = data.decode(errors="replace").split("\n")
     factory, _, version = (lines[1] if len(lines) > 1 else "").partition(":")
     known = lines[0] == "2" and _NUMBER.match(version) is not None
@@ -72,7 +72,7 @@ class LedgerPaths:
         return f"{self.cookies}/{bookie}"
 
     def ledger(self, ledger: LedgerId) -> str:
-        """10 digits split 2-4-4, or 19 digits split 3-4-4-4-4 from 2**31 - 1 on."""
+        """Path of a ledger's metadata: 10 digits split 2-4-4, or from 2**31 - 1 on 19 digits split 3-4-4-4-4."""
         if ledger <= SHORT_ID_MAX:
             digits = f"{ledger:010d}"
             return f"{self.root}/{digits[:2]}/{digits[2:6]}/L{digits[6:]}"
@@ -80,7 +80,7 @@ class LedgerPaths:
         return f"{self.root}/{digits[:3]}/{digits[3:7]}/{digits[7:11]}/{digits[11:15]}/L{digits[15:]}"
 
     def ledger_of(self, path: str) -> LedgerId | None:
-        """The ledger whose metadata lies at this path, None if it is no such path."""
+        """The ledger that has this path; None if none has."""
         parts = path.removeprefix(self.root).strip("/").split("/")
         digits = "".join(parts[:-1]) + parts[-1].removeprefix("L")
         if not parts[-1].startswith("L") or not digits.isascii() or not digits.isdigit():
@@ -90,7 +90,7 @@ class LedgerPaths:
 
     @staticmethod
     def is_ledger_directory(name: str) -> bool:
-        """Whether a child of the root begins a ledger path (and is not LAYOUT, idgen, cookies, ...)."""
+        """Whether a child of the root begins a ledger path (not LAYOUT, idgen, cookies, ...)."""
         return name.isascii() and name.isdigit() and len(name) in (2, 3)
 
 
@@ -109,12 +109,12 @@ class StreamPaths:
         return f"{self.namespace}/{stream}"
 
     def root(self, stream: StreamName) -> str:
-        """R, below which all of a stream lies."""
+        """R, the root of all znodes of a stream."""
         return f"{self.namespace}/{stream}/<default>"
 
     @property
     def deletions(self) -> str:
-        """The znode whose version counts the streams that were deleted in this namespace."""
+        """The znode with a version that counts the streams deleted in this namespace."""
         return f"{self.namespace}/.deletions"
 
     @property
@@ -122,7 +122,7 @@ class StreamPaths:
         return f"{self.namespace}/.proxies"
 
     def mark(self, bookie: BookieId) -> str:
-        """The znode that a bookie writes in each collection, to know this metadata again."""
+        """The znode that a bookie writes at each garbage collection, to recognise this metadata later."""
         return f"{self.namespace}/.bookies/{bookie}"
 
     def proxy_role(self, role: str) -> str:
@@ -144,6 +144,6 @@ def parents_of(path: str) -> list[str]:
 
 
 def lock_member(client: str, session_id: int) -> str:
-    """Name of a lock member node, to which ZooKeeper adds the sequence number."""
+    """Name of a lock member's znode; ZooKeeper appends the sequence number."""
     encoded = quote(client, safe="*").replace("%20", "+").replace("~", "%7E")  # as java.net.URLEncoder writes it
     return f"member_{encoded}_s{session_id:10d}_"

@@ -1,11 +1,13 @@
-"""Ledger metadata in ZooKeeper, laid out as BookKeeper's HierarchicalLedgerManager does.
+"""Ledger metadata in ZooKeeper, in the layout of BookKeeper's HierarchicalLedgerManager.
 
-The law of this room: the version of a ledger is its znode's; a create is told from somebody else's by the token in it
-(cToken). An id is never given twice, so neither is a version of one; where ZooKeeper was restored from a backup the
-sequence is too low, and whoever creates a ledger finds that out from bookies and draws on. What is read decides
-(recovery, whether a ledger is gone), so reads and lists are fresh. Parents are made when they are missed and removed
-when they are empty, and either may meet the other half-way. The znodes that give ids are of no use once they are made:
-those that a cancelled call left behind are deleted by the next one, at the latest with the session.
+Invariants:
+- The version of a ledger is its znode's. The token in it (cToken) distinguishes our create from another client's.
+- An id is never assigned twice, so neither is a version of one. After a restore of ZooKeeper the sequence is too low: a
+  ledger's creator learns from bookies that an id is in use, and draws the next.
+- Recovery and garbage collection decide by these reads, so reads and lists are fresh.
+- Parents are created when missing and removed when empty, in any interleaving.
+- A znode made to draw an id is deleted at once; one that a cancelled call left behind by the next call, at the latest
+  with the session.
 """
 
 from __future__ import annotations
@@ -35,25 +37,25 @@ from dlog.model.ids import LedgerId
 from dlog.model.ledger import LedgerMetadata
 from dlog.wire import ledger_metadata
 
-_HIGH = "HOB-"  # directories of idgen-long: the upper 32 bits of the ids made inside
+_HIGH = "HOB-"  # directories of idgen-long: the upper 32 bits of the ids drawn there
 _HIGH_NAME = re.compile(r"HOB-([0-9]{10})\Z", re.ASCII)
 _LOW_MAX = 2**31 - 1
 _LEFTOVERS_AT_ONCE = 1_000  # deleted in one multi
 
 
 class LedgerTree:
-    """The part of the metadata port that concerns ledgers."""
+    """The ledgers' part of the metadata port."""
 
     def __init__(self, zk: ZooKeeper, paths: LedgerPaths, rng: random.Random) -> None:
         self._zk = zk
         self._paths = paths
         self._rng = rng
-        self._is_long = False  # short ids are used up, or somebody has found so before
-        self._id_nodes: set[str] = set()  # made by a call that is going to delete them
+        self._is_long = False  # short ids are used up, as found by this or another process
+        self._id_nodes: set[str] = set()  # made by calls that are still going to delete them
         self._has_leftovers = False  # a call may have left such znodes behind
 
     async def read(self, ledger: LedgerId) -> Versioned | Missing | OutcomeUnknown:
-        """Raises DamagedError or UnsupportedVersionError for metadata we cannot read."""
+        """Read metadata. Raises DamagedError or UnsupportedVersionError if we cannot decode it."""
         try:
             data, stat = await self._zk.get(self._paths.ledger(ledger), fresh=True)
         except NoNodeError:
@@ -95,7 +97,7 @@ class LedgerTree:
         return self._zk.watch_data(self._paths.ledger(ledger), callback)
 
     async def new_id(self, ahead: int = 1) -> LedgerId:
-        """The last of `ahead` ids that the sequence gave to nobody before. A lost reply costs as many ids."""
+        """Draw `ahead` ids from the sequence and return the last. A lost reply wastes as many ids."""
         if not self._is_long:
             if await self._zk.exists(self._paths.long_ids) is None:
                 number = await self._number(f"{self._paths.short_ids}/ID-", ahead)
@@ -105,7 +107,7 @@ class LedgerTree:
         return await self._new_long_id(ahead)
 
     async def ids(self) -> AsyncIterator[LedgerId]:
-        """All ledgers, the short ids first, each kind in order."""
+        """All ledgers: short ids in order, then long ids in order."""
         for name in sorted(await self._children(self._paths.root, fresh=True), key=lambda name: (len(name), name)):
             if LedgerPaths.is_ledger_directory(name):
                 async for ledger in self._below(f"{self._paths.root}/{name}", 1 if len(name) == 2 else 3):
@@ -126,9 +128,9 @@ class LedgerTree:
         return Versioned(value, created.stat.version)
 
     async def _number(self, prefix: str, ahead: int) -> int:
-        """The number of the last of `ahead` sequential nodes made for it, and deleted (or gone with our session)."""
+        """Make `ahead` sequential znodes, delete them (or let the session do it), and return the last one's number."""
         if self._has_leftovers:
-            await self._delete_leftovers()  # before more are made: else calls that are always cancelled pile them up
+            await self._delete_leftovers()  # before making more: else calls that are always cancelled pile them up
         paths: list[str] = []
         is_clean = False
         try:
@@ -148,21 +150,21 @@ class LedgerTree:
         return int(paths[-1].removeprefix(prefix))
 
     async def _delete_leftovers(self) -> None:
-        """Delete the znodes that calls of this session made to get an id, and did not live to delete.
+        """Delete znodes that cancelled calls of this session made to draw an id.
 
-        Replies come in the order of the questions, so whoever made a znode that the answer names has noted it by now,
+        Replies come in the order of requests, so a call that made a listed znode has recorded it in `_id_nodes` by now,
         unless it was cancelled.
         """
         self._has_leftovers = False
         is_clean = False
         try:
-            made = await self._zk.ephemerals(self._paths.short_ids)  # of long ids too: their path begins like this
+            made = await self._zk.ephemerals(self._paths.short_ids)  # also of long ids: same path prefix
             left = [path for path in made if path not in self._id_nodes]
             for first in range(0, len(left), _LEFTOVERS_AT_ONCE):
                 await self._zk.multi([Delete(path) for path in left[first : first + _LEFTOVERS_AT_ONCE]])
             is_clean = True
         except MultiFailedError:
-            pass  # one of them went meanwhile; the next call looks again
+            pass  # one of them is gone already; the next call lists them again
         finally:
             self._has_leftovers = self._has_leftovers or not is_clean
 

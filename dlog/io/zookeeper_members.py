@@ -1,9 +1,10 @@
-"""Who is there: our own registrations kept, and those of others known.
+"""Cluster membership: keeps our own registrations in ZooKeeper and lists those of other processes.
 
-The law of this room: a registration is an ephemeral znode that exists whenever we have a session, under whatever
-session that is. A znode of the same name from an earlier life of ours is removed; one of somebody else is waited for.
-What is known of others is read again after every hint, whole: it may be old, as `known` is anyhow. Who asks (`read`)
-sees what stands now. A watch is a hint: where none comes, it is looked again all the same, seldom.
+Invariants:
+- A registration is an ephemeral znode that is created again in every new session.
+- A znode of the same name from an earlier session or process of ours is deleted; another process's is waited for.
+- The list is read again as a whole after every watch event, and seldom without one. `known` may be old; a fresh `read`
+  is current.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from dlog.options import at_least_one, check_address, option
 from dlog.wire.bookie_info import address_of
 
 RETRY_S = 0.5
-GONE_S = 2.0  # between two looks whether somebody else's znode of our name is gone, should no watch tell
+GONE_S = 2.0  # between two checks, without a watch event, whether another process's znode of our name is gone
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberOptions:
-    """How old what is known of others may be when no watch tells of a change."""
+    """How old the list of members may be if no watch reports a change."""
 
-    again_s: float = option(10.0, sim=(2.0, 20.0))  # from one reading to the next, or up to a half less
+    again_s: float = option(10.0, sim=(2.0, 20.0))  # longest time between two reads; the shortest is half of it
 
     def __post_init__(self) -> None:
         at_least_one(self, "again_s")
@@ -48,11 +49,11 @@ MEMBERS = MemberOptions()
 @dataclass(slots=True)
 class _Registration:
     data: bytes
-    generation: int = -1  # session under which it was last made
+    generation: int = -1  # session in which it was last created
 
 
 class Registrations:
-    """The ephemeral znodes that this process keeps."""
+    """The ephemeral znodes that this process keeps registered."""
 
     def __init__(self, zk: ZooKeeper) -> None:
         self._zk = zk
@@ -62,21 +63,21 @@ class Registrations:
         self._unsubscribe = zk.on_state(self._heard_state)
 
     async def keep(self, path: str, data: bytes) -> None:
-        """Register, and stay so until `drop`. Waits up to a session timeout for a znode of another process that may
-        have died; raises CookieError (its data is not ours) or MetadataUnavailableError (then it is not kept)."""
+        """Register, and stay registered until `drop`. Waits up to 1.5 session timeouts for the znode of another process
+        that may have died. Raises CookieError (it stays) or MetadataUnavailableError; then it is not kept."""
         registration = self._wanted[path] = _Registration(data)
         try:
             async with asyncio.timeout(self._zk.timeout_s * 1.5):
                 await self._make(path, registration)
         except TimeoutError:
             self._forget(path, registration)
-            raise CookieError(f"somebody else is registered under this name: path={path}") from None
+            raise CookieError(f"another process is registered under this name; stop it first: path={path}") from None
         except BaseException:
             self._forget(path, registration)
             raise
 
     async def drop(self, path: str) -> None:
-        """Idempotent. Does nothing to a znode of another process."""
+        """Unregister; idempotent. Another process's znode stays."""
         if self._wanted.pop(path, None) is None:
             return
         stat = await self._zk.exists(path)
@@ -87,7 +88,7 @@ class Registrations:
                 return
 
     async def run(self) -> None:
-        """Register again in every new session; for ever."""
+        """Register again in every new session; never returns."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -118,14 +119,14 @@ class Registrations:
                     if not await self._is_ours(path, registration):
                         continue
             except ConnectionLossError:
-                continue  # the next round finds out whether it was made
+                continue  # the next round finds out whether it was created
             if generation == self._zk.generation and self._zk.state is not SessionState.LOST:
                 registration.generation = generation
                 return
 
     async def _is_ours(self, path: str, registration: _Registration) -> bool:
-        """Whether the znode found belongs to this session. One of an earlier life is removed: it has the very address
-        that we listen on, or was made by a session this process has lost. Others are given time to vanish."""
+        """Whether the existing znode belongs to this session. One of ours is deleted: it has the same data (the address
+        we listen on), or is of a session that this process has lost. Another's gets GONE_S to go."""
         try:
             data, stat = await self._zk.get(path)
             if stat.ephemeral_owner == self._zk.session_id:
@@ -144,7 +145,7 @@ class Registrations:
                 async with asyncio.timeout(GONE_S):
                     await gone.wait()
         except TimeoutError:
-            return False  # it is looked at again
+            return False  # the caller tries again
         finally:
             unsubscribe()
         return False
@@ -155,7 +156,7 @@ class Registrations:
 
 
 class MemberList:
-    """Bookies and proxies that are registered now."""
+    """The registered bookies and proxies."""
 
     def __init__(
         self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths, options: MemberOptions, rng: random.Random
@@ -168,7 +169,7 @@ class MemberList:
         self._known = Members({}, {}, {}, {})
         self._callbacks: dict[object, Callable[[], None]] = {}
         self._stale = asyncio.Event()
-        self._reading = asyncio.Lock()  # so that what is known never goes back
+        self._reading = asyncio.Lock()  # so that an older read never replaces a newer one
         directories = [ledgers.available, ledgers.readonly, *(streams.proxy_role(role) for role in PROXY_ROLES)]
         self._unsubscribes = [zk.watch_children(path, self._stale.set) for path in directories]
 
@@ -186,12 +187,12 @@ class MemberList:
         return unsubscribe
 
     async def read(self, *, fresh: bool = True) -> Members:
-        """Read all of it, tell of a change. Raises MetadataUnavailableError."""
+        """Read the list and report a change. Raises MetadataUnavailableError."""
         async with self._reading:
             return await self._read(fresh=fresh)
 
     async def run(self) -> None:
-        """Keep `known` current; for ever. A change that no watch tells of is known after `again_s`."""
+        """Keep `known` current; never returns. It shows a change without a watch event within `again_s`."""
         while True:
             await self._hint()
             self._stale.clear()
@@ -206,7 +207,7 @@ class MemberList:
             unsubscribe()
 
     async def _hint(self) -> None:
-        """Return when something may have changed: a watch says so, or none has for long."""
+        """Return when a watch fired, or none did for `again_s` (at random up to half less)."""
         try:
             async with asyncio.timeout(self._options.again_s * self._rng.uniform(0.5, 1.0)):
                 await self._stale.wait()
@@ -253,7 +254,7 @@ def _bookies(found: Iterable[tuple[str, bytes]]) -> dict[BookieId, BookieInfo]:
             bookie = bookie_id(name)
             host, port = address_of(bookie, data)
         except DLogError:
-            continue  # somebody registered what nobody can connect to: not a member
+            continue  # its registration has no usable address: not a member
         bookies[bookie] = BookieInfo(bookie, host, port)
     return bookies
 
@@ -269,6 +270,6 @@ def _proxies(role: str, found: Iterable[tuple[str, bytes]]) -> dict[ProxyId, Pro
             check_address(address)
             check_address(peer)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            continue  # somebody registered what nobody can connect to: not a member
+            continue  # its registration has no usable address: not a member
         proxies[ProxyId(name)] = ProxyInfo(ProxyId(name), role, address, peer)
     return proxies

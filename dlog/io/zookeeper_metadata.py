@@ -1,7 +1,6 @@
-"""The metadata port on a real ZooKeeper, laid out so that BookKeeper's and DistributedLog's own tools can use it.
+"""The metadata port on a real ZooKeeper, in a layout that BookKeeper's and DistributedLog's own tools can use.
 
-The law of this room: it only composes. Ledgers are in zookeeper_ledgers.py, streams in zookeeper_streams.py, who is
-there in zookeeper_members.py, the session in zookeeper.py.
+It only combines zookeeper_ledgers.py, zookeeper_streams.py, zookeeper_members.py and the session in zookeeper.py.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dlog.wire.bookie_info import encode_address
 
 
 class ZooKeeperMetadata:
-    """One process's view of one cluster and one namespace. Make it by `connect`; see dlog/io/metadata.py."""
+    """Implements dlog/io/metadata.py for one cluster and one namespace. Made by `connect`."""
 
     def __init__(
         self, zk: ZooKeeper, ledgers: LedgerPaths, streams: StreamPaths, members: MemberOptions, rng: random.Random
@@ -55,7 +54,7 @@ class ZooKeeperMetadata:
     ) -> ZooKeeperMetadata:
         """hosts: `h1:2181,h2:2181[/chroot]`. namespace: znode path, such as `/dlog`. The cluster need not exist yet.
 
-        Raises MetadataUnavailableError; UnsupportedVersionError for a cluster laid out otherwise; ConfigError.
+        Raises MetadataUnavailableError; UnsupportedVersionError for another ledger layout; ConfigError.
         """
         rng = rng or random.SystemRandom()
         ledgers, streams = LedgerPaths(ledgers_root), StreamPaths(namespace)
@@ -98,7 +97,7 @@ class ZooKeeperMetadata:
         return await self._streams.read(key.stream)
 
     async def compare_and_set(self, key: Key, value: object, version: object) -> Outcome:
-        """After OutcomeUnknown read again: a stream's claim is known by `owner.claim`, a ledger by its value."""
+        """After OutcomeUnknown read again; a claim is recognised by `owner.claim`, a ledger by its value."""
         if isinstance(key, LedgerKey):
             assert isinstance(value, LedgerMetadata)
             return await self._ledgers.compare_and_set(key.ledger, value, version)
@@ -133,7 +132,7 @@ class ZooKeeperMetadata:
     async def stream_heads(self, streams: Sequence[StreamName]) -> list[StreamHead | None]:
         return await self._streams.heads(streams)
 
-    # ---- the cluster and who is in it ------------------------------------------------------------------------------
+    # ---- the cluster and its members -------------------------------------------------------------------------------
 
     async def instance_id(self) -> str:
         """Raises ClusterNotFoundError, MetadataUnavailableError."""
@@ -171,7 +170,7 @@ class ZooKeeperMetadata:
             data, stat = await self.zookeeper.get(self._paths.cookie(bookie), fresh=True)
         except NoNodeError:
             return Missing()
-        return Versioned(data.decode(errors="replace"), stat.version)  # what is no text is no cookie of anybody
+        return Versioned(data.decode(errors="replace"), stat.version)  # what is not UTF-8 matches no cookie
 
     async def write_cookie(self, bookie: BookieId, text: str, version: object) -> None:
         path = self._paths.cookie(bookie)
@@ -182,7 +181,7 @@ class ZooKeeperMetadata:
                 assert isinstance(version, int)
                 await self.zookeeper.set(path, text.encode(), version)
         except (NodeExistsError, BadVersionError, NoNodeError) as error:
-            raise CookieError(f"the cookie was changed by somebody else: bookie={bookie}") from error
+            raise CookieError(f"another process changed the bookie's cookie; start again: bookie={bookie}") from error
 
     async def read_mark(self, bookie: BookieId) -> Versioned | Missing:
         try:
@@ -208,7 +207,7 @@ class ZooKeeperMetadata:
         return Versioned(text, stat.version)
 
     async def close(self) -> None:
-        """Registrations and the session end, also where the wait for it is cancelled. Idempotent."""
+        """End the registrations and the session, even if the wait is cancelled. Idempotent."""
         life, self._life = self._life, None
         try:
             if life is not None:

@@ -1,11 +1,13 @@
 """One TCP connection to one ZooKeeper server: requests out, replies and watch events in.
 
-The law of this room: bytes are made and read by aiozk's protocol classes; nothing is ever sent twice; when the
-connection ends, for whatever reason, everything unanswered on it fails at once with ConnectionLossError. Frames are
-bounded in both directions. Sessions, retries and watches live in dlog/io/zookeeper.py.
+Invariants:
+- No request is sent twice.
+- When the connection ends, for any reason, every pending request fails at once with ConnectionLossError.
+- Frames are bounded in both directions.
 
-Only aiozk's codec is used. Its session and client classes retry writes that may have been carried out, and hang on a
-frozen server; see the decision record on the ZooKeeper client.
+Sessions, retries and watches are in dlog/io/zookeeper.py. Of aiozk only the codec is used: its session and client
+classes retry writes that may have been carried out, and hang on a frozen server; see the decision record on the
+ZooKeeper client.
 """
 
 from __future__ import annotations
@@ -45,13 +47,13 @@ XID_SET_WATCHES = -8
 
 
 class ConnectionLossError(MetadataUnavailableError):
-    """The connection ended, or the deadline passed, with the request written: whether it was carried out is unknown."""
+    """The connection ended, or the deadline passed, after the request was written: its outcome is unknown."""
 
     outcome_unknown = True
 
 
 class NotConnectedError(MetadataUnavailableError):
-    """No connection within the deadline: the request was never sent."""
+    """There was no connection within the deadline: the request was not sent."""
 
 
 class RequestTooLargeError(InvalidRequestError):
@@ -59,14 +61,14 @@ class RequestTooLargeError(InvalidRequestError):
 
 
 class ZnodeError(MetadataUnavailableError):
-    """The server refused a request, for the reason its own code gives. Nothing was changed."""
+    """The server refused a request, for the reason that its code gives. Nothing was changed."""
 
     zookeeper_code: ClassVar[int] = 0
 
     def __init__(self, path: str = "", zookeeper_code: int | None = None) -> None:
         code = zookeeper_code or self.zookeeper_code
         known = exc.response_error_xref.get(code)
-        super().__init__(f"zookeeper refused: {known.__name__ if known else 'error'} path={path} code={code}")
+        super().__init__(f"ZooKeeper refused: {known.__name__ if known else 'error'} path={path} code={code}")
         self.path = path
 
 
@@ -91,10 +93,10 @@ class AuthFailedError(ZnodeError):
 
 
 class NoRightsError(ZnodeError):
-    """This process may not do that to the znode, by the znode's access control list."""
+    """The znode's access control list forbids the request."""
 
     remedy = Remedy.FIX
-    next_step = "give the service's user of ZooKeeper all rights to this path and what is below it"
+    next_step = "give the service's ZooKeeper user all rights to this path and to everything below it"
     zookeeper_code = -102
 
 
@@ -104,8 +106,8 @@ _UNDECIDED = {-4: "connection loss", -7: "operation timeout", -112: "session exp
 
 
 class MultiFailedError(MetadataUnavailableError):
-    """A multi was refused as a whole. `errors` has one member for each operation, in order; None for those that were
-    only rolled back or never tried. `index` and `error` are those of the operation that failed."""
+    """A multi was refused as a whole. `errors` has one item for each operation, in order; None if it was only rolled
+    back or never tried. `index` and `error` are those of the operation that failed."""
 
     def __init__(self, errors: Sequence[ZnodeError | None]) -> None:
         self.errors = tuple(errors)
@@ -114,15 +116,15 @@ class MultiFailedError(MetadataUnavailableError):
 
 
 def error_of(code: int, path: str = "") -> Exception:
-    """The exception for an error code of the server."""
+    """The exception for a server's error code."""
     if code in _UNDECIDED:
-        return ConnectionLossError(f"server said {_UNDECIDED[code]}: path={path}")
+        return ConnectionLossError(f"ZooKeeper answered: {_UNDECIDED[code]}, the outcome is unknown: path={path}")
     cls = _ERRORS.get(code)
     return cls(path, code) if cls else ZnodeError(path, code)
 
 
 class Stat(NamedTuple):
-    """What a server knows of a znode. Times are milliseconds of its wall clock; zxids order all changes."""
+    """A znode's Stat. Times are milliseconds of the leader's wall clock; zxids order all changes."""
 
     czxid: int
     mzxid: int
@@ -152,7 +154,7 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Set:
-    """Result: Stat. version ANY_VERSION does not check."""
+    """Result: Stat. version ANY_VERSION is not checked."""
 
     path: str
     data: bytes
@@ -169,7 +171,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Result: None. Only refuses the multi when the version differs."""
+    """Result: None. Refuses the multi if the version differs."""
 
     path: str
     version: int
@@ -179,13 +181,13 @@ Op = Create | Set | Delete | Check
 
 
 class Created(NamedTuple):
-    """path: the name given, with the number of a sequential node."""
+    """path: as assigned, with the number of a sequential znode."""
 
     path: str
     stat: Stat
 
 
-# ---- the codec: aiozk's, with parts it lacks ------------------------------------------------------------------------
+# ---- the codec: aiozk's, with missing parts added -------------------------------------------------------------------
 
 
 class _Stat(Part):  # type: ignore[misc]
@@ -218,7 +220,7 @@ class AddWatchRequest(Request):  # type: ignore[misc]
 
 
 class SetWatches2Request(Request):  # type: ignore[misc]  # aiozk has no types
-    """SetWatches for persistent watches too, which it sets as AddWatch does. ZooKeeper 3.6 and later."""
+    """SetWatches that can also set persistent watches, as AddWatch does. ZooKeeper 3.6 and later."""
 
     opcode = 105
     parts = (
@@ -232,7 +234,7 @@ class SetWatches2Request(Request):  # type: ignore[misc]  # aiozk has no types
 
 
 class MultiReadRequest(Request):  # type: ignore[misc]  # aiozk has no types
-    """The data of many znodes, without watches. ZooKeeper 3.6 and later."""
+    """Reads the data of many znodes, without watches. ZooKeeper 3.6 and later."""
 
     opcode = 22
 
@@ -250,7 +252,7 @@ class MultiReadRequest(Request):  # type: ignore[misc]  # aiozk has no types
 
 
 class GetEphemeralsRequest(Request):  # type: ignore[misc]
-    """ZooKeeper 3.6 and later."""
+    """Lists this session's ephemeral znodes. ZooKeeper 3.6 and later."""
 
     opcode = 103
     parts = (("prefix", UString),)
@@ -273,9 +275,9 @@ def decode_data(body: bytes) -> tuple[bytes, Stat]:
 
 
 def decode_many(paths: Sequence[str]) -> Decode:
-    """A decoder for the reply to a MultiReadRequest for these paths: data and Stat of each, None for what is not there.
+    """A decoder for the reply to a MultiReadRequest for these paths: data and Stat of each, None for a missing one.
 
-    It raises what the server says of any of them else, ZnodeError or ConnectionLossError.
+    It raises any other error of a path, as ZnodeError or ConnectionLossError.
     """
 
     def decode(body: bytes) -> list[tuple[bytes, Stat] | None]:
@@ -295,7 +297,7 @@ def decode_many(paths: Sequence[str]) -> Decode:
             kind, done, _ = _MULTI.unpack_from(body, offset)
             offset += _MULTI.size
         if len(found) != len(paths):
-            raise struct.error(f"another number of answers than of questions: {len(found)} of {len(paths)}")
+            raise struct.error(f"number of results differs from number of paths: {len(found)} of {len(paths)}")
         return found
 
     return decode
@@ -304,7 +306,7 @@ def decode_many(paths: Sequence[str]) -> Decode:
 def _data_at(body: bytes, offset: int) -> tuple[tuple[bytes, Stat], int]:
     (size,) = _SIZE.unpack_from(body, offset)
     begin = offset + _SIZE.size
-    end = begin + max(0, size)  # -1: none
+    end = begin + max(0, size)  # -1: null
     stat = Stat._make(_STAT.unpack_from(body, end))
     return (body[begin:end], stat), end + _STAT.size
 
@@ -390,9 +392,9 @@ class _Call:
 
 
 class Connection(asyncio.Protocol):
-    """One attachment of a session to a server. Made by `loop.create_connection`, then `shake_hands`, then `ask`.
+    """A session's connection to one server. Made by `loop.create_connection`, then `shake_hands`, then `ask`.
 
-    on_event(type, path) is called for each watch event, before the reply that would reveal the change.
+    on_event(type, path) is called for each watch event, before a reply that shows the change.
     """
 
     def __init__(self, on_event: Callable[[int, str], None]) -> None:
@@ -408,7 +410,7 @@ class Connection(asyncio.Protocol):
         self.closed: asyncio.Future[str] = self._loop.create_future()
         self.last_zxid = 0
         self.heard_s = self._loop.time()
-        self.contact_s = 0.0  # when the newest request that was answered had been sent
+        self.contact_s = 0.0  # send time of the newest request that has a reply
 
     @property
     def is_closed(self) -> bool:
@@ -420,7 +422,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def silent_s(self) -> float:
-        """For how long the oldest request has waited for its answer; 0 when none does."""
+        """How long the oldest pending request has waited; 0: none is pending."""
         oldest = [next(iter(self._pending.values()), None), *(queue[0] for queue in self._special.values() if queue)]
         return max((self._loop.time() - call.sent_s for call in oldest if call is not None), default=0.0)
 
@@ -429,9 +431,9 @@ class Connection(asyncio.Protocol):
     ) -> tuple[int, bytes, float]:
         """Attach a session (0: a new one). Returns its id (0: it has expired), password and timeout in seconds.
 
-        Raises ConnectionLossError. No timeout of its own.
+        Raises ConnectionLossError. It has no timeout.
         """
-        if self.closed.done():  # before we came to speak: uvloop tells of the end before it tells of the connection
+        if self.closed.done():  # uvloop may report the end before create_connection returns
             raise ConnectionLossError(f"connection lost before the handshake: reason={self.closed.result()}")
         self.last_zxid = last_zxid
         sent_s = self._loop.time()
@@ -450,9 +452,9 @@ class Connection(asyncio.Protocol):
         return reply.session_id, reply.password or b"", reply.timeout / 1000
 
     def ask(self, request: Any, decode: Decode, path: str = "", *, xid: int = 0) -> asyncio.Future[Any]:
-        """Send a request; the future has the decoded reply, a ZnodeError or ConnectionLossError.
+        """Send a request; the future gets the decoded reply, a ZnodeError or ConnectionLossError.
 
-        Cancelling the future forgets the waiter only. Raises RequestTooLargeError (not sent).
+        Cancelling the future only stops the wait. Raises RequestTooLargeError (not sent).
         """
         future: asyncio.Future[Any] = self._loop.create_future()
 
@@ -468,7 +470,7 @@ class Connection(asyncio.Protocol):
         return future
 
     def tell(self, request: Any, decode: Decode, done: Done, path: str = "", *, xid: int = 0) -> None:
-        """Send a request and have `done(value, error)` called with what comes of it, synchronously, exactly once."""
+        """Send a request; `done(value, error)` is called exactly once, synchronously with the reply or failure."""
         call = _Call(done, decode, path, self._loop.time())
         if self.is_closed:
             done(None, ConnectionLossError(f"connection closed: path={path}"))
@@ -477,7 +479,7 @@ class Connection(asyncio.Protocol):
             self._xid = self._xid % 0x7FFFFFFF + 1
         frame = request.serialize(xid or self._xid)
         if len(frame) > REQUEST_BYTES_MAX:
-            raise RequestTooLargeError(f"more than a ZooKeeper server takes: bytes={len(frame)} path={path}")
+            raise RequestTooLargeError(f"request exceeds ZooKeeper's limit of 1 MiB: bytes={len(frame)} path={path}")
         if xid:
             self._special[xid].append(call)
         else:
@@ -485,7 +487,7 @@ class Connection(asyncio.Protocol):
         self._write(frame)
 
     def ping(self) -> None:
-        """Ask for a sign of life; `heard_s` and `contact_s` tell."""
+        """Send a ping; its reply moves `heard_s` and `contact_s`."""
 
         def done(_: Any, __: Exception | None) -> None:
             return None
@@ -493,7 +495,7 @@ class Connection(asyncio.Protocol):
         self.tell(protocol.PingRequest(), decode_nothing, done, xid=XID_PING)
 
     def drop(self, reason: str) -> None:
-        """Close at once and fail everything unanswered. Idempotent."""
+        """Close at once and fail every pending request. Idempotent."""
         if self.closed.done():
             return
         self.closed.set_result(reason)
@@ -512,7 +514,7 @@ class Connection(asyncio.Protocol):
     # ---- asyncio.Protocol ------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+        transport = cast(asyncio.Transport, transport)  # uvloop's do not inherit from it
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -547,7 +549,7 @@ class Connection(asyncio.Protocol):
     # ---- underneath ------------------------------------------------------------------------------------------------
 
     def _write(self, frame: bytes) -> None:
-        """Frames of one turn of the loop leave in one write."""
+        """Buffer a frame: those of one event loop iteration leave in one write."""
         if not self._out:
             self._loop.call_soon(self._flush)
         self._out += (_SIZE.pack(len(frame)), frame)
@@ -568,14 +570,14 @@ class Connection(asyncio.Protocol):
             if event.type > 0:
                 self._on_event(event.type, event.path)
             elif event.state in (protocol.WatchEvent.SESSION_EXPIRED, protocol.WatchEvent.DISCONNECTED):
-                self.drop(f"server said: state={event.state}")
+                self.drop(f"server reported state={event.state}")
             return
         if zxid > self.last_zxid:
             self.last_zxid = zxid
         queue = self._special.get(xid)
         call = (queue.popleft() if queue else None) if queue is not None else self._pending.pop(xid, None)
         if call is None:
-            self.drop(f"answer to nothing: xid={xid}")
+            self.drop(f"reply without a request: xid={xid}")
             return
         self.contact_s = max(self.contact_s, call.sent_s)
         if code:
@@ -586,7 +588,7 @@ class Connection(asyncio.Protocol):
         except (MultiFailedError, ZnodeError, ConnectionLossError) as refused:
             call.done(None, refused)
         except (struct.error, UnicodeDecodeError, ValueError, TypeError) as damaged:
-            call.done(None, ConnectionLossError(f"unreadable answer: {damaged}"))
-            raise struct.error(f"unreadable answer: {damaged}") from damaged
+            call.done(None, ConnectionLossError(f"reply cannot be decoded: {damaged}"))
+            raise struct.error(f"reply cannot be decoded: {damaged}") from damaged
         else:
             call.done(value, None)

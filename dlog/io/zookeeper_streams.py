@@ -1,23 +1,21 @@
-"""Streams in ZooKeeper: read whole, changed by one multi, watched as a tree.
+"""Stream metadata in ZooKeeper: read as a whole, changed by one multi, watched as a tree. R is a stream's root znode.
 
-The law of this room: a value handed out is one that stood at one instant: what was read is thrown away if the owner's
-or the segment list's znode changed meanwhile. Segments once read are kept, and a persistent watch on the stream says
-which of them to read again; after anything that may have hidden an event the whole list is. That watch is a hint too:
-what it told of must add up to what came and went by the count of the list's znode, and to the changes of an owner by
-the version of its own, which each of them moves. A segment that Java changed in its place, untold, shows in a conflict,
-or after a minute. Reads are fresh (zookeeper.py): a reader believes what the owner tells by what metadata says of the
-place.
-
-Each life of a stream has a znode of its own, `R/life-<nonce>`, that every change checks: versions alone begin anew when
-a stream is deleted and made again. A stream that Java made is given one before we change it for the first time, and is
-changed only if it is then what it was when read.
-
-A stream is deleted by one change of its owner's znode, which says so from then on: it is Missing to whoever reads, and
-`remove` takes the znodes away under that life, now or when somebody finds them left. The same change counts the
-deletion, and a creation names the count that it was asked under: one that comes late makes no second life.
-
-The claim of a stream takes the place of every lock member in the multi that raises the epoch, so that Java writers see
-the lock taken. Safety does not rest on that node: the epoch and the fence decide.
+Invariants:
+- A value returned was true at one instant: a read is discarded if the owner's or the segment list's znode changed
+  during it.
+- Segments are cached; a persistent watch on the stream says which to read again. After anything that may have hidden an
+  event the whole list is read again.
+- That watch is only a hint: the children it reported must agree with the list znode's cversion, and the owner changes
+  it reported with the owner znode's version. A segment that Java changed in place without an event is found by a
+  conflict, or when the cached list is too old.
+- Reads are fresh (zookeeper.py): readers check an owner's messages against metadata.
+- Every change checks `R/life-<nonce>`, which identifies the incarnation: versions restart when a stream is deleted and
+  created again. A stream that Java created gets one before our first change, which is made only if nothing has changed.
+- A stream is deleted by one change of its owner's znode: from then on it reads as Missing, and `remove` deletes the
+  znodes of that incarnation, now or when they are found later. The same change counts the deletion, and a creation
+  names the count at the time of its request: a late one creates no second incarnation.
+- The multi that raises the epoch replaces all lock members by ours, so that Java writers see the lock taken. Safety
+  does not depend on that znode: the epoch and the fence decide.
 """
 
 from __future__ import annotations
@@ -63,39 +61,39 @@ from dlog.wire.stream_metadata import (
 )
 
 CACHED_STREAMS_MAX = 4096
-MIRROR_S = 60.0  # after which a list is read anew by the next reading, whatever its watch told
+MIRROR_S = 60.0  # a cached list older than this is read again, even without a watch event
 MIRROR_SEGMENT_S = (
-    0.05  # ... and so much for each of its segments, so that reading them costs a small share of the time
+    0.05  # ... or than this for each of its segments, if longer: reading long lists takes a small share of the time
 )
 READ_TRIES = 200  # of a stream that changes while it is read
 LOCK_TRIES = 10
 DELETE_TRIES = 20
 DELETE_AT_ONCE = 500
 RETRY_S = 0.5
-CLAIMS_AT_ONCE = GET_AT_ONCE_MAX  # shown with one reading and one multi
+CLAIMS_AT_ONCE = GET_AT_ONCE_MAX  # lock members created again with one read and one multi
 
 _HEADS = ("ledgers", "owner", "maxtxid", "allocation", "settings", "sinks")
 
 
 @dataclass(slots=True)
 class _Mirror:
-    """The segment list of one stream as last read, and what has happened to it since. root: path of the stream."""
+    """Cached segment list of one stream, and the changes reported since it was read. root: the stream's R."""
 
     root: str
     nodes: dict[str, Segment | None] = field(default_factory=dict)  # None: not a segment's znode
-    touched: dict[str, None] = field(default_factory=dict)  # a set; an empty one has three times the size
-    complete: bool = False  # nodes and touched together name every child there is
-    listed_s: float = 0.0  # when the whole list was read
-    moves: int = 0  # children that came or went, ever, as far as they are known here
-    owner: int = -1  # version of the owner's znode, as far as changes of it are known here
-    life: str = ""  # that the list was read in; counts and versions may be the same in the next one
+    touched: dict[str, None] = field(default_factory=dict)  # used as a set: an empty set is three times as large
+    complete: bool = False  # nodes and touched together name every child
+    listed_s: float = 0.0  # when the whole list was last read
+    moves: int = 0  # children created or deleted ever, as far as known here; compared with cversion
+    owner: int = -1  # version of the owner's znode, as far as its changes are known here
+    life: str = ""  # incarnation at that read: counts and versions may be equal in the next one
     epoch: int = 0  # counts invalidations
     segments: SegmentList = EMPTY
     reading: asyncio.Lock = field(default_factory=asyncio.Lock)
     unsubscribe: Unsubscribe = lambda: None
 
     def close(self) -> None:
-        """End the watch, and let go of it: its callback refers to this mirror."""
+        """End the watch and drop the reference to it: its callback refers to this mirror."""
         self.unsubscribe()
         self.unsubscribe = lambda: None
 
@@ -104,16 +102,16 @@ class _Mirror:
         self.epoch += 1
 
     def is_old(self, now_s: float) -> bool:
-        """Whether the whole list is to be read again, though nothing told of a change."""
+        """Whether to read the whole list again, even without a reported change."""
         return now_s - self.listed_s > max(MIRROR_S, MIRROR_SEGMENT_S * len(self.nodes))
 
     def named(self, names: Iterable[str]) -> set[str]:
-        """Those of the names that are known to be there."""
+        """Those of the names that are cached as existing."""
         return {name for name in names if name in self.nodes}
 
     def put(self, name: str, found: tuple[bytes, Stat] | None, known: Segment | None) -> None:
-        """Take a znode below R/ledgers as it was just read; None: it is gone. known: the segment that it was before; if
-        nothing has changed it stays the same object, so that lists are compared by reference."""
+        """Store a znode below R/ledgers as just read; None: it is gone. known: its segment as read before, kept if
+        equal, so that lists can be compared by reference."""
         if found is None:
             self.nodes.pop(name, None)
             return
@@ -124,8 +122,8 @@ class _Mirror:
         self.nodes[name] = known if known is not None and _given(known) == _given(segment) else segment
 
     def take_up(self, names: list[str], *, all_of_them: bool) -> None:
-        """Bring `segments` up to the znodes of these names, or to all there are. Should a number be there twice, the
-        completed segment counts: it is the later."""
+        """Update `segments` from the znodes of these names, or from all. If a number exists twice, the completed
+        segment counts: it is the later one."""
         if all_of_them:
             found = [s for s in self.nodes.values() if s is not None]
             by_number = {s.number: s for s in sorted(found, key=lambda s: s.completed)}
@@ -139,7 +137,7 @@ class _Mirror:
         return self.nodes.get(completed) or self.nodes.get(in_progress)
 
     def changed(self, path: str | None) -> None:
-        """The watch fired; None: it may have missed anything."""
+        """Callback of the watch; None: it may have missed any change."""
         if path is None:
             self.invalidate()
             return
@@ -152,14 +150,14 @@ class _Mirror:
 
 @dataclass(slots=True)
 class _Held:
-    """A stream this process has claimed (or may have), and the session under which a lock member shows it to Java."""
+    """A claim that this process has, or may have, and the session of its lock member, which Java writers see."""
 
     owner: Owner
     generation: int
 
 
 class _StreamWatch:
-    """Calls back for what changes in a stream, but for the members of its locks. `close` ends it."""
+    """Calls `callback` for changes in a stream other than of its lock members. `close` ends it."""
 
     __slots__ = ("_callback", "_rechecks", "_root", "_stream", "_unsubscribe", "_zk")
 
@@ -174,7 +172,7 @@ class _StreamWatch:
         self._unsubscribe: Unsubscribe = zk.watch_tree(root, self._heard)
 
     def close(self) -> None:
-        """The watch refers to its callback, and that to us: let go of it."""
+        """End the watch and drop the reference to it: its callback refers to this object."""
         self._unsubscribe()
         self._unsubscribe = _nothing
         self._rechecks.forget(self._stream, self)
@@ -185,7 +183,7 @@ class _StreamWatch:
             self._callback()
 
     def _heard(self, path: str | None) -> None:
-        """None: a change may have been missed."""
+        """Callback of the tree's watch; None: a change may have been missed."""
         if path is not None:
             if not path.startswith(("/lock/", "/readLock/"), len(self._root)):
                 self()
@@ -194,7 +192,7 @@ class _StreamWatch:
 
 
 class StreamTree:
-    """The part of the metadata port that concerns streams."""
+    """The streams' part of the metadata port."""
 
     def __init__(self, zk: ZooKeeper, paths: StreamPaths, rng: random.Random) -> None:
         self._zk = zk
@@ -208,8 +206,8 @@ class StreamTree:
         self._unsubscribe = zk.on_state(self._heard_state)
 
     async def read(self, stream: StreamName) -> Versioned | Missing | OutcomeUnknown:
-        """Raises DamagedError or UnsupportedVersionError for metadata we cannot read, MetadataWentBackError for what is
-        older than this process has seen."""
+        """Read a stream. Raises DamagedError or UnsupportedVersionError if we cannot decode it, MetadataWentBackError
+        if it is older than this process has seen."""
         mirror = self._mirror(stream)
         async with mirror.reading:
             before = self._marks.before(stream)
@@ -219,7 +217,7 @@ class StreamTree:
                     if found is not None:
                         break
                 else:
-                    return OutcomeUnknown(f"the stream changes faster than it can be read: stream={stream}")
+                    return OutcomeUnknown(f"the stream's metadata changed during every read: stream={stream}")
             except MetadataUnavailableError as error:
                 mirror.invalidate()
                 return unknown(error)
@@ -232,11 +230,11 @@ class StreamTree:
         self._marks.check(stream, before, found.version)
         held = self._held.get(stream)
         if held is not None and found.value.owner.epoch > held.owner.epoch:
-            del self._held[stream]  # another has claimed it since: the lock member is not shown again
+            del self._held[stream]  # another process has claimed it since: do not create the lock member again
         return Missing(left=found) if found.value.owner.deleted else found
 
     async def compare_and_set(self, stream: StreamName, value: StreamMetadata, version: object) -> Outcome:
-        """Raises RequestTooLargeError for more changes at once than a multi can hold (about 5,000 segments)."""
+        """Change a stream. Raises RequestTooLargeError if a multi cannot hold the changes (about 5,000 segments)."""
         assert value.name == stream
         try:
             if version is None or isinstance(version, Absent):
@@ -247,7 +245,7 @@ class StreamTree:
             return unknown(error)
 
     async def remove(self, stream: StreamName, life: str) -> None:
-        """Remove what is left of a stream that was marked as deleted in this life; another one is not touched."""
+        """Remove the znodes of a stream that was marked as deleted in this incarnation; another one is not touched."""
         root = self._paths.root(stream)
         for _ in range(DELETE_TRIES):
             below = await self._descendants(self._paths.stream(stream), fresh=True)
@@ -267,10 +265,10 @@ class StreamTree:
                     raise
             else:
                 return
-        raise MetadataUnavailableError(f"znodes are made as fast as they are deleted: stream={stream}")
+        raise MetadataUnavailableError(f"the deleted stream's znodes keep changing; try again: stream={stream}")
 
     async def deletions(self) -> int:
-        """How many streams of the namespace were deleted so far: the version of a znode that each deletion sets."""
+        """How many streams of the namespace were deleted so far: the version of a znode that every deletion sets."""
         while True:
             stat = await self._zk.exists(self._paths.deletions, fresh=True)
             if stat is not None:
@@ -279,12 +277,11 @@ class StreamTree:
                 await self._zk.create(self._paths.deletions, parents=True)
 
     def watch(self, stream: StreamName, callback: Callable[[], None]) -> Unsubscribe:
-        """Lock members come and go without being told. After a loss of contact a stream that is certainly unchanged is
-        not told of either."""
+        """Changes of lock members are not reported. After a loss of contact, certainly unchanged streams are not."""
         return _StreamWatch(self._zk, self._rechecks, stream, self._paths.root(stream), callback).close
 
     async def names(self) -> list[StreamName]:
-        """Names in order; those that this service could not have made are left out."""
+        """Names in order, without those that are not valid stream names."""
         try:
             names = (await self._zk.children(self._paths.namespace, fresh=True))[0]
         except NoNodeError:
@@ -304,8 +301,7 @@ class StreamTree:
         return [_head(owner, settings) for owner, settings in zip(found[::2], found[1::2], strict=True)]
 
     async def run(self) -> None:
-        """Look after a reconnect at what is watched, and in every new session show again that we hold what we hold; for
-        ever."""
+        """After a reconnect recheck watched streams; in a new session create lock members again. Never returns."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rechecks.run(), name="stream rechecks")
             tasks.create_task(self._show_claims(), name="stream locks")
@@ -362,7 +358,7 @@ class StreamTree:
             mirror.close()
 
     async def _read_once(self, stream: StreamName, mirror: _Mirror) -> Versioned | Missing | None:
-        """None: it changed under our hands."""
+        """None: it changed during the read."""
         root = self._paths.root(stream)
         epoch = mirror.epoch
         now_s = asyncio.get_running_loop().time()
@@ -390,7 +386,7 @@ class StreamTree:
         for name, item in zip(names, segments, strict=True):
             mirror.put(name, item, former.get(name))
         if listed or names:
-            mirror.take_up(names, all_of_them=listed)  # now: if this reading is thrown away, the next finds no change
+            mirror.take_up(names, all_of_them=listed)  # now: if this read is discarded, the next finds no change
         mirror.moves += len(before ^ mirror.named(names))
         if first[0] is None:
             return Missing()
@@ -430,9 +426,9 @@ class StreamTree:
                 results = await self._zk.multi(ops)
             except MultiFailedError as failed:
                 if isinstance(failed.error, BadVersionError):
-                    return Missing()  # a stream was deleted since it was counted
+                    return Missing()  # a stream was deleted since the request's count
                 if isinstance(failed.error, (NodeExistsError, NoNodeError)):
-                    continue  # somebody made (or removed) part of it; look again
+                    continue  # another process created or removed part of it; look again
                 raise
             value = replace(value, life=life).stamped(stream_metadata.time_of(results))
             made = stream_metadata.version_of_creation(value, life)
@@ -451,7 +447,7 @@ class StreamTree:
         claims = value.owner.epoch > version.value.owner.epoch and not value.owner.released
         releases = value.owner.released and not version.value.owner.released
         if value.owner.deleted:
-            await self.deletions()  # there is something to count with
+            await self.deletions()  # creates the counter if it is missing
             ops.append(Set(self._paths.deletions, b"", ANY_VERSION))
             releases = True
         for _ in range(LOCK_TRIES):
@@ -462,19 +458,19 @@ class StreamTree:
                 results = await self._zk.multi(ops + lock_ops)
             except MultiFailedError as failed:
                 if failed.index >= len(ops):
-                    continue  # a lock member came or went meanwhile
+                    continue  # a lock member was created or deleted meanwhile
                 if ops[failed.index].path.startswith(f"{root}/ledgers/"):
-                    self._mirror(stream).invalidate()  # of this segment's change no watch may have told
+                    self._mirror(stream).invalidate()  # the watch may have missed this segment's change
                 return await self._refused(stream, failed)
             if value.owner.released or value.owner.deleted:
                 self._held.pop(stream, None)
             changed = stream_metadata.version_after(root, version, value, ops, results[: len(ops)])
             self._marks.saw(stream, changed)
             return Versioned(changed.value, changed)
-        return OutcomeUnknown(f"lock members come and go faster than they can be replaced: stream={stream}")
+        return OutcomeUnknown(f"the stream's lock members changed during every try: stream={stream}")
 
     async def _give_life(self, stream: StreamName, version: StreamVersion) -> Outcome:
-        """The stream as read before, under a version that no other life of it can have."""
+        """Assign an incarnation id; return the stream as read before, with a version unique to the incarnation."""
         life = self._new_life()
         try:
             await self._zk.multi(stream_metadata.plan_life(self._paths.root(stream), version, life))
@@ -515,7 +511,7 @@ class StreamTree:
         return Create(path, client.encode(), ephemeral=True, sequential=True)
 
     def _hold(self, stream: StreamName, owner: Owner) -> None:
-        """Noted before the multi: should its reply be lost, the claim may be ours all the same."""
+        """Called before the multi: if its reply is lost, the claim may still be ours."""
         self._held[stream] = _Held(owner, self._zk.generation)
 
     def _heard_state(self, state: SessionState) -> None:
@@ -523,8 +519,8 @@ class StreamTree:
             self._new_session.set()
 
     async def _show_many(self, some: list[tuple[StreamName, _Held]]) -> list[tuple[StreamName, _Held]]:
-        """`_show_again` for many streams, with one reading and one multi. Returns those that have to be shown one by
-        one: what one of them refuses, ZooKeeper refuses for all."""
+        """`_show_again` for many streams, with one read and one multi. Returns those to do one by one: if ZooKeeper
+        refuses one operation it refuses all."""
         roots = [self._paths.root(stream) for stream, _ in some]
         try:
             found = await self._zk.get_many([f"{root}/owner" for root in roots], like_bytes=ZNODE_BYTES)
@@ -535,7 +531,7 @@ class StreamTree:
         ops: list[Op] = []
         for (stream, held), root, item in zip(some, roots, found, strict=True):
             if self._held.get(stream) is not held:
-                continue  # claimed again, or given up, meanwhile
+                continue  # claimed again or released meanwhile
             try:
                 plan = self._plan_member(stream, root, held, item)
             except DamagedError:
@@ -554,8 +550,8 @@ class StreamTree:
         return alone
 
     def _plan_member(self, stream: StreamName, root: str, held: _Held, item: tuple[bytes, Stat] | None) -> list[Op]:
-        """What makes a lock member for a claim, as long as the owner's znode is as read; nothing if the claim is not
-        ours any more. Raises DamagedError."""
+        """Operations that create a claim's lock member if the owner's znode is still as read; none if the claim is no
+        longer ours. Raises DamagedError."""
         if item is None:
             return []
         data, stat = item
@@ -568,14 +564,14 @@ class StreamTree:
         return [*same, Check(f"{root}/owner", stat.version), self._member(root, value)]
 
     async def _show_again(self, stream: StreamName) -> None:
-        """Our lock member went with the session; make another, if the claim is still ours."""
+        """Our lock member ended with the session; create another if the claim is still ours."""
         held = self._held.get(stream)
         if held is None:
             return
         root = self._paths.root(stream)
         found = await self._zk.get_many([f"{root}/owner"])
         if self._held.get(stream) is not held:
-            return  # claimed again, or given up, meanwhile
+            return  # claimed again or released meanwhile
         plan = self._plan_member(stream, root, held, found[0])
         if not plan:
             del self._held[stream]
@@ -584,7 +580,7 @@ class StreamTree:
         await self._zk.multi(plan)
 
     async def _descendants(self, path: str, *, fresh: bool = False) -> list[str]:
-        """The znode and all below it; empty if it is not there."""
+        """The znode and all below it; empty if it does not exist."""
         try:
             names = (await self._zk.children(path, fresh=fresh))[0]
         except NoNodeError:
@@ -598,18 +594,18 @@ class StreamTree:
 
 
 def _nothing() -> None:
-    """Nobody watches."""
+    """Placeholder for an ended watch."""
 
 
 def _segment(name: str, data: bytes, stat: Stat) -> Segment:
-    """The znode of a completed segment is made when it is completed."""
+    """Decode a segment; a completed segment's znode was created when it was completed."""
     segment = decode_segment(name, data)
     made_ms = stat.ctime_ms if segment.completed else 0
     return replace(segment, metadata_unix_ms=made_ms, metadata_version=stat.version)
 
 
 def _given(segment: Segment) -> tuple[Segment, int, int]:
-    """All that is known of a segment, to compare it by."""
+    """All that is known of a segment, for comparison."""
     return segment, segment.metadata_unix_ms, segment.metadata_version
 
 
@@ -618,7 +614,7 @@ def _stat(item: tuple[bytes, Stat] | None) -> Stat | None:
 
 
 def _at_trim_point(segments: SegmentList, trim: int) -> tuple[SegmentList, SegmentList]:
-    """The truncated segments, and those that may be read. Java has no trim point, it marks the segments one by one."""
+    """The truncated segments, and the readable ones. Java has no trim point; it marks segments one by one."""
     at = segments.index_of(trim)
     while at < len(segments) and segments[at].truncation is Truncation.TRUNCATED:
         at += 1
@@ -640,14 +636,14 @@ def _allocated(data: bytes, stream: StreamName) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise DamagedError(f"what the stream has allocated is no text: stream={stream}") from None
+        raise DamagedError(f"R/allocation is not UTF-8: stream={stream}") from None
 
 
 def _versioned(stream: StreamName, heads: list[tuple[bytes, Stat] | None], mirror: _Mirror) -> Versioned:
     ledgers, owner, max_txid, allocation, settings, sinks = heads
     assert ledgers is not None
     if max_txid is None:
-        raise DamagedError(f"the stream has no maxtxid: stream={stream}")
+        raise DamagedError(f"R/maxtxid is missing: stream={stream}")
     truncated, segments = _at_trim_point(mirror.segments, decode_trim(owner[0]) if owner else 0)
     value = StreamMetadata(
         name=stream,

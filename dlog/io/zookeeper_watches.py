@@ -1,12 +1,13 @@
-"""The watches of one session: who wants to hear of which znode, and what the server has been asked to tell us.
+"""The watches of one session: the subscriptions of this process, and the watches set at the server for them.
 
-The law of this room: a subscription lasts until it is withdrawn, though the server's watches are one-shot. On an event
-the watch is set again first and the subscriber called after, so that a read made in the callback is followed by
-another call if anything changes later. On a new connection the server is told the zxid up to which every watch was
-heard, and fires what we missed; that zxid moves only on a connection on which all of them were set again. Tree watches
-(persistent, recursive) are simply set again, many in one packet, and their subscribers told to assume anything. A watch
-that the server refuses (no right to read) is asked for again, and once it is set its subscribers are called: they heard
-nothing before.
+Invariants:
+- A subscription lasts until it is withdrawn, though the server's watches are one-shot.
+- On an event the watch is set again before subscribers are called, so that a change after a callback's read leads to
+  another call.
+- A new connection is given the zxid up to which every watch has reported, and the server fires missed ones; that zxid
+  advances only on a connection on which all watches were set again.
+- Tree watches (persistent, recursive) are only set again, many in one packet; subscribers must assume any change.
+- A watch that the server refuses (no right to read) is requested again; once set, its subscribers are called.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dlog.io.zookeeper_protocol import (
 )
 
 CHUNK_BYTES_MAX = 128 * 1024  # of one SetWatches; a server drops the connection at 1 MiB
-REFUSED_AGAIN_S = 5.0  # until watches that were refused are asked for again, all at once
+REFUSED_AGAIN_S = 5.0  # until all refused watches are requested again
 
 CREATED, DELETED, DATA_CHANGED, CHILDREN_CHANGED = 1, 2, 3, 4
 
@@ -40,23 +41,23 @@ TreeCallback = Callable[[str | None], None]
 _ZXID_MAX = 2**63 - 1
 _PERSISTENT_RECURSIVE = 1
 _REMOVE_ANY = 3
-_ASKED = "asked"  # the request to set the watch is in flight
+_ASKED = "asked"  # the request to set the watch is pending
 _DATA, _EXIST, _CHILD = "data", "exist", "child"  # set, as one of the three kinds of SetWatches
 
 
 @dataclass(slots=True)
 class _Watched:
-    """One path: who wants to hear, and what is set at the server ("" for nothing)."""
+    """Subscribers of one path, and the watches set at the server ("": none)."""
 
     data: dict[object, WatchCallback] = field(default_factory=dict)
     children: dict[object, WatchCallback] = field(default_factory=dict)
-    node_set: str = ""  # _DATA where the znode was there, _EXIST where it was not
+    node_set: str = ""  # _DATA if the znode existed, _EXIST if not
     children_set: str = ""
-    is_deaf: bool = False  # a watch was refused: changes pass unheard
+    is_deaf: bool = False  # a watch was refused: changes are missed
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing that is wanted is missing at the server."""
+        """Whether every watch that the subscribers need is set or requested."""
         wants_node = bool(self.data) or (bool(self.children) and not self.children_set)
         return not (wants_node and not self.node_set) and not (self.children and not self.children_set)
 
@@ -65,11 +66,11 @@ class _Watched:
 class _Tree:
     subscriptions: list[_TreeSubscription] = field(default_factory=list)
     is_set: bool = False
-    heard_zxid: int = 0  # up to which every change was told, when contact was lost last in this session
+    heard_zxid: int = 0  # up to which every change was reported when contact was last lost in this session
 
 
 class _TreeSubscription:
-    """Somebody who wants to hear of a tree; called, it is withdrawn."""
+    """A subscription to a tree; calling it withdraws it."""
 
     __slots__ = ("callback", "path", "tree", "watches")
 
@@ -84,15 +85,15 @@ class _TreeSubscription:
 
 
 class Watches:
-    """Paths here are the server's, chroot included; callbacks of trees get them without."""
+    """All watches. Paths are the server's, with the chroot; callbacks of trees get them without."""
 
     def __init__(self, chroot: str) -> None:
         self._chroot = chroot
         self._connection: Connection | None = None
         self._paths: dict[str, _Watched] = {}
         self._trees: dict[str, _Tree] = {}
-        self._heard_zxid = 0  # every watch of this session was heard up to there
-        self._unanswered = 0  # requests of `rejoin` on this connection, whose watches are not set yet
+        self._heard_zxid = 0  # up to which every watch of this session has reported
+        self._unanswered = 0  # pending SetWatches requests of `rejoin` on this connection
         self._again: asyncio.TimerHandle | None = None
 
     # ---- subscribing -----------------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ class Watches:
         return subscription
 
     def remove_tree(self, subscription: _TreeSubscription) -> None:
-        """Nothing happens if it was withdrawn before."""
+        """Withdraw a subscription; idempotent."""
         path, tree = subscription.path, subscription.tree
         if subscription not in tree.subscriptions:
             return
@@ -132,19 +133,19 @@ class Watches:
                 self._connection.tell(request, decode_nothing, _whatever, path)
 
     def tree_is_set(self, path: str) -> bool:
-        """Whether every change below `path` is being told to us, since the last call with None."""
+        """Whether every change below `path` since the last call with None is reported."""
         tree = self._trees.get(path)
         return tree is not None and tree.is_set
 
     def tree_heard_zxid(self, path: str) -> int:
-        """Up to which transaction every change below `path` had been told when contact was lost last; 0: unknown."""
+        """The zxid up to which changes below `path` were reported when contact was last lost; 0: unknown."""
         tree = self._trees.get(path)
         return tree.heard_zxid if tree is not None else 0
 
-    # ---- what happens to the session -------------------------------------------------------------------------------
+    # ---- events of the session -------------------------------------------------------------------------------------
 
     def heard(self, kind: int, path: str) -> None:
-        """An event of the server: set what it used up, then tell."""
+        """Handle a watch event: set the used-up watch again, then notify."""
         watched = self._paths.get(path)
         if watched is not None:
             if kind != CHILDREN_CHANGED and watched.node_set != _ASKED:
@@ -160,7 +161,7 @@ class Watches:
             self._tell_trees(path)
 
     def detached(self) -> None:
-        """The connection is gone; its tree watches with it."""
+        """The connection has ended, and its tree watches with it."""
         connection, self._connection = self._connection, None
         if self._again is not None:
             self._again.cancel()
@@ -173,7 +174,7 @@ class Watches:
             tree.is_set = False
 
     def session_lost(self) -> None:
-        """Wake everybody: whatever they knew may have ended with the session."""
+        """Notify all subscribers: any change may follow a lost session."""
         self._heard_zxid = 0
         for watched in self._paths.values():
             _tell(watched.data)
@@ -183,8 +184,8 @@ class Watches:
             _tell_unseen(tree)
 
     def rejoin(self, connection: Connection, *, is_new_session: bool) -> None:
-        """Set everything on a new connection; the server fires what came after what this session has heard. In a new
-        session everybody is told instead."""
+        """Set all watches on a new connection; the server fires for changes after the reported zxid. In a new session
+        all subscribers are notified instead."""
         self._connection = connection
         chunks = self._chunks()
         self._unanswered = len(chunks)
@@ -210,14 +211,14 @@ class Watches:
     # ---- underneath ------------------------------------------------------------------------------------------------
 
     def _remove(self, path: str, callbacks: dict[object, WatchCallback], key: object) -> None:
-        """What is set at the server stays until it fires: one unheard event."""
+        """Unsubscribe. The server's watch stays until it fires once."""
         callbacks.pop(key, None)
         watched = self._paths.get(path)
         if watched is not None and not watched.data and not watched.children:
             del self._paths[path]
 
     def _set(self, path: str, watched: _Watched) -> None:
-        """Ask the server for what is wanted of this path and not set."""
+        """Set the missing watches of this path at the server."""
         connection = self._connection
         if connection is None or connection.is_closed:
             return
@@ -231,7 +232,7 @@ class Watches:
                 if not isinstance(error, NoNodeError):
                     self._answered(watched, connection, error)
                 elif not watched.node_set:
-                    self._set_node(path, watched, connection)  # its creation is what comes first
+                    self._set_node(path, watched, connection)  # watch for its creation first
 
             connection.tell(protocol.GetChildrenRequest(path=path, watch=True), decode_nothing, done, path)
 
@@ -242,7 +243,7 @@ class Watches:
             watched.node_set = _EXIST if isinstance(error, NoNodeError) else "" if error else _DATA
             self._answered(watched, connection, None if watched.node_set else error)
             if watched.node_set == _DATA and watched.children and not watched.children_set:
-                self._set(path, watched)  # it was created in between
+                self._set(path, watched)  # the znode was created in between
                 _tell(watched.children)
 
         connection.tell(protocol.ExistsRequest(path=path, watch=True), decode_stat, done, path)
@@ -261,7 +262,7 @@ class Watches:
         connection.tell(AddWatchRequest(path=path, mode=_PERSISTENT_RECURSIVE), decode_nothing, done, path)
 
     def _set_trees(self, connection: Connection, trees: dict[str, _Tree]) -> None:
-        """Set many at once."""
+        """Set many tree watches in one request."""
 
         def done(_: Any, error: Exception | None) -> None:
             for tree in trees.values():
@@ -280,7 +281,7 @@ class Watches:
         connection.tell(request, decode_nothing, done, xid=XID_SET_WATCHES)
 
     def _answered(self, watched: _Watched, connection: Connection, error: Exception | None) -> None:
-        """One of a path's watches was set, or was not. Who hears again after a time of hearing nothing is told."""
+        """A watch was set or refused. Notify subscribers once all are set after a refusal."""
         if error is not None:
             watched.is_deaf = self._refused(connection)
         elif watched.is_deaf and watched.is_whole:
@@ -289,8 +290,8 @@ class Watches:
             _tell(watched.children)
 
     def _refused(self, connection: Connection) -> bool:
-        """A watch was not set: whether the server refused it. Then it is asked for again after a while. Where the
-        connection has ended instead, the next one sets it."""
+        """A watch was not set: return whether the server refused it, and then request it again later. If the connection
+        has ended, the next one sets it."""
         if connection.is_closed:
             return False
         if self._again is None:
@@ -317,7 +318,7 @@ class Watches:
         return done
 
     def _chunks(self) -> list[list[tuple[str, str]]]:
-        """(kind, path) of all that was set, in portions the server takes."""
+        """(kind, path) of all watches that were set, in chunks that a server accepts."""
         chunks: list[list[tuple[str, str]]] = []
         room = 0
         for path, watched in self._paths.items():
@@ -332,7 +333,7 @@ class Watches:
         return chunks
 
     def _tree_chunks(self) -> list[dict[str, _Tree]]:
-        """All trees by path, in portions the server takes."""
+        """All trees by path, in chunks that a server accepts."""
         chunks: list[dict[str, _Tree]] = []
         room = 0
         for path, tree in self._trees.items():
@@ -374,7 +375,7 @@ def _whatever(_: Any, __: Exception | None) -> None:
 
 
 def drop_if_refused(connection: Connection) -> Callable[[Any, Exception | None], None]:
-    """What becomes of a request replayed on a new connection: refused, the connection is of no use."""
+    """Callback for a request replayed on a new connection: drop the connection if it is refused."""
 
     def done(_: Any, error: Exception | None) -> None:
         if error is not None:

@@ -1,9 +1,12 @@
-"""Messages between a ledger client and a bookie, and their BookKeeper v2 bytes.
+"""Messages between a ledger client and a bookie, and their encoding in BookKeeper's v2 protocol.
 
-A frame is `length u32 | header u32 | fields`; the header packs version, operation and flags. Encoders return buffers
-to be written one after the other and never copy a payload. Decoders raise ProtocolError only, and judge what is
-declared before they keep a byte of it; whether ids make sense is the bookie's to say, not theirs.
-Source: BookKeeper v2 binary protocol as restated in docs/protocol.md. All integers big-endian.
+A frame is `length u32 | header u32 | fields`; the header packs version, operation and flags. Integers are big-endian.
+
+Invariants:
+- Encoders return buffers to be written in order and never copy a payload.
+- Decoders raise only ProtocolError, and check declared sizes before they keep a byte. They do not check ids.
+
+Source: BookKeeper v2 binary protocol as restated in docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from dlog.wire.framing import Buffer, Decoder
 
 
 class Code(enum.IntEnum):
-    """Return codes of v2."""
+    """Return codes of the v2 protocol."""
 
     OK = 0
     NO_LEDGER = 1
@@ -33,24 +36,24 @@ class Code(enum.IntEnum):
     FENCED = 104
     READ_ONLY = 105
     TOO_MANY_REQUESTS = 106
-    UNKNOWN_LEDGER_STATE = 107  # never sent to a v2 client, which dies of it: IO_ERROR instead
+    UNKNOWN_LEDGER_STATE = 107  # sent as IO_ERROR, because it makes a v2 client fail
 
 
 @value
 class AddEntry:
-    """Store an entry packet (head, digest, payload). `parts` joined are the packet; a decoder gives one part."""
+    """Store an entry packet (head, digest, payload): `parts` joined. A decoder returns one part."""
 
     ledger: LedgerId
     entry: EntryId
     master_key: bytes
     parts: tuple[Buffer, ...]
-    recovery: bool = False  # passes the fence: sent by recovery and re-replication only
+    recovery: bool = False  # accepted despite the fence: sent by recovery and re-replication only
     high_priority: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadEntry:
-    """Read one entry; entry -1 asks for the last the bookie has. `fence` sets the fence first and needs the key."""
+    """Read one entry; entry -1: the last one that the bookie has. `fence`: fence the ledger first; needs the key."""
 
     ledger: LedgerId
     entry: EntryId
@@ -61,7 +64,7 @@ class ReadEntry:
 
 @dataclass(frozen=True, slots=True)
 class BatchRead:
-    """Read consecutive entries from `start`; max_count <= 0 means no limit of count."""
+    """Read consecutive entries from `start` on; max_count <= 0: any number."""
 
     ledger: LedgerId
     start: EntryId
@@ -74,23 +77,23 @@ class BatchRead:
 
 @dataclass(frozen=True, slots=True)
 class Auth:
-    """An AuthMessage protobuf, opaque here."""
+    """An AuthMessage protobuf; its content is not decoded."""
 
     message: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Collect:
-    """Collect garbage now: `number` 0 starts a collection, or joins the one that runs. Any other number asks what came
-    of that collection. Ours, not BookKeeper's."""
+    """Garbage collection: `number` 0 starts one, or joins the running one; another number requests that collection's
+    report. Not part of BookKeeper's protocol."""
 
     number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Unsupported:
-    """A request we recognise but do not serve. `answer` is the whole frame to send back, its length word included:
-    v3 form for a v3 request; v2 form with BAD_VERSION or BAD_REQUEST for a v2 one."""
+    """A request that we recognise but do not serve. `answer` is the whole response frame with its length word: in v3
+    form to a v3 request, in v2 form with BAD_VERSION or BAD_REQUEST to a v2 one."""
 
     answer: bytes
 
@@ -100,7 +103,7 @@ Request = AddEntry | ReadEntry | BatchRead | Auth | Collect | Unsupported
 
 @value
 class EntryAdded:
-    """Answer to AddEntry: stored and durable (OK), or why not."""
+    """Response to AddEntry: OK if stored and durable, or an error."""
 
     ledger: LedgerId
     entry: EntryId
@@ -109,9 +112,9 @@ class EntryAdded:
 
 @dataclass(frozen=True, slots=True)
 class EntryRead:
-    """Answer to ReadEntry. `fence` is set by the connection from the question it answers, never by the peer.
+    """Response to ReadEntry. `fence` is copied from the request by the connection; the peer does not send it.
 
-    `entry` echoes the question (-1 stays -1; the real id is inside the packet).
+    `entry` echoes the request (-1 stays -1; the real id is in the packet).
     """
 
     ledger: LedgerId
@@ -123,7 +126,7 @@ class EntryRead:
 
 @dataclass(frozen=True, slots=True)
 class BatchDone:
-    """Answer to BatchRead: packets of consecutive entries."""
+    """Response to BatchRead: packets of consecutive entries."""
 
     ledger: LedgerId
     start: EntryId
@@ -134,14 +137,14 @@ class BatchDone:
 
 @dataclass(frozen=True, slots=True)
 class AuthDone:
-    """Answer to Auth: an AuthMessage protobuf."""
+    """Response to Auth: an AuthMessage protobuf."""
 
     message: bytes
 
 
 class CollectionState(enum.IntEnum):
-    """How far a collection is. STARTED: it begins now; RUNNING: it began before it was asked for. FAILED: it ended
-    without its result, nothing or not all was deleted. REFUSED: this bookie does not collect now."""
+    """State of a garbage collection. STARTED: by this request; RUNNING: it was started before. FAILED: it ended early;
+    nothing or not everything was deleted. REFUSED: this bookie cannot collect now."""
 
     UNKNOWN = 0
     STARTED = 1
@@ -153,10 +156,10 @@ class CollectionState(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CollectionReport:
-    """Answer to Collect: what came of the collection of this number, counted from the bookie's start.
+    """Response to Collect: the report of a garbage collection. number: counts from the bookie's start.
 
-    removed: ledgers deleted; reclaimed_bytes: of entry logs deleted. ledgers: that are left, of which `unseen` were
-    never seen in metadata and so are kept. reason: why it failed, was refused, or kept what metadata does not name.
+    removed: deleted ledgers; reclaimed_bytes: of deleted entry logs. ledgers: remaining ones; `unseen` of them are kept
+    because metadata never named them. reason: why it failed, was refused, or kept ledgers that metadata does not name.
     """
 
     number: int
@@ -175,15 +178,15 @@ Response = EntryAdded | EntryRead | BatchDone | AuthDone | CollectionReport
 # ---- bytes ----------------------------------------------------------------------------------------------------------
 
 REQUEST_LENGTH_MAX = 5 * 1024 * 1024 - 4  # largest length word a bookie accepts; above it the connection is closed
-RESPONSE_LENGTH_MAX = 5 * 1024 * 1024 + 64 * 1024  # a batch read may answer with 5 MiB of packets and their lengths
+RESPONSE_LENGTH_MAX = 5 * 1024 * 1024 + 64 * 1024  # a batch read may return 5 MiB of packets, plus their lengths
 
 _ADD, _READ, _AUTH, _BATCH_READ = 1, 2, 3, 7
-_COLLECT = 192  # BookKeeper counts its own from 1
+_COLLECT = 192  # ours; BookKeeper numbers its operations from 1
 _FENCE, _RECOVERY, _HIGH_PRIORITY = 0x1, 0x2, 0x4
 _VERSION = 2
 _KEY_SIZE = 20
-_PACKET_MIN = 24  # a shorter one is refused
-_PACKET_IDS = 16  # a still shorter one does not even name its entry
+_PACKET_MIN = 24  # a shorter packet is refused
+_PACKET_IDS = 16  # a packet shorter than this does not identify its entry
 
 _WORD = struct.Struct(">I")
 _IDS = struct.Struct(">qq")
@@ -199,7 +202,7 @@ _REASON_BYTES_MAX = 1000
 
 
 def encode_request(request: Request) -> list[Buffer]:
-    """The frame of a request, payload parts untouched. Unsupported is never sent."""
+    """The frame of a request; payload parts are not copied. Unsupported cannot be encoded."""
     match request:
         case AddEntry(ledger, entry, key, parts, recovery, high_priority):
             assert len(key) == _KEY_SIZE, "a master key has 20 bytes"
@@ -219,13 +222,13 @@ def encode_request(request: Request) -> list[Buffer]:
         case Collect(number):
             return [_head(12, _COLLECT) + _REQUEST_ID.pack(number)]
         case Unsupported():
-            raise AssertionError("Unsupported is heard, never sent")
+            raise AssertionError("Unsupported is only received, never sent")
 
 
 def encode_response(response: Response) -> list[Buffer]:
-    """The frame of an answer, packets untouched.
+    """The frame of a response; packets are not copied.
 
-    UNKNOWN_LEDGER_STATE goes out as IO_ERROR: BookKeeper's own v2 client dies of it.
+    UNKNOWN_LEDGER_STATE is sent as IO_ERROR, because it makes BookKeeper's v2 client fail.
     """
     match response:
         case EntryAdded():
@@ -255,17 +258,17 @@ def encode_response(response: Response) -> list[Buffer]:
 
 
 def encode_added(added: EntryAdded) -> bytes:
-    """The frame of the answer that is given most."""
+    """The frame of the most frequent response."""
     return _RESPONSE_HEAD.pack(24, _VERSION, _ADD, 0, _sayable(added.code), added.ledger, added.entry)
 
 
 class RequestDecoder(Decoder[list[Request]]):
-    """Bytes of a client, in; requests, out. One per connection.
+    """Decodes a client's bytes into requests. One per connection.
 
-    The first frame decides: while frames parse as v3 they are answered as v3 (Unsupported); the first that does not
-    makes the connection v2 for good. Buffers in messages view the received data and stay valid for ever; keeping one
-    keeps its chunk. Close the connection at a ProtocolError: requests completed by the same chunk before it are
-    dropped, as if the connection had been cut before them.
+    While frames parse as v3 they are refused in v3 form (Unsupported); the first that does not makes the connection v2
+    for good. Buffers in messages are views of the received data and stay valid for ever; keeping one keeps its chunk.
+    Close the connection at a ProtocolError: earlier requests of the same chunk are dropped, as if the connection had
+    ended before them.
     """
 
     __slots__ = ("_speaks_v2",)
@@ -289,7 +292,7 @@ class RequestDecoder(Decoder[list[Request]]):
 
 
 class ResponseDecoder(Decoder[list[Response]]):
-    """Bytes of a bookie, in; answers, out. One per connection. Validity of buffers as in RequestDecoder."""
+    """Decodes a bookie's bytes into responses. One per connection. Validity of buffers as in RequestDecoder."""
 
     __slots__ = ()
 
@@ -297,7 +300,7 @@ class ResponseDecoder(Decoder[list[Response]]):
         super().__init__(length_max)
 
     def feed(self, data: Buffer) -> list[Response]:
-        if len(data) == _RESPONSE_HEAD.size and not self.frames.have:  # one add's answer, as most chunks are
+        if len(data) == _RESPONSE_HEAD.size and not self.frames.have:  # most chunks are the response to one add
             length, version, op, _, number, ledger, entry = _RESPONSE_HEAD.unpack_from(data)
             if op == _ADD and length == 24 and version <= _VERSION:
                 code = _CODES.get(number)
@@ -315,7 +318,7 @@ def _decode_request(frame: memoryview) -> Request:
         raise ProtocolError(f"frame without a header: bytes={size}")
     version, op = frame[0], frame[1]
     flags = frame[2] << 8 | frame[3]
-    if version == 0:  # historic: the word is the operation
+    if version == 0:  # historic: the whole word is the operation
         op, flags = op << 16 | flags, 0
     if op == _ADD:
         return _decode_add(frame, version, flags)
@@ -325,19 +328,19 @@ def _decode_request(frame: memoryview) -> Request:
         fields_end = 40
     elif op == _AUTH:
         if not is_auth_message(frame[4:]):
-            raise ProtocolError("AUTH without an AuthMessage")
+            raise ProtocolError("AUTH request does not hold an AuthMessage")
         return Auth(bytes(frame[4:]))
     elif op == _COLLECT:
         if size != 12:
-            raise ProtocolError(f"COLLECT is not of its length: bytes={size}")
+            raise ProtocolError(f"COLLECT request must have 12 bytes: bytes={size}")
         (number,) = _REQUEST_ID.unpack_from(frame, 4)
         if version > _VERSION:
             return _refused(CollectionReport(number, CollectionState.UNKNOWN, code=Code.BAD_VERSION))
         return Collect(number)
     else:
-        raise ProtocolError(f"operation not known: version={version} op={op}")
+        raise ProtocolError(f"unknown operation: version={version} op={op}")
     fence = bool(flags & _FENCE)
-    with_key = fence and version >= 2  # version 1 has no place for a key, so its fences are never authorised
+    with_key = fence and version >= 2  # version 1 has no field for a key, so its fences are never authorised
     if size < fields_end + (_KEY_SIZE if with_key else 0):
         raise ProtocolError(f"frame too short: op={op} bytes={size}")
     key = bytes(frame[fields_end : fields_end + _KEY_SIZE]) if with_key else b""
@@ -355,7 +358,7 @@ def _decode_request(frame: memoryview) -> Request:
 def _decode_add(frame: memoryview, version: int, flags: int) -> Request:
     packet = frame[4 + _KEY_SIZE :]
     if len(packet) < _PACKET_IDS:
-        raise ProtocolError(f"an add that names no entry: bytes={len(frame)}")
+        raise ProtocolError(f"add request too short to identify an entry: bytes={len(frame)}")
     ledger, entry = _IDS.unpack_from(packet)
     if version > _VERSION:
         return _refused(EntryAdded(ledger, entry, Code.BAD_VERSION))
@@ -368,37 +371,37 @@ def _decode_add(frame: memoryview, version: int, flags: int) -> Request:
 def _decode_response(frame: memoryview) -> Response:
     size = len(frame)
     if size < 4 or frame[0] > _VERSION:
-        raise ProtocolError(f"not an answer of version 2: bytes={size}")
+        raise ProtocolError(f"response is not of version 2: bytes={size}")
     op = frame[1]
     if op == _AUTH:
         return AuthDone(bytes(frame[4:]))
     if size < 24:
-        raise ProtocolError(f"answer too short: op={op} bytes={size}")
+        raise ProtocolError(f"response too short: op={op} bytes={size}")
     number, ledger, entry = _RESPONSE_FIELDS.unpack_from(frame, 4)
     code = _CODES.get(number)
     if code is None:
-        raise ProtocolError(f"return code not known: op={op} code={number}")
+        raise ProtocolError(f"unknown return code: op={op} code={number}")
     if op == _ADD:
         return EntryAdded(ledger, entry, code)
     if op == _READ:
         return EntryRead(ledger, entry, code, frame[24:] if code is Code.OK else b"")
     if op == _BATCH_READ:
         if size < 32:
-            raise ProtocolError(f"answer too short: op={op} bytes={size}")
+            raise ProtocolError(f"response too short: op={op} bytes={size}")
         packets = _split_packets(frame[32:]) if code is Code.OK else ()
         return BatchDone(ledger, entry, _REQUEST_ID.unpack_from(frame, 24)[0], code, packets)
     if op == _COLLECT:
         return _decode_report(frame, code, ledger, entry)
-    raise ProtocolError(f"operation not known: op={op}")
+    raise ProtocolError(f"unknown operation: op={op}")
 
 
 def _decode_report(frame: memoryview, code: Code, number: int, state: int) -> CollectionReport:
     if state not in _STATES:
-        raise ProtocolError(f"state of a collection not known: state={state}")
+        raise ProtocolError(f"unknown state of a garbage collection: state={state}")
     if code is not Code.OK:
         return CollectionReport(number, _STATES[state], code=code)
     if len(frame) < 24 + _REPORT_FIELDS.size:
-        raise ProtocolError(f"report of a collection too short: bytes={len(frame)}")
+        raise ProtocolError(f"garbage collection report too short: bytes={len(frame)}")
     removed, reclaimed_bytes, ledgers, unseen = _REPORT_FIELDS.unpack_from(frame, 24)
     reason = bytes(frame[24 + _REPORT_FIELDS.size :][:_REASON_BYTES_MAX]).decode(errors="replace")
     return CollectionReport(number, _STATES[state], removed, reclaimed_bytes, ledgers, unseen, reason)
@@ -413,8 +416,8 @@ def _split_packets(body: memoryview) -> tuple[memoryview, ...]:
         stop = at + 4 + _WORD.unpack_from(body, at)[0]
         if stop > end:
             raise ProtocolError(f"batch ends inside a packet: bytes={end - at - 4}")
-        if stop - at - 4 < _PACKET_MIN:  # else a batch of empty packets costs fifty times its bytes
-            raise ProtocolError(f"a packet shorter than its head: bytes={stop - at - 4}")
+        if stop - at - 4 < _PACKET_MIN:  # else a batch of empty packets would take fifty times its bytes of memory
+            raise ProtocolError(f"packet in a batch is shorter than its head: bytes={stop - at - 4}")
         packets.append(body[at + 4 : stop])
         at = stop
     return tuple(packets)

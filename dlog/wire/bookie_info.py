@@ -1,11 +1,11 @@
-"""What a bookie says of itself: where it listens (its registration) and which disks are its own (its cookie).
+"""Encoding of a bookie's registration (its addresses) and of its cookie (which directories belong to it).
 
     registration = BookieServiceInfoFormat, protobuf: endpoints 6 {id 1, port 2, host 3, protocol 4, auth 5,
                    extensions 6}, properties 7 {key 1, value 2}; empty data means that the id is host:port
     cookie       = `5\\n`, then CookieFormat in protobuf's text form
 
-The cookie lies in ZooKeeper and as the file VERSION in every directory of the bookie; where they differ the disk is not
-the one this bookie had. Source: BookKeeper, BookieServiceInfo, Cookie.
+The cookie is stored in ZooKeeper and as file VERSION in every directory of the bookie; if they differ, the disk is not
+this bookie's. Source: BookKeeper, BookieServiceInfo, Cookie.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One address of a bookie; that of its protocol has the id `bookie` and the protocol `bookie-rpc`."""
+    """One address of a bookie; BookKeeper's protocol has the id `bookie` and the protocol `bookie-rpc`."""
 
     id: str
     host: str
@@ -42,7 +42,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class BookieServiceInfo:
-    """All that a registration holds."""
+    """Content of a registration."""
 
     endpoints: tuple[Endpoint, ...] = ()
     properties: tuple[tuple[str, str], ...] = ()
@@ -54,7 +54,7 @@ def encode_address(host: str, port: int) -> bytes:
 
 
 def address_of(bookie: BookieId, data: Buffer) -> tuple[str, int]:
-    """Host and port at which a registered bookie speaks its protocol.
+    """Host and port of a registered bookie's protocol.
 
     Raises DamagedError if the registration does not parse or names no such endpoint.
     """
@@ -94,7 +94,7 @@ def decode_service_info(data: Buffer) -> BookieServiceInfo:
                 pair = dict(_messages(value))
                 properties.append((bytes(pair.get(1, b"")).decode(), bytes(pair.get(2, b"")).decode()))
     except (Malformed, UnicodeDecodeError) as error:
-        raise DamagedError(f"registration of a bookie does not parse: {error}") from None
+        raise DamagedError(f"bookie registration cannot be decoded: {error}") from None
     return BookieServiceInfo(tuple(endpoints), tuple(properties))
 
 
@@ -126,7 +126,7 @@ def _text(number: int, value: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """Which bookie of which cluster these directories belong to. The order of directories counts."""
+    """The bookie and cluster that these directories belong to. The order of directories matters."""
 
     bookie: BookieId
     journal_dirs: tuple[str, ...]
@@ -136,7 +136,7 @@ class Cookie:
 
 
 def encode_cookie(cookie: Cookie) -> str:
-    """The text that lies in ZooKeeper and in the files VERSION."""
+    """The text stored in ZooKeeper and in the VERSION files."""
     lines = [
         f"{COOKIE_VERSION}",
         f"bookieHost: {textproto.quoted(cookie.bookie)}",
@@ -151,7 +151,7 @@ def encode_cookie(cookie: Cookie) -> str:
 
 
 def decode_cookie(text: str | bytes) -> Cookie:
-    """Raises CookieError if the text is no cookie of a version we know (4 or 5)."""
+    """Parse a cookie. Raises CookieError if it is none of version 4 or 5."""
     data = text.encode() if isinstance(text, str) else text
     version, newline, body = data.partition(b"\n")
     if version.strip() not in (b"4", b"5") or not newline:
@@ -166,7 +166,7 @@ def decode_cookie(text: str | bytes) -> Cookie:
             _uncounted(found["indexDirs"]) if found.get("indexDirs") else (),
         )
     except (Malformed, UnicodeDecodeError) as error:
-        raise CookieError(f"cookie does not parse: {error}") from None
+        raise CookieError(f"cookie cannot be decoded: {error}") from None
     except KeyError as error:
         raise CookieError(f"cookie lacks a field: field={error.args[0]}") from None
 
@@ -178,5 +178,5 @@ def _counted(dirs: tuple[str, ...]) -> str:
 def _uncounted(text: str) -> tuple[str, ...]:
     count, *dirs = text.split("\t")
     if count != str(len(dirs)):
-        raise CookieError(f"cookie says another number of directories than it lists: value={text[:80]!r}")
+        raise CookieError(f"cookie's directory count differs from its list: value={text[:80]!r}")
     return tuple(dirs)

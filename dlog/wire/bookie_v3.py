@@ -1,9 +1,8 @@
-"""Recognising a BookKeeper v3 (protobuf) request, and saying no in v3 form.
+"""Recognises BookKeeper v3 (protobuf) requests and refuses them in v3 form.
 
-We serve v2 only so far. A v3 client that is answered in its own form fails at once; one that is cut off keeps
-reconnecting. An add is refused as unauthorised: of the statuses of an add that is the one at which Java's writer closes
-its ledger instead of replacing the bookie (PendingAddOp), by which it would go from bookie to bookie without end and
-write the ledger's metadata anew each time.
+We serve only v2. A v3 client that gets a v3 response fails at once; one that is disconnected keeps reconnecting. An add
+is refused as unauthorised: only at that status does Java's writer close its ledger instead of replacing the bookie
+(PendingAddOp); otherwise it would go from bookie to bookie without end and write the ledger's metadata each time.
 
 Source: BookKeeper, BookkeeperProtocol.proto; header rules as measured on 4.17.3.
 """
@@ -20,23 +19,23 @@ EBADREQ = 404
 EUA = 502
 EBADVERSION = 503
 
-_FIELDS_MAX = 256  # a header, a request, and pairs of its context
+_FIELDS_MAX = 256  # a header, a request, and its context's pairs
 _VERSION_THREE = 3
 _ADD_ENTRY = 2
 _VERSIONS = range(1, 4)
 _OPERATIONS = range(1, 13)
 _AUTH = 5
 _START_TLS = 9
-#: operations every v3 bookie serves: their answers carry a fresh header, all others echo the request's
+#: operations that every v3 bookie serves: their responses have a new header, all others echo the request's
 _SERVED_ELSEWHERE = frozenset((1, 2, 6, 7, 8, _START_TLS, 10, 11))
 
-#: AuthMessage{"AuthDisabledPlugin", ""}: what a bookie without an auth provider answers
+#: AuthMessage{"AuthDisabledPlugin", ""}: the response of a bookie without an auth provider
 AUTH_DISABLED = bytes_field(1, b"AuthDisabledPlugin") + bytes_field(2, b"")
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """BKPacketHeader. `raw` is as it came."""
+    """BKPacketHeader. `raw`: as received."""
 
     version: int
     operation: int
@@ -58,11 +57,10 @@ def request_header(frame: Buffer) -> Header | None:
 
 
 def refusal(header: Header) -> bytes:
-    """A whole frame, length word included: Response with EBADREQ, to an add EUA (EBADVERSION if the header is not of
-    version 3).
+    """A whole response frame with its length word. Status: EBADREQ, for an add EUA; EBADVERSION unless version 3.
 
-    AUTH is answered as a bookie without authentication does, so that the client learns of the refusal by name from
-    its first real request.
+    AUTH gets the response of a bookie without authentication, so that the client sees the refusal of its first real
+    request.
     """
     status = EUA if header.operation == _ADD_ENTRY else EBADREQ
     if header.version != _VERSION_THREE:

@@ -1,10 +1,10 @@
-"""Entry packets and LAC packets: what a bookie stores, and the digest that proves it.
+"""Entry packets and LAC packets as a bookie stores them, and their digest.
 
     entry packet: ledger i64 | entry i64 | LAC i64 | length i64 | digest | payload
     LAC packet:   ledger i64 | LAC i64 | digest
 
-`length` counts the payload bytes of the ledger up to and including the entry. `LAC` is the writer's when the add was
-begun; in re-replicated copies it may be the entry's own id or above. The digest covers everything but itself.
+`length` counts the payload bytes of the ledger up to and including the entry. `LAC` is the writer's at the start of the
+add; in re-replicated copies it may be the entry's own id or above. The digest covers everything but itself.
 Source: BookKeeper, DigestManager.
 """
 
@@ -28,18 +28,18 @@ Buffer = bytes | bytearray | memoryview
 ENTRY_HEAD = struct.Struct(">qqqq")
 LAC_HEAD = struct.Struct(">qq")
 MASTER_KEY_SIZE = 20
-#: most bytes an entry packet has before its payload
+#: most bytes before the payload of an entry packet
 PACKET_OVERHEAD_MAX = ENTRY_HEAD.size + 20
 
 _crc32c: Callable[..., int] = _fastcrc.iscsi
 
 
 class DigestMismatch(DamagedError):
-    """The bytes are not what was written under this ledger, entry and password: this replica does not count."""
+    """The bytes are not what was written for this ledger, entry and password: this replica must not be used."""
 
 
 class Entry(NamedTuple):
-    """A verified entry packet. `payload` looks into the packet."""
+    """A verified entry packet. `payload` is a view of the packet."""
 
     entry_id: EntryId
     lac: EntryId
@@ -48,12 +48,12 @@ class Entry(NamedTuple):
 
 
 def crc32c(data: Buffer, start: int = 0) -> int:
-    """CRC32C (Castagnoli) of `data`; `start` is the CRC of what comes before it."""
+    """CRC32C (Castagnoli) of `data`; `start`: CRC of the bytes before it."""
     return _crc32c(data, start)
 
 
 def master_key(password: bytes) -> bytes:
-    """The 20 bytes that a bookie demands for adds and fences."""
+    """The 20 bytes that a bookie requires for adds and fences."""
     return hashlib.sha1(b"ledger" + password).digest()
 
 
@@ -76,7 +76,7 @@ class Digest:
         self.size = {DigestType.CRC32: 8, DigestType.HMAC: 20, DigestType.CRC32C: 4, DigestType.DUMMY: 0}[type]
 
     def pack(self, entry: int, lac: int, length: int, parts: Sequence[Buffer]) -> tuple[Buffer, ...]:
-        """The packet of an entry: its head with the digest, then the payload's parts untouched.
+        """The packet of an entry: its head with the digest, then the payload's parts, not copied.
 
         length: payload bytes of the ledger up to and including this entry.
         """
@@ -84,7 +84,7 @@ class Digest:
         return (head + self._sum(head, parts), *parts)
 
     def verify(self, packet: Buffer, entry: int | None = None) -> Entry:
-        """Open a packet. entry: the one asked for; None or -1 where any entry of the ledger will do.
+        """Open a packet. entry: the requested one; None or -1 accepts any entry of the ledger.
 
         Raises DigestMismatch if the packet is short, of another ledger or entry, or its digest is wrong.
         """
@@ -103,7 +103,7 @@ class Digest:
         return Entry(EntryId(found), EntryId(lac), length, payload)
 
     def pack_lac(self, lac: int) -> bytes:
-        """An explicit LAC, as WRITE_LAC carries it."""
+        """An explicit LAC, as in WRITE_LAC."""
         head = LAC_HEAD.pack(self.ledger_id, lac)
         return head + self._sum(head, ())
 
@@ -128,13 +128,13 @@ class Digest:
 
 def is_copy(held: Buffer, offered: Buffer, *, recovery: bool) -> bool:
     """Whether two packets are copies of one entry: ledger, entry id, length and payload are equal. Recovery and
-    re-replication pack an entry again with another LAC, so that LAC and digest may differ.
+    re-replication pack an entry again with another LAC, so LAC and digest may differ.
 
-    A bookie is not told the type of the digest. Where the packets verify by CRC32C or CRC32, that tells where the
-    payload begins. An HMAC cannot be told from a payload without a digest: there a plain add must be equal in all its
-    bytes but the LAC, and of what `recovery` packed the 20 bytes where an HMAC lies are not compared.
+    A bookie does not know the type of the digest. If the packets verify by CRC32C or CRC32, that shows where the
+    payload begins. An HMAC cannot be distinguished from a payload without a digest: then an add must be equal in all
+    bytes but the LAC; for `recovery` the 20 bytes in which an HMAC would be are not compared either.
     """
-    one, other = bytes(held), bytes(offered)  # a view is compared byte by byte, and bytes are not
+    one, other = bytes(held), bytes(offered)  # views are compared byte by byte, which is slow
     if one == other:
         return True
     head = ENTRY_HEAD.size

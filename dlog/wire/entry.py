@@ -1,14 +1,17 @@
-"""DistributedLog's entries, records and record sets: what lies inside the payload of a ledger entry.
+"""DistributedLog's entries, records and record sets: the format of a ledger entry's payload.
 
     entry      = version i8 = 1 | flags i32 (low 2 bits: codec) | decompressed i32 | compressed i32 | records
     record     = metadata i64 | txid i64 | length i32 | payload         metadata: bits 0-15 flags, 16-47 position
     record set = meta i32 | count i32 | decompressed i32 | compressed i32 | count x (length i32 | bytes)
                  meta: 0x1000 and the codec in the low 2 bits
 
-The law of this file: reading trusts nothing. A declared size is judged against what is there before a byte of it is
-allocated, and every fault is a DamagedError. Writing copies no payload unless it compresses.
-A slot is a record's index in its entry; control records take one, a record set of n takes n. Position counts user
-records of the segment from 1; a control record carries the count so far.
+A slot is a record's index in its entry; a control record takes one, a record set of n records takes n. Position counts
+the segment's user records from 1; a control record has the count so far.
+
+Invariants:
+- Reading checks a declared size against the bytes present before it allocates; every fault is a DamagedError.
+- Writing copies no payload unless it compresses.
+
 Source: DistributedLog, LogRecord, LogRecordSet, EnvelopedEntry.
 """
 
@@ -28,9 +31,9 @@ from dlog.model.ids import TXID_END_OF_STREAM
 
 Buffer = bytes | bytearray | memoryview
 
-RECORD_BYTES_MAX = 1_040_364  # of a record's payload, and of a record set that is to be one record
-ENTRY_BYTES_MAX = 1_044_480  # of the records of one entry together
-DECOMPRESSED_BYTES_MAX = 2 * 1024 * 1024  # of what we read: above it an entry or a set is damaged
+RECORD_BYTES_MAX = 1_040_364  # of a record's payload, and of a record set stored as one record
+ENTRY_BYTES_MAX = 1_044_480  # of all records of one entry together
+DECOMPRESSED_BYTES_MAX = 2 * 1024 * 1024  # a larger entry or set that we read is damaged
 RECORD_OVERHEAD = 20
 SET_OVERHEAD = 16
 SET_RECORD_OVERHEAD = 4
@@ -47,20 +50,20 @@ _I32 = struct.Struct(">i")
 _ENVELOPE_VERSION = 1
 _SET_VERSION = 0x1000
 _CODEC_MASK = 0x3
-_LZ4_RATIO_MAX = 255  # a block of LZ4 cannot say more with less
-_STRIDE = 32  # records of one length that are cut at once
+_LZ4_RATIO_MAX = 255  # highest compression ratio of an LZ4 block
+_STRIDE = 32  # records of equal length that are split at once
 _SHORT = tuple(_I32.pack(n) for n in range(4096))
 
 
 class Codec(enum.IntEnum):
-    """Numbers are those of the stored form."""
+    """Compression of an entry or record set; numbers as stored."""
 
     NONE = 0
     LZ4 = 1
 
 
 class Record(NamedTuple):
-    """One record of an entry. `position` and `slot` are those of the first one where it is a record set."""
+    """One record of an entry. `position` and `slot` of a record set are those of its first record."""
 
     flags: int
     position: int
@@ -87,7 +90,7 @@ class Record(NamedTuple):
 
     @property
     def is_user(self) -> bool:
-        """Whether a reader of the stream is to see it."""
+        """Whether readers of the stream see it."""
         return not self.flags & (CONTROL | END_OF_STREAM)
 
 
@@ -108,7 +111,7 @@ def end_of_stream_record(position: int) -> Record:
 
 
 def encode_entry(records: Sequence[Record], codec: Codec = Codec.NONE) -> tuple[Buffer, ...]:
-    """The payload of an entry, as parts: heads of ours and the records' payloads untouched (joined if compressed).
+    """The payload of an entry, as parts: heads and the records' payloads, not copied (joined if compressed).
 
     Slots are not stored. Raises RecordTooLargeError if the records exceed ENTRY_BYTES_MAX together.
     """
@@ -126,14 +129,14 @@ def encode_entry(records: Sequence[Record], codec: Codec = Codec.NONE) -> tuple[
     head = _ENVELOPE.pack(_ENVELOPE_VERSION, codec, size, size)
     if not parts:
         return (head,)
-    parts[0] = head + bytes(parts[0])  # one part less for everybody on the way
+    parts[0] = head + bytes(parts[0])  # one part less for all layers below
     return tuple(parts)
 
 
 def build_record_set(payloads: Sequence[bytes], codec: Codec = Codec.NONE) -> bytes:
-    """Pack records into a set, for one record with the flag RECORD_SET. Empty records are allowed, no records are not.
+    """Pack records into a set, for one record with the flag RECORD_SET. Records may be empty, the set may not.
 
-    Raises RecordTooLargeError if the set, uncompressed, exceeds RECORD_BYTES_MAX: 16 bytes, and 4 more for each record.
+    Raises RecordTooLargeError if the uncompressed set, with 16 bytes and 4 for each record, exceeds RECORD_BYTES_MAX.
     """
     records = len(payloads)
     assert records > 0, "a record set holds at least one record"
@@ -158,11 +161,11 @@ def build_record_set(payloads: Sequence[bytes], codec: Codec = Codec.NONE) -> by
 
 
 def decode_entry(payload: Buffer, *, expand: bool = True, enveloped: bool = True) -> list[Record]:
-    """The records of an entry, in order, with their slots. Payloads look into `payload` or its decompressed form.
+    """The records of an entry, in order, with their slots. Payloads are views of `payload` or its decompressed form.
 
-    expand: each record set is replaced by its records, which share its txid and whose payloads are copies; otherwise
-    sets stay closed. Control records and the end of stream always appear. enveloped: False for segments stored below
-    version 4. Raises DamagedError.
+    expand: replace each record set by its records, with the set's txid and copied payloads; otherwise sets stay packed.
+    Control records and the end of stream are always included. enveloped: False for segments of a version below 4.
+    Raises DamagedError.
     """
     records: list[Record] = []
     slot = 0
@@ -179,18 +182,18 @@ def decode_entry(payload: Buffer, *, expand: bool = True, enveloped: bool = True
 
 
 def open_envelope(payload: Buffer) -> memoryview:
-    """The records of an entry as bytes, decompressed. Raises DamagedError."""
+    """The records of an entry, decompressed but not parsed. Raises DamagedError."""
     view = memoryview(payload)
     if len(view) < _ENVELOPE.size:
         raise DamagedError(f"entry shorter than its envelope: bytes={len(view)}")
     version, flags, size, packed_size = _ENVELOPE.unpack_from(view)
     if version != _ENVELOPE_VERSION:
-        raise DamagedError(f"envelope version not known: version={version}")
+        raise DamagedError(f"unknown envelope version: version={version}")
     return _unpacked(view[_ENVELOPE.size :], flags & _CODEC_MASK, size, packed_size)
 
 
 def parse_record_set(payload: Buffer) -> list[bytes]:
-    """The records of a set, copied out of it. Raises DamagedError."""
+    """The records of a set, copied. Raises DamagedError."""
     count, packed = open_record_set(payload)
     alike = _parse_alike(packed, count)
     if alike is not None:
@@ -214,7 +217,7 @@ def parse_record_set(payload: Buffer) -> list[bytes]:
 
 
 def open_record_set(payload: Buffer) -> tuple[int, memoryview]:
-    """How many records a set says it holds, and its `count x (length i32 | bytes)`, decompressed and not looked into.
+    """The declared number of records of a set, and its `count x (length i32 | bytes)`, decompressed but not parsed.
 
     Raises DamagedError.
     """
@@ -225,7 +228,7 @@ def open_record_set(payload: Buffer) -> tuple[int, memoryview]:
 
 
 def _parse_alike(body: memoryview, count: int) -> list[bytes] | None:
-    """The records of a set if there are many of one length: in C, and without a copy of the body. None if not."""
+    """Split a set of many records of equal length in C, without copying the body. None: it is no such set."""
     if count < _STRIDE:
         return None
     length: int = _I32.unpack_from(body)[0]
@@ -239,22 +242,22 @@ def _parse_alike(body: memoryview, count: int) -> list[bytes] | None:
 
 @lru_cache(maxsize=256)
 def _strides(length: int) -> tuple[struct.Struct, struct.Struct]:
-    """What cuts _STRIDE records of this length at once, and one; lengths and bytes by turns."""
+    """Structs that split _STRIDE records of this length, and one record, into alternating lengths and bytes."""
     one = f"i{length}s"
     return struct.Struct(">" + one * _STRIDE), struct.Struct(">" + one)
 
 
 def record_set_count(payload: Buffer) -> int:
-    """How many records a set says it holds. Raises DamagedError.
+    """The declared number of records of a set. Raises DamagedError.
 
-    All of the head is judged: by its own bounds, and against the bytes that are there. A set that passes fails later
-    only if its records do not add up inside.
+    The whole head is checked against its bounds and against the bytes present. A set that passes can fail later only
+    if its records do not match the head.
     """
     return record_set_head(payload)[0]
 
 
 def record_set_head(payload: Buffer) -> tuple[int, int]:
-    """How many records a set says it holds, and how many bytes it will hold once it is opened; judged like the count.
+    """The declared number of records of a set, and its decompressed bytes; checked as in `record_set_count`.
 
     Raises DamagedError.
     """
@@ -262,7 +265,7 @@ def record_set_head(payload: Buffer) -> tuple[int, int]:
         raise DamagedError(f"record set shorter than its head: bytes={len(payload)}")
     meta, count, size, packed_size = _SET.unpack_from(payload)
     if meta & ~_CODEC_MASK != _SET_VERSION:
-        raise DamagedError(f"record set version not known: meta={meta:#x}")
+        raise DamagedError(f"unknown record set version: meta={meta:#x}")
     if count < 0 or size < 0 or count > size // SET_RECORD_OVERHEAD or size > DECOMPRESSED_BYTES_MAX:
         raise DamagedError(f"record set count out of bounds: count={count} bytes={size}")
     _check_sizes(meta & _CODEC_MASK, size, packed_size, len(payload) - _SET.size)
@@ -283,14 +286,14 @@ def _raw_records(view: memoryview) -> Iterator[tuple[int, int, int, memoryview]]
 
 
 def _check_sizes(codec: int, size: int, packed_size: int, there: int) -> None:
-    """What is declared, against the bytes that are there; before anything is decompressed."""
+    """Check declared sizes against the bytes present, before decompression."""
     if packed_size != there:
-        raise DamagedError(f"declared size is not what is there: declared={packed_size} bytes={there}")
+        raise DamagedError(f"declared size differs from the bytes present: declared={packed_size} bytes={there}")
     if codec == Codec.NONE:
         if size != packed_size:
             raise DamagedError(f"two sizes declared for the same bytes: {size} and {packed_size}")
     elif codec != Codec.LZ4:
-        raise DamagedError(f"codec not known: codec={codec}")
+        raise DamagedError(f"unknown codec: codec={codec}")
     elif not 0 <= size <= min(DECOMPRESSED_BYTES_MAX, there * _LZ4_RATIO_MAX):
         raise DamagedError(f"declared size impossible for LZ4: declared={size} bytes={there}")
 
@@ -304,5 +307,5 @@ def _unpacked(packed: memoryview, codec: int, size: int, packed_size: int) -> me
     except lz4.block.LZ4BlockError as error:
         raise DamagedError(f"LZ4 block does not decompress: {error}") from None
     if len(plain) != size:
-        raise DamagedError(f"LZ4 block is of another size: declared={size} bytes={len(plain)}")
+        raise DamagedError(f"LZ4 block has another size: declared={size} bytes={len(plain)}")
     return memoryview(plain)

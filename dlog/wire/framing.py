@@ -1,8 +1,8 @@
-"""Cutting a byte stream into frames `length u32 | payload`, with as few copies as the way they come allows, and making
-messages of them.
+"""Splits a byte stream into frames `length u32 | payload`, with few copies, and decodes them into messages.
 
-The law of this file: a length is judged before a byte is kept for it, and what a peer declares allocates next to
-nothing; what it has sent does, a few times over at most.
+Invariants:
+- A length is checked before a byte is kept for its frame.
+- Memory kept for a peer is bounded by a few times the bytes that it has sent, not by the lengths that it declares.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dlog.errors import ProtocolError
 Buffer = bytes | bytearray | memoryview
 T_co = TypeVar("T_co", covariant=True)
 
-ROOM_BYTES = 4096  # for a frame that has begun; a larger one has all its room once an eighth of it is here
+ROOM_BYTES = 4096  # buffer of an incomplete frame; a larger one gets its full buffer once an eighth has arrived
 ROOM_RATIO = 8
 
 _U32 = struct.Struct(">I")
-LENGTH_BYTES = _U32.size  # of a frame that has so many bytes or more, it is known how long it is
+LENGTH_BYTES = _U32.size  # once this many bytes of a frame have arrived, its length is known
 
-#: a bytearray of so many bytes of whatever the memory holds: `bytearray(n)` would write zeros that are written over
+#: makes an uninitialised bytearray of n bytes; `bytearray(n)` would first fill it with zeros
 _room: Callable[[int], bytearray] = partial(
     ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_char_p, ctypes.c_ssize_t)(
         ("PyByteArray_FromStringAndSize", ctypes.pythonapi)
@@ -35,42 +35,41 @@ _room: Callable[[int], bytearray] = partial(
 
 
 class FrameSplitter:
-    """Incremental: feed chunks as they arrive, take whole frames out.
+    """Splits chunks, fed as they arrive, into whole frames.
 
-    Frames are memoryviews that stay valid for ever: nothing they look at is written to again. `bytes` that are fed are
-    viewed, not copied; any other buffer is copied once, so a receive buffer may be reused at once. A frame that spans
-    chunks is copied once. A view keeps its whole chunk in memory: copy what is small and kept for long.
+    Frames are memoryviews that stay valid for ever: their memory is not written to again. `bytes` that are fed are not
+    copied; any other buffer is copied once, so a receive buffer may be reused at once. A frame that spans chunks is
+    copied once. A view keeps its whole chunk in memory: copy small frames that are kept for long.
 
-    Whoever can choose where bytes come to lie looks whether of a frame it `have`s its length (LENGTH_BYTES); if so it
-    writes into its `room` and says how much it `filled`: most of a large frame is then never copied.
+    A caller that chooses its receive buffer should, if `have` >= LENGTH_BYTES, receive into `room` and call `filled`
+    with the byte count: most of a large frame is then never copied.
     """
 
     __slots__ = ("_need", "_partial", "begun", "have", "length_max")
 
     def __init__(self, length_max: int) -> None:
-        self.length_max = length_max  # may be changed at any time; holds for the next length word that is read
-        self.begun = 0  # frames that were not whole when their first byte came
-        self.have = 0  # bytes of a frame that has begun and is not whole, its length word included
-        self._partial = bytearray()  # room for that frame, or for the part of it that comes first
-        self._need = 0  # bytes of all of it; 0: not known yet
+        self.length_max = length_max  # may be changed at any time; applies to the next length word read
+        self.begun = 0  # number of frames that arrived in more than one chunk
+        self.have = 0  # bytes present of an incomplete frame, with its length word
+        self._partial = bytearray()  # buffer for that frame, or for its first part
+        self._need = 0  # total bytes of that frame; 0: not known yet
 
     @property
     def buffered(self) -> int:
-        """Bytes of memory kept for a frame that is not whole yet: ROOM_BYTES, or some times what has come."""
+        """Bytes of memory kept for an incomplete frame: ROOM_BYTES, or a few times the bytes that arrived."""
         return len(self._partial)
 
     def only(self, data: Buffer) -> memoryview | None:
-        """The frame, if `data` is one and nothing else, as most chunks are. None: `feed` tells."""
+        """The frame, if `data` is exactly one frame, as most chunks are. None: use `feed`."""
         size = len(data) - LENGTH_BYTES
         if self.have or not 0 < size <= self.length_max or _U32.unpack_from(data)[0] != size:
             return None
-        return memoryview(bytes(data))[LENGTH_BYTES:]  # of bytes no copy is made
+        return memoryview(bytes(data))[LENGTH_BYTES:]  # bytes() of bytes does not copy
 
     def feed(self, data: Buffer) -> Iterator[memoryview]:
-        """The frames that `data` completes, without their length words; exhaust it before the next feed.
+        """Yield the frames that `data` completes, without length words; exhaust the iterator before the next feed.
 
-        Raises ProtocolError for a length of zero or above the bound (a negative one is above any); the stream is
-        then beyond repair.
+        Raises ProtocolError for a length of zero or above the bound (as are negative ones); close the connection then.
         """
         if isinstance(data, bytes):
             return self._cut(memoryview(data))
@@ -82,7 +81,7 @@ class FrameSplitter:
 
     @property
     def room(self) -> memoryview:
-        """Where the next bytes of the frame that has begun shall come to lie; never empty."""
+        """Buffer for the next bytes of the incomplete frame; never empty."""
         return memoryview(self._partial)[self.have :]
 
     def filled(self, count: int) -> Iterator[memoryview]:
@@ -123,14 +122,14 @@ class FrameSplitter:
         self._make_room(head)
 
     def _make_room(self, have: Buffer) -> None:
-        """For more than what is here."""
+        """Enlarge the buffer and keep its first bytes `have`."""
         size = len(have)
         most = max(ROOM_BYTES, ROOM_RATIO * size)
         self._partial = _room(self._need if self._need <= most else min(most, self._need // ROOM_RATIO + 1))
         self._partial[:size] = have
 
     def _take(self, view: memoryview) -> int:
-        """Move what the frame lacks from the head of `view`; return how much that was."""
+        """Copy the frame's missing bytes from the start of `view`; return how many."""
         at, end = 0, len(view)
         while at < end and self.have != self._need:
             taken = min(len(self._partial) - self.have, end - at)
@@ -156,9 +155,9 @@ class FrameSplitter:
 
 
 class Decoder(abc.ABC, Generic[T_co]):
-    """Bytes of a peer, in; what whole frames of them say, out. One per connection. T_co: all that one chunk completes.
+    """Decodes a peer's bytes into messages. One per connection. T_co: type of all messages that one chunk completes.
 
-    It has a splitter and is none: one class of splitter, whatever is decoded, is what the interpreter is fast with.
+    It holds a splitter instead of inheriting from it: the interpreter is faster with one splitter class for all.
     """
 
     __slots__ = ("frames",)
@@ -167,9 +166,9 @@ class Decoder(abc.ABC, Generic[T_co]):
         self.frames = FrameSplitter(length_max)
 
     def feed(self, data: Buffer) -> T_co:
-        """What `data` completes, in order; where that is an iterator, exhaust it before the next feed.
+        """The messages that `data` completes, in order; exhaust an iterator before the next feed.
 
-        Raises ProtocolError, an iterator where it gets there, for what is none of ours; close the connection then.
+        Raises ProtocolError for invalid data (an iterator when it gets there); close the connection then.
         """
         frame = self.frames.only(data)
         return self._decoded(self.frames.feed(data) if frame is None else (frame,))
@@ -180,4 +179,4 @@ class Decoder(abc.ABC, Generic[T_co]):
 
     @abc.abstractmethod
     def _decoded(self, frames: Iterable[memoryview]) -> T_co:
-        """What these frames say; asked once for each chunk, however many they are."""
+        """Decode these frames; called once for each chunk."""

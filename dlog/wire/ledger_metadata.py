@@ -1,11 +1,11 @@
-"""Ledger metadata as BookKeeper stores it in a znode: a header line, then one of three forms.
+"""Ledger metadata in BookKeeper's znode format: a header line, then one of three forms.
 
     BookieMetadataFormatVersion\\t3\\n   varint length, LedgerMetadataFormat in protobuf's binary form   (we write this)
     BookieMetadataFormatVersion\\t2\\n   the same message in protobuf's text form
     BookieMetadataFormatVersion\\t1\\n   lines: Qw, E, length, then `first\\tbookie\\tbookie...`, last `entry\\tCLOSED`
 
-What we write has every field Java writes, in its order, so that a ledger we update looks like one Java updated.
-Unknown fields are skipped, bytes that make no sense are a DamagedError, other versions an UnsupportedVersionError.
+We write every field that Java writes, in its order, so that a ledger updated by us looks like one updated by Java.
+Unknown fields are skipped; invalid data is a DamagedError, another version an UnsupportedVersionError.
 Source: BookKeeper, LedgerMetadataSerDe, DataFormats.proto.
 """
 
@@ -25,7 +25,7 @@ _I64_END = 2**63
 
 
 def encode(metadata: LedgerMetadata) -> bytes:
-    """Version 3. The ensemble's order is kept: it decides which bookie holds which entry."""
+    """Encode in version 3. The ensemble's order is kept: it decides which bookie holds which entry."""
     fields = [
         int_field(1, metadata.quorum.write),
         int_field(2, metadata.quorum.ensemble),
@@ -49,7 +49,7 @@ def encode(metadata: LedgerMetadata) -> bytes:
 
 
 def decode(data: Buffer) -> LedgerMetadata:
-    """Versions 1 to 3. Raises DamagedError, or UnsupportedVersionError for another version."""
+    """Decode versions 1 to 3. Raises DamagedError, or UnsupportedVersionError for another version."""
     data = bytes(data)
     head, newline, body = data.partition(b"\n")
     if not head.startswith(_NAME) or not newline or len(head) > _HEAD_MAX:
@@ -63,12 +63,12 @@ def decode(data: Buffer) -> LedgerMetadata:
         if version == b"1":
             return _read_lines(body)
     except (Malformed, ValueError, InvalidRequestError) as error:
-        raise DamagedError(f"ledger metadata does not parse: version={version.decode()}: {error}") from None
-    raise UnsupportedVersionError(f"ledger metadata of another version: version={version.decode(errors='replace')}")
+        raise DamagedError(f"ledger metadata cannot be decoded: version={version.decode()}: {error}") from None
+    raise UnsupportedVersionError(f"unsupported version of ledger metadata: version={version.decode(errors='replace')}")
 
 
 class _Draft:
-    """Fields as they are found; missing ones keep what proto2 says is their default, required ones are None."""
+    """Fields decoded so far; missing ones have their proto2 default, required ones None."""
 
     def __init__(self) -> None:
         self.write: int | None = None
@@ -77,7 +77,7 @@ class _Draft:
         self.state: int | None = None
         self.last_entry: int = NO_ENTRY
         self.ack: int | None = None
-        self.digest: int = DigestType.CRC32  # what ledgers older than the field were written with
+        self.digest: int = DigestType.CRC32  # of ledgers older than the field
         self.password = b""
         self.ctime_ms: int | None = None
         self.ctoken = 0
@@ -100,7 +100,7 @@ class _Draft:
         if firsts[0] < 0 or firsts != sorted(set(firsts)):
             raise ValueError(f"fragments do not start at increasing entries: {firsts}")
         if any(len(fragment.ensemble) != self.ensemble for fragment in self.fragments):
-            raise ValueError(f"a fragment has not as many bookies as the ensemble: ensemble={self.ensemble}")
+            raise ValueError(f"a fragment's number of bookies differs from the ensemble size: ensemble={self.ensemble}")
         if not (0 <= self.length < _I64_END and NO_ENTRY <= self.last_entry < _I64_END and firsts[-1] < _I64_END):
             raise ValueError("length, last or first entry out of range")
         return LedgerMetadata(
@@ -124,7 +124,7 @@ def _undelimited(body: bytes) -> memoryview:
     view = memoryview(body)
     size, at = protobuf.read_varint(view, 0)
     if size != len(view) - at:
-        raise Malformed(f"declared size is not what is there: declared={size} bytes={len(view) - at}")
+        raise Malformed(f"declared size differs from the bytes present: declared={size} bytes={len(view) - at}")
     return view[at:]
 
 
@@ -242,4 +242,4 @@ def _read_lines(body: bytes) -> LedgerMetadata:
     return draft.finished()
 
 
-_IN_RECOVERY = -102  # how version 1 says it: a last entry of this value
+_IN_RECOVERY = -102  # last entry of a version 1 ledger in recovery

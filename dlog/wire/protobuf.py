@@ -1,7 +1,7 @@
-"""The little of protobuf's binary form that our messages need: varints, fixed words, lengths; no groups, no schema.
+"""The part of protobuf's binary encoding that our messages need: varints, fixed words, lengths; no groups, no schema.
 
-Reading is for bytes of strangers: every fault is a Malformed, which the caller turns into the typed error of its own
-door. Unknown fields are the caller's to skip. Source: Protocol Buffers, "Encoding".
+Input is untrusted: every fault is a Malformed, which the caller turns into its own typed error. Callers skip unknown
+fields. Source: Protocol Buffers, "Encoding".
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _NUMBER_MAX = (1 << 29) - 1
 
 
 class Malformed(ValueError):
-    """Not protobuf. Never leaves dlog/wire."""
+    """Invalid protobuf. Never raised outside dlog/wire."""
 
 
 def fields(data: Buffer, fields_max: int = FIELDS_MAX) -> Iterator[tuple[int, int, int | memoryview]]:
-    """Yield (field number, wire type, value): an unsigned int of 64 bits, or a view of the field's bytes.
+    """Yield (field number, wire type, value): an unsigned 64-bit int, or a view of the field's bytes.
 
-    Raises Malformed, also for more than `fields_max` fields: the time a message takes is bounded, not its size only.
+    Raises Malformed, also for more than `fields_max` fields, which bounds the time that a message takes.
     """
     view = memoryview(data)
     at, end = 0, len(view)
@@ -30,7 +30,7 @@ def fields(data: Buffer, fields_max: int = FIELDS_MAX) -> Iterator[tuple[int, in
     while at < end:
         left -= 1
         if left < 0:
-            raise Malformed(f"more fields than a message of ours has: max={fields_max}")
+            raise Malformed(f"too many fields: max={fields_max}")
         tag, at = read_varint(view, at)
         number, wire_type = tag >> 3, tag & 7
         if not 0 < number <= _NUMBER_MAX:
@@ -46,7 +46,7 @@ def fields(data: Buffer, fields_max: int = FIELDS_MAX) -> Iterator[tuple[int, in
         elif wire_type == FIXED32:
             size = 4
         else:
-            raise Malformed(f"wire type not known: type={wire_type}")
+            raise Malformed(f"unknown wire type: type={wire_type}")
         if size > end - at:
             raise Malformed(f"field runs past the end: number={number} bytes={size}")
         chunk = view[at : at + size]
@@ -55,7 +55,7 @@ def fields(data: Buffer, fields_max: int = FIELDS_MAX) -> Iterator[tuple[int, in
 
 
 def read_varint(view: memoryview, at: int) -> tuple[int, int]:
-    """An unsigned varint of at most 64 bits and the index after it. Raises Malformed."""
+    """An unsigned varint of at most 64 bits, and the index after it. Raises Malformed."""
     value = shift = 0
     end = len(view)
     while True:
@@ -72,12 +72,12 @@ def read_varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def signed(value: int) -> int:
-    """int32 or int64 as it travels: two's complement of 64 bits."""
+    """Convert an encoded int32 or int64 (64-bit two's complement) to a signed int."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def varint(value: int) -> bytes:
-    """A varint; negative numbers take ten bytes."""
+    """Encode a varint; negative numbers take ten bytes."""
     value &= 0xFFFF_FFFF_FFFF_FFFF
     out = bytearray()
     while value > 0x7F:
@@ -88,10 +88,10 @@ def varint(value: int) -> bytes:
 
 
 def int_field(number: int, value: int) -> bytes:
-    """int32, int64, uint32, uint64, bool or enum."""
+    """Encode an int32, int64, uint32, uint64, bool or enum."""
     return varint(number << 3 | VARINT) + varint(value)
 
 
 def bytes_field(number: int, value: Buffer) -> bytes:
-    """bytes, string (already UTF-8) or an embedded message."""
+    """Encode a field of bytes, UTF-8 string or embedded message."""
     return varint(number << 3 | BYTES) + varint(len(value)) + bytes(value)

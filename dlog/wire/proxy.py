@@ -1,8 +1,8 @@
-"""Messages between clients, read proxies and write proxies, and their bytes.
+"""Messages between clients, read proxies and write proxies.
 
-A frame is `length u32 | header_bytes u16 | header | body`; `length` counts what follows it. The header is one msgpack
+A frame is `length u32 | header_bytes u16 | header | body`; `length` counts the bytes after it. The header is a msgpack
 array `[op, request, field, ...]` in the order of the fields below; the body is raw bytes (a record set, or entry
-payloads). Source: ours; written down in docs/protocol.md. Numbers of errors are those of dlog/errors.py.
+payloads). The protocol is ours; docs/protocol.md specifies it. Error codes are those of dlog/errors.py.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROTOCOL_VERSION = 1
 
 
 class Op(enum.IntEnum):
-    """First element of every header. Below 64: questions; from 64 on: answers and pushes."""
+    """First element of every header. Below 64: requests; from 64 on: replies and pushed messages."""
 
     HELLO = 1
     WRITE = 2
@@ -53,34 +53,34 @@ class Op(enum.IntEnum):
 
 
 class Start(enum.IntEnum):
-    """How a read's start is given."""
+    """Kind of a read's start position."""
 
-    START = 0
-    TAIL = 1  # only what is confirmed after the open
+    START = 0  # the first record that is kept
+    TAIL = 1  # only records confirmed after the open
     DLSN = 2  # value: [segment, entry, slot], inclusive
     TXID = 3  # value: int, first record with txid >= it
     TIME = 4  # value: unix milliseconds
 
 
 class ReaderEventKind(enum.IntEnum):
-    """Typed events of a reader; all but CAUGHT_UP and STARTED end it."""
+    """Events of a reader; all but CAUGHT_UP and STARTED end it. `life` in a detail is the stream's incarnation."""
 
-    STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins, "life" of the stream
-    CAUGHT_UP = 1  # at the tail as of now; more may come; detail {"life": ...}
+    STARTED = 0  # detail: {"dlsn": [s, e, slot]} where delivery begins, "life"
+    CAUGHT_UP = 1  # all confirmed records were sent; more may come; detail {"life": ...}
     END_OF_STREAM = 2  # sealed and all delivered; final
     TRUNCATED = 3  # position before the truncation point; detail {"first": [s, e, slot]}
     DAMAGED = 4  # an entry at or below the LAC cannot be read; detail {"dlsn": ..., "message": ...}
     MOVED = 5  # another read proxy serves this stream; detail {"location": "host:port"}
-    DELETED = 6  # the stream is gone; detail {"life": ...} of the one that has its name now, if there is one
-    BEYOND_END = 7  # the stream does not reach as far as the position; detail {"end": [s, e, slot]}
+    DELETED = 6  # the stream was deleted; detail {"life": ...} of the present stream of its name, if there is one
+    BEYOND_END = 7  # position after the end of the stream; detail {"end": [s, e, slot]}
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     """First frame of a connection. role: "client", "read-proxy", "write-proxy", "tool".
 
-    hops: how often what is asked here may be handed on to the proxy that can answer it. 0: never, the answer says where
-    to go (302); 1: once. A proxy that hands on says 0 itself, so nothing is handed on twice.
+    hops: how often the server may forward a request of this connection to the proxy that can answer it. 0: never, it
+    redirects (302); 1: once. A forwarding proxy sends 0, so nothing is forwarded twice.
     """
 
     request: int
@@ -93,19 +93,18 @@ class Hello:
 
 @value
 class Write:
-    """One batch: body is a DistributedLog record set (LogRecordSet: 16-byte head and body), never opened on the way.
+    """Append one batch: body is a DistributedLog record set (LogRecordSet: 16-byte head and body); no proxy opens it.
 
     sequence: of this batch's first record within its producer; the next batch's is sequence + count. crc: CRC32C of
-    body. txid: None lets the owner assign it. retry: sent before, its outcome is unknown to the client. since: a place
-    in the log, known to the client before it began to use this producer id; None if it knows none. replaces: the
-    sequence that this id begins with. From there on it replaces the ids of lower generation with the same first 12
-    bytes: of those nothing is written any more once its first batch is. None: 0, and there are none. life: of the
-    stream that the batch is meant for (see Life); None: of whatever stream has the name.
+    body. txid: None lets the owner assign it. retry: sent before with unknown outcome. since: a DLSN that the client
+    knew before it first used this producer id, or None. replaces: the first sequence of this producer generation. From
+    there on it replaces lower generations (same first 12 bytes): they write nothing more once its first batch is
+    written. None: generation 0. life: incarnation of the stream (see Life); None: any.
     """
 
     request: int
     stream: str
-    producer: bytes  # 12 bytes, chosen at random by the client, and a generation, u32
+    producer: bytes  # 12 random bytes chosen by the client, and a generation, u32
     sequence: int
     count: int
     txid: int | None
@@ -121,8 +120,8 @@ class Write:
 class Read:
     """Open a reader; its id is `request`. The server pushes up to `credit` bytes of entry payloads; see Credit.
 
-    follow: False ends the reader (CAUGHT_UP then nothing more) at the tail as of the open. life: of the stream that the
-    position is of (StreamMetadata); None or "": not known, whatever stream has the name is read.
+    follow: False ends the reader at the tail as of the open, with CAUGHT_UP. life: incarnation of the stream that the
+    position belongs to; None or "": unknown, the present stream of the name is read.
     """
 
     request: int
@@ -131,13 +130,13 @@ class Read:
     value: Any
     credit: int
     follow: bool
-    forwarded: bool = False  # a client that was redirected here asks to be served whatever the ring says
+    forwarded: bool = False  # the client was redirected here: serve it even if the ring names another proxy
     life: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """Allow `bytes` more bytes of entry payloads on reader `request`."""
+    """Allow `bytes` more bytes of entry payloads for reader `request`."""
 
     request: int
     bytes: int
@@ -145,7 +144,7 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """End reader or tail `request`."""
+    """End the reader or tail `request`."""
 
     request: int
 
@@ -155,8 +154,8 @@ class Create:
     """Create a stream. settings: keys of StreamSettings flattened (store, ensemble, write_quorum, ack_quorum,
     segment_bytes, segment_age_s, retention_s).
 
-    life: of the stream to be made, drawn by who asks, the same in each try: a repetition finds that it is made.
-    deletions: as Life told them before the first try; once a stream was deleted since, the answer is 555.
+    life: incarnation id drawn by the client, the same in each try: a repetition finds the stream created.
+    deletions: as in Life's reply before the first try; 555 if a stream was deleted since.
     """
 
     request: int
@@ -168,8 +167,8 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete the stream of this name and life, with all its segments; one that is gone already is deleted. force: also
-    if a segment in progress cannot be ended (556)."""
+    """Delete this incarnation of the stream with all its segments; succeeds if it is gone already. force: delete it
+    even if a segment in progress cannot be ended (556)."""
 
     request: int
     stream: str
@@ -179,7 +178,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class Truncate:
-    """Records before `dlsn` may go. The point only moves forward. life: see Life."""
+    """Move the truncation point to `dlsn`; it only moves forward. life: see Life."""
 
     request: int
     stream: str
@@ -189,7 +188,7 @@ class Truncate:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """End the stream for good after what is acknowledged now. life: see Life."""
+    """End the stream for good after the records acknowledged now. life: see Life."""
 
     request: int
     stream: str
@@ -198,7 +197,7 @@ class Seal:
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """What is known of a stream: answered by Done with a map (docs/protocol.md)."""
+    """Describe a stream: Done with a map (docs/protocol.md)."""
 
     request: int
     stream: str
@@ -206,10 +205,10 @@ class Stat:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """Which stream has this name now? Asked once by who then asks for something that may be repeated or come late, and
-    names the life in each try: what was meant for a stream that was deleted never changes the next one of its name.
+    """Get the incarnation id of the present stream of this name. A client asks once before a request that it may repeat
+    or that may come late, and puts the id into each try, so that a late one never changes the next stream of the name.
 
-    Done {"life": str or nil (there is none), "deleted": bool (a deletion is not finished), "deletions": n}.
+    Done {"life": str or nil (no stream), "deleted": bool (a deletion is not finished), "deletions": n}.
     """
 
     request: int
@@ -218,7 +217,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class List:
-    """Names after `after`, in order, at most `limit`. listing: as the answer to the page before said; None: begin."""
+    """List names after `after`, in order, at most `limit`. listing: from the previous page's reply; None: start."""
 
     request: int
     after: str = ""
@@ -228,8 +227,8 @@ class List:
 
 @dataclass(frozen=True, slots=True)
 class GetOwner:
-    """Who owns the stream? `suspect`: an address that just failed the asker; the proxy checks it by itself and claims
-    the stream if the owner is indeed gone. Done {"location": "host:port", "epoch": n} or Failed 302/515."""
+    """Find the stream's owner. `suspect`: an address that just failed the client; the proxy checks it itself and claims
+    the stream if that owner is gone. Done {"location": "host:port", "epoch": n, ...} or Failed 302/515."""
 
     request: int
     stream: str
@@ -238,14 +237,14 @@ class GetOwner:
 
 @dataclass(frozen=True, slots=True)
 class GetOwners:
-    """All streams this proxy owns: Done {"owned": [[stream, epoch, state], ...]}."""
+    """List the streams that this proxy owns: Done {"owned": [[stream, epoch, state], ...], "more": bool}."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Hand the stream back (planned hand-over): seal at the LAC, mark released. life: see Life."""
+    """Hand over the stream: complete its segment at the LAC, mark the claim released. life: see Life."""
 
     request: int
     stream: str
@@ -254,8 +253,8 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Push Lac frames for this stream until cancelled (read proxy to owner), and Entries before the Lac that confirms
-    them, where they are few: skip 0, and any may be left out."""
+    """Push Lac frames for this stream until cancelled (read proxy to owner), and before a Lac the Entries that it
+    confirms if they are few: skip 0, any may be omitted."""
 
     request: int
     stream: str
@@ -268,10 +267,10 @@ class Ping:
 
 @dataclass(frozen=True, slots=True)
 class TakeIn:
-    """Take closed ledgers in as segments, behind all that is written, in this order: all of them or none. parts: place
-    and last entry of each. sink, epoch, query, batch: whose batch it is (dlog/model/sink.py); sink "": nobody's, what
-    is in the list is not taken again. since: who asks has read the log, and nothing of the batch lies below. A
-    batch may have no parts: it is remembered. life: see Life.
+    """Import closed ledgers as segments after everything written, in this order, all or none. parts: location and last
+    entry of each. sink, epoch, query, batch: identify the batch (dlog/model/sink.py); sink "": no sink, and ledgers in
+    the list are not imported again. since: the client has read the log up to here and found nothing of the batch. A
+    batch without parts is only remembered. life: see Life.
 
     Done {"first": segment, "segments": n, "records": n, "duplicate": bool}.
     """
@@ -289,8 +288,8 @@ class TakeIn:
 
 @dataclass(frozen=True, slots=True)
 class SinkWrite:
-    """Append a sink's batch as one record set, once whatever is repeated. Done {"dlsn": [s, e, slot] or nil, "count":
-    n, "txid": n, "duplicate": bool}. life: see Life."""
+    """Append a sink's batch as one record set, once even if repeated. Done {"dlsn": [s, e, slot] or nil, "count": n,
+    "txid": n, "duplicate": bool}. life: see Life."""
 
     request: int
     stream: str
@@ -308,8 +307,8 @@ class SinkWrite:
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """Completed segment `segment` lies at `to_place` of `to_store` from now on, no longer at `place` of `store`. life:
-    see Life."""
+    """Change the location of completed segment `segment` from `place` of `store` to `to_place` of `to_store`. life: see
+    Life."""
 
     request: int
     stream: str
@@ -323,7 +322,7 @@ class Relocate:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """version: the one both will speak. limits: frame_bytes_max, batch_bytes_max, inflight_bytes_max, ..."""
+    """Reply to Hello. version: the one used from now on. limits: frame_bytes_max, batch_bytes_max, ..."""
 
     request: int
     version: int
@@ -334,7 +333,7 @@ class Welcome:
 
 @value
 class Written:
-    """Batches `first`..`last` (request ids) are durable, back to back in one entry from `dlsn` on.
+    """Batches `first`..`last` (request ids) are durable, contiguous in one entry from `dlsn` on.
 
     The second batch's first slot is dlsn.slot + count of the first, and so on. txid: of the first batch.
     """
@@ -348,7 +347,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The question failed. detail may carry {"expected": n} (sequence gap), {"first": [s, e, slot]} (truncated)."""
+    """The request failed. detail may have {"expected": n} (sequence gap), {"first": [s, e, slot]} (truncated)."""
 
     request: int
     code: int
@@ -368,7 +367,7 @@ class Done:
 class Entries:
     """Consecutive entry payloads of one segment, as stored (enveloped), from `first_entry` on.
 
-    lengths: bytes of each; the body is their concatenation. skip: slots of the first entry to drop before delivery.
+    lengths: bytes of each; the body joins them. skip: slots of the first entry to drop before delivery.
     """
 
     request: int
@@ -379,7 +378,7 @@ class Entries:
     body: Buffer = b""
 
     def payloads(self) -> Iterator[memoryview]:
-        """A view of each."""
+        """A view of each payload."""
         body, at = memoryview(self.body), 0
         for length in self.lengths:
             yield body[at : at + length]
@@ -395,7 +394,7 @@ class ReaderEvent:
 
 @dataclass(frozen=True, slots=True)
 class Lac:
-    """Segment `segment` is confirmed up to entry `lac`; `ended`: it is complete and holds nothing after it."""
+    """Segment `segment` is confirmed up to entry `lac`; `ended`: it is complete and ends there."""
 
     request: int
     segment: int
@@ -405,7 +404,7 @@ class Lac:
 
 @dataclass(frozen=True, slots=True)
 class GoAway:
-    """This proxy drains: finish what is in flight, take new work to `location` (or ask the ring)."""
+    """This proxy drains: it answers pending requests; send new ones to `location`, or to the proxy the ring names."""
 
     request: int
     reason: str

@@ -1,12 +1,15 @@
-"""Bytes of the messages in dlog/wire/proxy.py.
+"""Encoder and decoder of the messages in dlog/wire/proxy.py.
 
-    frame = length u32 | header_bytes u16 | header | body          `length` counts what follows it
-    header = msgpack array [op, field, field, ...]                 fields as SCHEMA lists them, all of them, in order
+    frame = length u32 | header_bytes u16 | header | body          `length` counts the bytes after it
+    header = msgpack array [op, field, field, ...]                 all fields, in SCHEMA's order
 
-Three messages have a body: Write (a record set), Entries (payloads) and Done (the result, a msgpack map). The law of
-this file: SCHEMA is the protocol; docs/protocol.md is checked against it. Every field is judged by type and range, and
-what a peer declares never allocates: an array in a header has at most ARRAY_MAX elements, and long lists of numbers
-travel packed. ProtocolError is the only error that leaves the decoder.
+Write and SinkWrite have a body (a record set), also Entries (payloads), Done (a msgpack map) and TakeIn (an array).
+
+Invariants:
+- SCHEMA defines the protocol; a test checks docs/protocol.md against it.
+- Every field is checked by type and range. Declared sizes do not allocate: an array in a header has at most ARRAY_MAX
+  elements, and long lists of numbers are packed.
+- The decoder raises only ProtocolError.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from dlog.wire.framing import Buffer, Decoder
 from dlog.wire.proxy import Message, Op, ReaderEventKind, Start
 from dlog.wire.stream_metadata import LIFE_NAME
 
-HELLO_LENGTH_MAX = 4096  # until a hello was taken, nobody may make us keep more
+HELLO_LENGTH_MAX = 4096  # of frames until a Hello was accepted
 HEADER_BYTES_MAX = 65_535
 PARTS_MAX = 1000  # of a TakeIn
 ARRAY_MAX = 256  # elements of an array in a header
@@ -41,7 +44,7 @@ _HEAD = struct.Struct(">IH")
 
 
 class Kind(NamedTuple):
-    """What may stand in a field: its name in the document, and the check that returns the value as messages hold it.
+    """Type of a field: its name in docs/protocol.md, and a check that returns the decoded value.
 
     A check raises ProtocolError or ValueError.
     """
@@ -79,7 +82,7 @@ def _map(value: Any) -> dict[str, Any]:
 
 
 def _check_keys(value: Any) -> None:
-    """Maps at any depth have text for keys (msgpack lets bytes pass); depth is bounded by msgpack's own stack."""
+    """Keys of maps at any depth must be strings (msgpack also accepts bytes); msgpack's stack bounds the depth."""
     waiting = [value]
     while waiting:
         outer = waiting.pop()
@@ -92,7 +95,7 @@ def _check_keys(value: Any) -> None:
 
 def _limits(value: Any) -> dict[str, int]:
     if not all(type(limit) is int and limit >= 0 for limit in _map(value).values()):
-        raise ValueError("a limit is a number")
+        raise ValueError("a limit is not a number, or negative")
     return value  # type: ignore[no-any-return]
 
 
@@ -113,7 +116,7 @@ def _producer(value: Any) -> bytes:
 
 def _life(value: Any) -> str:
     if type(value) is not str or not LIFE_NAME.match(value):
-        raise ValueError("not the life of a stream")
+        raise ValueError("not an incarnation id (life) of a stream")
     return value
 
 
@@ -124,7 +127,7 @@ def _lengths(value: Any) -> tuple[int, ...]:
 
 
 def _place(value: Any) -> Any:
-    """Of a read's start; whether it fits the kind of start is checked with the whole message."""
+    """Check a read's start position; `_check_read` checks it against the kind of start."""
     return _dlsn(value) if type(value) is list else value if value is None else U63.check(value)
 
 
@@ -155,7 +158,7 @@ _SINK: tuple[tuple[str, Kind], ...] = (
     ("since", _or_nil(DLSN)),
 )
 
-#: op -> class and kinds of its fields, in the order in which they follow the op in the header
+#: op -> class, and kinds of its fields in their order after the op in the header
 SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
     Op.HELLO: (
         proxy.Hello,
@@ -277,10 +280,10 @@ SCHEMA: dict[Op, tuple[type[Any], tuple[tuple[str, Kind], ...]]] = {
 
 
 def encode(message: Message) -> list[Buffer]:
-    """The frame of a message, as buffers to be written one after the other; a body is not copied.
+    """The frame of a message, as buffers to be written in order; a body is not copied.
 
-    Raises InvalidRequestError if a name or a map is so long that the header exceeds HEADER_BYTES_MAX, or holds what
-    msgpack cannot say: half a surrogate pair, an integer beyond 64 bits, a value of another kind.
+    Raises InvalidRequestError if names or maps make the header exceed HEADER_BYTES_MAX, or if msgpack cannot encode a
+    value: half a surrogate pair, an integer beyond 64 bits, another type.
     """
     body: Buffer = b""
     match message:
@@ -302,7 +305,7 @@ def _packed(value: Any, message: Message) -> bytes:
     try:
         return msgpack.packb(value)  # type: ignore[no-any-return]
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidRequestError(f"message cannot be said: message={type(message).__name__}: {error}") from None
+        raise InvalidRequestError(f"message cannot be encoded: message={type(message).__name__}: {error}") from None
 
 
 def _header_of(op: Op, names: tuple[str, ...]) -> Callable[[Any], list[Any]]:
@@ -335,10 +338,10 @@ _HEADERS[proxy.Entries] = _entries_header
 
 
 class FrameDecoder(Decoder[Iterator[Message]]):
-    """Bytes of a peer, in; messages, out, each decoded when it is asked for. One per connection.
+    """Decodes a peer's bytes into messages, each when the iterator reaches it. One per connection.
 
-    Bodies view the received data and stay valid for ever. `length_max` bounds the length word and may be raised between
-    two messages, as a server does once it has taken a hello. Close the connection at a ProtocolError.
+    Bodies are views of the received data and stay valid for ever. `length_max` bounds the length word and may be raised
+    between two messages, as servers do after a Hello. Close the connection at a ProtocolError.
     """
 
     __slots__ = ()
@@ -374,13 +377,13 @@ def decode(frame: memoryview) -> Message:
         raise ProtocolError("header is not an array that begins with an op")
     known = _DECODERS.get(header[0])
     if known is None:
-        raise ProtocolError(f"op not known: op={header[0]}")
+        raise ProtocolError(f"unknown op: op={header[0]}")
     cls, checks, with_body = known
     if len(header) != len(checks) + 1:
         raise ProtocolError(f"wrong number of fields: op={header[0]} fields={len(header) - 1} expected={len(checks)}")
     body = frame[stop:]
     if body and not with_body:
-        raise ProtocolError(f"message has no body: op={header[0]} bytes={len(body)}")
+        raise ProtocolError(f"message may have no body: op={header[0]} bytes={len(body)}")
     del header[0]
     try:
         fields = [check(value) for check, value in zip(checks, header, strict=True)]
@@ -397,7 +400,7 @@ def _no_ext(code: int, data: bytes) -> Any:
 
 
 def _once(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A map as it was sent; who reads "the last one counts" and who reads "the first" must not disagree on it."""
+    """A map without repeated keys: decoders differ in whether the first or the last of them counts."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a map names a key twice")
@@ -420,7 +423,7 @@ _unpack_header = partial(
 def _result(body: memoryview) -> dict[str, Any]:
     if not body:
         return {}
-    array_max = min(RESULT_ARRAY_MAX, len(body))  # an element takes a byte at least
+    array_max = min(RESULT_ARRAY_MAX, len(body))  # an element has at least one byte
     return _map(msgpack.unpackb(body, **_BOUNDS, max_array_len=array_max, max_str_len=1 << 20, max_bin_len=1 << 20))
 
 
@@ -428,10 +431,10 @@ def _parts(body: memoryview) -> tuple[tuple[str, int], ...]:
     bounds = {**_BOUNDS, "max_array_len": min(PARTS_MAX, len(body)), "max_str_len": TEXT_MAX, "max_bin_len": 0}
     value = msgpack.unpackb(body, **bounds)
     if type(value) is not list:
-        raise ValueError("not parts")
+        raise ValueError("parts are not an array")
     for part in value:
         if type(part) is not list or len(part) != 2 or type(part[0]) is not str:
-            raise ValueError("not a part")
+            raise ValueError("a part is not [location, last entry]")
     return tuple((place, U63.check(last)) for place, last in value)
 
 
@@ -457,7 +460,7 @@ def _check_entries(m: proxy.Entries) -> None:
 
 def _check_written(m: proxy.Written) -> None:
     if m.last < m.first:
-        raise ValueError("range is backwards")
+        raise ValueError("range of requests is backwards")
 
 
 _WHOLE: dict[type[Any], Callable[[Any], None]] = {

@@ -1,12 +1,15 @@
-"""The PROXY protocol, versions 1 and 2: how a balancer says whose connection it passes on.
+"""The PROXY protocol, versions 1 and 2: a load balancer's header with the address of the client.
 
     v1 = "PROXY" SP ("TCP4" | "TCP6") SP source SP destination SP source port SP destination port CRLF
          | "PROXY UNKNOWN" ... CRLF                                               at most 107 bytes with CRLF
     v2 = signature 12 bytes | version << 4 | command u8 | family << 4 | transport u8 | length u16 | addresses | TLVs
 
-Source: HAProxy, doc/proxy-protocol.txt. The law of this file: a preamble is judged as soon as it can be, and bounded
-before a byte is kept: at most PREAMBLE_BYTES_MAX wait here. It cannot be taken for a frame of ours, nor a frame for it:
-both signatures, read as a length word, are above every bound of a first frame.
+Invariants:
+- A preamble is checked as soon as possible; at most PREAMBLE_BYTES_MAX are kept of it.
+- A preamble and a frame of ours cannot be confused: both signatures, read as a length word, exceed every bound of a
+  first frame.
+
+Source: HAProxy, doc/proxy-protocol.txt.
 """
 
 from __future__ import annotations
@@ -20,31 +23,31 @@ from dlog.errors import ProtocolError
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
 V1_BEGINS = b"PROXY "
 V1_BYTES_MAX = 107
-V2_REST_MAX = 1024  # addresses take 36 bytes at most (216 for unix); the rest is TLVs that we pass over
+V2_REST_MAX = 1024  # addresses take at most 36 bytes (216 for unix); the rest is TLVs, which we skip
 PREAMBLE_BYTES_MAX = 16 + V2_REST_MAX
 
 _LOCAL, _PROXY = 0, 1
 _INET, _INET6, _UNIX = 1, 2, 3
 _STREAM = 1
-#: what we say to another proxy that demands a preamble: this connection is our own, nobody stands behind it
+#: sent to another proxy that requires a preamble: this connection is our own, not a client's
 LOCAL = SIGNATURE + bytes((0x20, 0x00, 0, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """source: `host:port` of the client, or "" when the balancer speaks for itself or does not know. size: bytes."""
+    """source: `host:port` of the client; "" for a connection of the balancer's own, or if unknown. size: in bytes."""
 
     source: str
     size: int
 
 
 def begins(data: bytes) -> bool:
-    """Whether data, as far as there is any, is the beginning of a preamble."""
+    """Whether data, however short, may be the beginning of a preamble."""
     return any(data[: len(mark)] == mark[: len(data)] for mark in (SIGNATURE, V1_BEGINS))
 
 
 def parse(data: bytes) -> Preamble | None:
-    """The preamble at the head of data; None while more bytes are needed. Raises ProtocolError if it is none."""
+    """The preamble at the start of data; None if more bytes are needed. Raises ProtocolError if it is invalid."""
     if not begins(data):
         raise ProtocolError("not a PROXY protocol header")
     if data[:1] == SIGNATURE[:1]:
@@ -53,13 +56,13 @@ def parse(data: bytes) -> Preamble | None:
 
 
 def encode_v1(source: tuple[str, int], destination: tuple[str, int]) -> bytes:
-    """The line a balancer would send."""
+    """The line that a balancer would send."""
     family = "TCP6" if ":" in source[0] else "TCP4"
     return f"PROXY {family} {source[0]} {destination[0]} {source[1]} {destination[1]}\r\n".encode()
 
 
 def encode_v2(source: tuple[str, int], destination: tuple[str, int]) -> bytes:
-    """The header a balancer would send."""
+    """The header that a balancer would send."""
     hosts = [ipaddress.ip_address(host) for host, _ in (source, destination)]
     family = _INET6 if hosts[0].version == 6 else _INET
     body = hosts[0].packed + hosts[1].packed + struct.pack(">HH", source[1], destination[1])

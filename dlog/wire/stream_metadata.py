@@ -1,17 +1,17 @@
-"""What DistributedLog keeps of a stream in ZooKeeper, as bytes; and the three znodes of ours beside it.
+"""Encoding of a stream's znodes: DistributedLog's segments and binding, and our own owner, settings and sinks.
 
-A segment is one znode, `inprogress_<number>` or `logrecs_<number>` (18 digits), whose data are decimal fields joined by
-semicolons. The first packs: bits 0-7 format version, 8-15 truncation, 28-31 region, 32-63 record count (completed).
+A segment is one znode, `inprogress_<number>` or `logrecs_<number>` (18 digits): decimal fields joined by semicolons.
+The first packs: bits 0-7 format version, 8-15 truncation, 28-31 region, 32-63 record count (completed).
 
     in progress  f0;ledger;first txid;number                                          2: up to here
                  ;min entry;min slot                                                  3, 4
                  ;start sequence id                                                   5
     completed    f0;ledger;first txid;last txid;completed ms;number;last entry;last slot     and the same tails
 
-A segment that does not lie in a ledger has there the one where it lay before, or -1, and two fields more:
-`;store;place` (percent-encoded). Java refuses such a string, as it must. The znodes `owner` and `settings` are JSON
-objects; unknown keys are left alone. `sinks`, which is there once a sink has written, is one of them too: a sink's name
-and `[epoch, query, batch, [segment, entry] or null]` (dlog/model/sink.py).
+A segment that is not in a ledger has its former ledger there, or -1, and two more fields: `;store;location`
+(percent-encoded). Java refuses such a string, as it must. The znodes `owner` and `settings` are JSON objects; unknown
+keys are ignored. `sinks`, which exists once a sink has written, is a JSON object too: a sink's name and
+`[epoch, query, batch, [segment, entry] or null]` (dlog/model/sink.py).
 Every fault is a DamagedError, a newer format an UnsupportedVersionError.
 Source: DistributedLog, LogSegmentMetadata, BKDLConfig, DLMetadata.
 """
@@ -35,7 +35,7 @@ from dlog.model.sink import SinkBatch, SinkRecord
 Buffer = bytes | bytearray | memoryview
 
 VERSION = 5
-VERSION_ENVELOPED = 4  # below it the entries of a segment have no envelope
+VERSION_ENVELOPED = 4  # entries of segments below this version have no envelope
 #: data of R/version
 LOG_VERSION = b"\xff\xff\xff\xff"
 
@@ -57,7 +57,7 @@ def segment_name(segment: Segment) -> str:
 
 
 def segment_names(number: SegmentNumber) -> tuple[str, str]:
-    """Names of a segment's znode once it is completed, and before."""
+    """Names of a segment's znode: completed, in progress."""
     return f"logrecs_{number:018d}", f"inprogress_{number:018d}"
 
 
@@ -68,9 +68,9 @@ def parse_segment_name(name: str) -> tuple[bool, SegmentNumber] | None:
 
 
 def encode_segment(segment: Segment) -> bytes:
-    """Data of the segment's znode, in the segment's own format version (5 for new ones)."""
+    """Data of the segment's znode, in the segment's own format version (5 for new segments)."""
     version = segment.version
-    assert version in _VERSIONS, "segments are read from and written to versions 2 to 5"
+    assert version in _VERSIONS, "segments have versions 2 to 5"
     f0 = version | segment.truncation << 8 | segment.region << 28
     ledger = segment.place if segment.store == _LEDGER else segment.former_ledger or "-1"
     if segment.completed:
@@ -86,7 +86,7 @@ def encode_segment(segment: Segment) -> bytes:
 
 
 def decode_segment(name: str, data: Buffer) -> Segment:
-    """The segment that lies in the znode `name`. Raises DamagedError, UnsupportedVersionError."""
+    """Decode the segment in the znode `name`. Raises DamagedError, UnsupportedVersionError."""
     named = parse_segment_name(name)
     if named is None:
         raise DamagedError(f"not the name of a segment: name={name[:60]!r}")
@@ -95,18 +95,18 @@ def decode_segment(name: str, data: Buffer) -> Segment:
     f0 = _integer(parts[0], name)
     version = f0 & 0xFF
     if version not in _VERSIONS:
-        raise UnsupportedVersionError(f"segment of a format we do not read: name={name} version={version}")
+        raise UnsupportedVersionError(f"unsupported format version of a segment: name={name} version={version}")
     head = 8 if completed else 4
     store, place = _LEDGER, ""
     if len(parts) == head + _TAIL[version] + 2:
         store, place = unquote(parts[-2]), unquote(parts[-1])
         del parts[-2:]
     if len(parts) != head + _TAIL[version] or f0 >> 8 & 0x3 > Truncation.TRUNCATED:
-        raise DamagedError(f"segment does not parse: name={name} version={version} fields={len(parts)}")
+        raise DamagedError(f"segment cannot be decoded: name={name} version={version} fields={len(parts)}")
     fields = [_integer(part, name) for part in parts]
     tail = [*fields[head:], *(0, 0, -1)[len(fields) - head :]]
     if fields[5 if completed else 3] != number:
-        raise DamagedError(f"segment has another number inside: name={name} found={fields[5 if completed else 3]}")
+        raise DamagedError(f"segment's number differs from its name: name={name} found={fields[5 if completed else 3]}")
     return Segment(
         number=number,
         place=place if store != _LEDGER else str(fields[1]),
@@ -129,7 +129,7 @@ def decode_segment(name: str, data: Buffer) -> Segment:
 
 
 def encode_number(value: int) -> bytes:
-    """Data of R/maxtxid, R/ledgers and of an allocation."""
+    """Data of R/maxtxid, R/ledgers and R/allocation."""
     return str(value).encode()
 
 
@@ -143,7 +143,7 @@ def decode_number(data: Buffer, where: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """What ties a namespace to a BookKeeper cluster. None: the field is not set."""
+    """Binding of a namespace to a BookKeeper cluster. None: the field is not set."""
 
     bookkeeper_zookeeper: str
     ledgers_path: str
@@ -187,7 +187,7 @@ def decode_binding(data: Buffer) -> Binding:
     """Unknown fields are skipped. Raises DamagedError, or UnsupportedVersionError for another kind of binding."""
     text = _text(data)
     if not text.startswith(_BINDING_HEAD):
-        raise UnsupportedVersionError(f"not a binding we know: begins with {text[:20]!r}")
+        raise UnsupportedVersionError(f"unknown kind of namespace binding: begins with {text[:20]!r}")
     fields = _object(text[len(_BINDING_HEAD) :], "binding")
     found: dict[str, Any] = {}
     for number, (name, tag) in _BINDING.items():
@@ -196,7 +196,7 @@ def decode_binding(data: Buffer) -> Binding:
             continue
         value = holder.get(tag) if isinstance(holder, dict) else None
         if type(value) is not (str if tag == "str" else int):
-            raise DamagedError(f"binding has a field of another type: field={number}")
+            raise DamagedError(f"binding's field has a wrong type: field={number}")
         found[name] = bool(value) if tag == "tf" else value
     missing = [name for name in ("bookkeeper_zookeeper", "ledgers_path", "zookeeper") if name not in found]
     if missing:
@@ -208,8 +208,8 @@ def decode_binding(data: Buffer) -> Binding:
 
 
 def encode_owner(owner: Owner, life: str = "", trim: int = 0) -> bytes:
-    """Data of R/owner. life: names the znode `R/life-<life>`; "" is not written. trim: the number of the first segment
-    that may be read, while there are znodes of segments before it; 0 is not written."""
+    """Data of R/owner. life: incarnation id, as in `R/life-<life>`; "" is not written. trim: first readable segment,
+    while znodes of earlier segments exist; 0 is not written."""
     told = {
         "epoch": owner.epoch,
         "proxy": owner.proxy,
@@ -222,7 +222,7 @@ def encode_owner(owner: Owner, life: str = "", trim: int = 0) -> bytes:
 
 
 def decode_owner(data: Buffer) -> Owner:
-    """Empty data is no owner yet. Raises DamagedError."""
+    """Decode R/owner; empty data: no owner yet. Raises DamagedError."""
     if not data:
         return Owner()
     found = _object(_text(data), "owner")
@@ -240,15 +240,15 @@ def decode_owner(data: Buffer) -> Owner:
 
 
 def decode_life(data: Buffer) -> str:
-    """Which life of the stream R/owner tells of; "" if it tells none. Raises DamagedError."""
+    """The stream's incarnation id in R/owner; "" if there is none. Raises DamagedError."""
     life = _typed(_object(_text(data), "owner"), "life", str, "") if data else ""
     if life and not LIFE_NAME.match(life):
-        raise DamagedError(f"owner has a life that is no name of a znode: life={life[:40]!r}")
+        raise DamagedError(f"owner has an invalid incarnation id: life={life[:40]!r}")
     return life
 
 
 def decode_trim(data: Buffer) -> int:
-    """The number of the first segment that may be read, as R/owner tells; 0 if it tells none. Raises DamagedError."""
+    """The number of the first readable segment in R/owner; 0 if there is none. Raises DamagedError."""
     trim = _typed(_object(_text(data), "owner"), "trim", int, 0) if data else 0
     if not 0 <= trim < 2**63:
         raise DamagedError(f"owner has a trim point out of range: trim={str(trim)[:40]}")
@@ -256,7 +256,7 @@ def decode_trim(data: Buffer) -> int:
 
 
 def settings_to_map(settings: StreamSettings) -> dict[str, Any]:
-    """Settings under the names that requests, znodes and people use."""
+    """Settings under their names in requests, znodes and commands."""
     return {
         "store": settings.store,
         "ensemble": settings.quorum.ensemble,
@@ -269,10 +269,10 @@ def settings_to_map(settings: StreamSettings) -> dict[str, Any]:
 
 
 def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None) -> StreamSettings:
-    """Settings as asked for; what is not named is taken from `base`, or its default.
+    """Settings from a request; missing ones are taken from `base`, or have their default.
 
-    Raises InvalidRequestError for an unknown name, another type, a value that is not positive (retention_s may be 0:
-    kept for ever), or quorums that do not fit each other.
+    Raises InvalidRequestError for an unknown name, a wrong type, a value that is not positive (retention_s may be 0:
+    kept for ever), or inconsistent quorums.
     """
     known = settings_to_map(base or StreamSettings())
     for name, value in values.items():
@@ -282,13 +282,15 @@ def settings_from_map(values: dict[str, Any], base: StreamSettings | None = None
         if wanted is float and type(value) is int:
             value = float(value)
         if type(value) is not wanted:
-            raise InvalidRequestError(f"stream setting is a {wanted.__name__}: setting={name} value={str(value)[:60]}")
+            raise InvalidRequestError(
+                f"stream setting must be a {wanted.__name__}: setting={name} value={str(value)[:60]}"
+            )
         if wanted is not str and not 0 < value < 2**53 and not (name == "retention_s" and value == 0):
-            raise InvalidRequestError(f"stream setting is positive: setting={name} value={str(value)[:60]}")
+            raise InvalidRequestError(f"stream setting must be positive: setting={name} value={str(value)[:60]}")
         known[name] = value
     if not known["store"] or not _is_utf8(known["store"]):
         raise InvalidRequestError(
-            f"the name of a store is text and not empty: setting=store value={known['store'][:60]!r}"
+            f"the name of a store must be text and not empty: setting=store value={known['store'][:60]!r}"
         )
     return StreamSettings(
         store=known["store"],
@@ -305,13 +307,13 @@ def encode_settings(settings: StreamSettings) -> bytes:
 
 
 def decode_settings(data: Buffer) -> StreamSettings:
-    """Unknown keys, of a later version, are ignored; empty data are the defaults. Raises DamagedError."""
+    """Decode R/settings; unknown keys, of a later version, are ignored; empty data: defaults. Raises DamagedError."""
     return _settings(bytes(data))
 
 
 @lru_cache(maxsize=1024)
 def _settings(data: bytes) -> StreamSettings:
-    """Most streams of a cluster have the same."""
+    """Cached, since most streams of a cluster have equal settings."""
     if not data:
         return StreamSettings()
     known = settings_to_map(StreamSettings())
@@ -319,7 +321,7 @@ def _settings(data: bytes) -> StreamSettings:
     try:
         return settings_from_map({name: value for name, value in found.items() if name in known})
     except InvalidRequestError as error:
-        raise DamagedError(f"settings of a stream: {error.message}") from None
+        raise DamagedError(f"stored settings of a stream are invalid: {error.message}") from None
 
 
 def encode_sinks(sinks: Sequence[SinkRecord]) -> bytes:
@@ -328,7 +330,7 @@ def encode_sinks(sinks: Sequence[SinkRecord]) -> bytes:
 
 
 def decode_sinks(data: Buffer) -> tuple[SinkRecord, ...]:
-    """Raises DamagedError: what a sink has written would be written again if it were forgotten."""
+    """Decode R/sinks. Raises DamagedError: a sink's last batch must not be ignored, or it would be written again."""
     found = _object(_text(data), "sinks") if data else {}
     return tuple(_decode_sink(name, found[name]) for name in sorted(found))
 
@@ -342,7 +344,7 @@ def _decode_sink(name: str, told: Any) -> SinkRecord:
             return SinkRecord(SinkBatch(name, _count(epoch), query, _count(batch)), place)
     except (TypeError, ValueError, IndexError, KeyError):
         pass
-    raise DamagedError(f"what is remembered of a sink does not parse: sink={name[:40]!r} found={str(told)[:80]!r}")
+    raise DamagedError(f"record of a sink cannot be decoded: sink={name[:40]!r} found={str(told)[:80]!r}")
 
 
 def _count(value: Any) -> int:
@@ -381,14 +383,14 @@ def _object(text: str, where: str) -> dict[str, Any]:
 def _typed(found: dict[str, Any], key: str, wanted: type[Any], default: Any) -> Any:
     value = found.get(key, default)
     if type(value) is not wanted:
-        raise DamagedError(f"owner has a field of another type: field={key} value={str(value)[:40]!r}")
+        raise DamagedError(f"owner's field has a wrong type: field={key} value={str(value)[:40]!r}")
     if wanted is str and not _is_utf8(value):
-        raise DamagedError(f"owner has text that is none: field={key} value={value[:40]!r}")
+        raise DamagedError(f"owner's field is not valid UTF-8: field={key} value={value[:40]!r}")
     return value
 
 
 def _is_utf8(text: str) -> bool:
-    """Not so for half a surrogate pair, which JSON can spell and no wire of ours can carry."""
+    """False for half a surrogate pair, which JSON can contain and our protocols cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
-"""Protobuf's text form, as much as BookKeeper puts into znodes: `name: value` and `name { ... }`.
+"""Protobuf's text form, as far as BookKeeper uses it in znodes: `name: value` and `name { ... }`.
 
-A parser for text of strangers: every fault is a Malformed, and no text takes longer than its length (what is skipped
-before a token is never tried another way). Source: Protocol Buffers, "Text Format Language".
+Input is untrusted: every fault is a Malformed, and parsing takes linear time (no backtracking over whitespace and
+comments). Source: Protocol Buffers, "Text Format Language".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from dlog.wire.protobuf import Malformed
 
-#: (name, value) in order; a value is an int, a word (str: enum or bool), a string (bytes) or a list of the same
+#: (name, value) in order; a value is an int, a word (str: enum or bool), a string (bytes) or nested Fields
 Fields = list[tuple[str, Any]]
 
 _DEPTH_MAX = 8
@@ -33,33 +33,33 @@ _PLAIN_ESCAPES = {
 
 
 def parse(text: bytes) -> Fields:
-    """Raises Malformed."""
+    """Parse a message. Raises Malformed."""
     return _parse_fields(_tokens(text), 0, None, 0)[0]
 
 
 def integer(value: Any) -> int:
-    """Raises Malformed for anything but a number of 64 bits."""
+    """Return value; raises Malformed unless it is a number of 64 bits."""
     if type(value) is not int or not -(2**63) <= value < 2**64:
         raise Malformed(f"not a number: value={value!r}")
     return value
 
 
 def octets(value: Any) -> bytes:
-    """Raises Malformed for anything but a string."""
+    """Return value; raises Malformed unless it is a string."""
     if type(value) is not bytes:
         raise Malformed(f"not a string: value={value!r}")
     return value
 
 
 def message(value: Any) -> Fields:
-    """Raises Malformed for anything but `{ ... }`."""
+    """Return value; raises Malformed unless it is `{ ... }`."""
     if type(value) is not list:
         raise Malformed(f"not a message: value={value!r}")
     return value
 
 
 def enumerated(value: Any, numbers: Mapping[str, int]) -> int:
-    """Raises Malformed for a word that is not among the names; numbers pass."""
+    """The number of an enum word; numbers pass. Raises Malformed."""
     if type(value) is int:
         return value
     if type(value) is not str or value not in numbers:
@@ -68,7 +68,7 @@ def enumerated(value: Any, numbers: Mapping[str, int]) -> int:
 
 
 def quoted(value: bytes | str) -> str:
-    """A string as the text form writes it."""
+    """Quote and escape a string."""
     data = value.encode() if isinstance(value, str) else value
     return '"' + "".join(_escaped(byte) for byte in data) + '"'
 
@@ -90,7 +90,7 @@ def _tokens(text: bytes) -> list[tuple[str, bytes]]:
             rest = text[at:].strip()
             if rest.startswith(b"#") and b"\n" not in rest:
                 break
-            raise Malformed(f"text form not understood: at={at} text={text[at : at + 20]!r}")
+            raise Malformed(f"invalid text form: at={at} text={text[at : at + 20]!r}")
         assert match.lastgroup is not None
         tokens.append((match.lastgroup, match.group(match.lastgroup)))
         at = match.end()
@@ -154,7 +154,7 @@ def _unescaped(text: bytes) -> bytes:
         if hexadecimal is not None:
             return bytes([int(hexadecimal, 16)])
         if char not in _PLAIN_ESCAPES:
-            raise Malformed(f"escape not known: {char!r}")
+            raise Malformed(f"unknown escape: {char!r}")
         return _PLAIN_ESCAPES[char]
 
     return _ESCAPE.sub(plain, text)

@@ -75,7 +75,7 @@ def test_a_directory_of_another_user_is_named(name: str, tmp_path: Path) -> None
     finally:
         path.chmod(0o700)
     judge(code, said, path)
-    assert "run it as the user who owns it" in said
+    assert "run it as the user that owns the path" in said
 
 
 @pytest.mark.parametrize(

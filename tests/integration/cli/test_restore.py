@@ -101,7 +101,7 @@ def test_the_page_finds_what_no_stream_names(tmp_path: Path) -> None:
         assert contents == {b"lost a", b"lost b", b"lost c"}
         assert told(cluster, "ledger", "strays")["strays"] == []
         code, _, said = dlog("ledger", "adopt", str(strays[0]["ledger"]), directory=cluster.directory)
-        assert code == 2 and "names the ledger already" in said
+        assert code == 2 and "has metadata already" in said
         code, _, said = dlog("ledger", "adopt", "987654", directory=cluster.directory)
         assert code == 2 and "ledger strays" in said
 

@@ -65,7 +65,7 @@ def finish(body: str, *flags: str) -> tuple[int, str, str]:
         (
             "raise ExceptionGroup('one', [OSError(28, 'No space left on device', '/full')])",
             1,
-            "OSError: no space left on device: file=/full; make room there\n",
+            "OSError: no space left on device: file=/full; free space on that file system\n",
         ),
         (
             "raise ExceptionGroup('both', [ExceptionGroup('x', [UnavailableError('away')])])",

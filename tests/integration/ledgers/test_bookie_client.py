@@ -230,7 +230,7 @@ async def test_an_answer_that_does_not_come_closes_the_connection() -> None:
         listener.send(add(0))
         await until(lambda: len(bookie.requests) == 1)
         [fact] = await listener.heard(1)
-        assert isinstance(fact, PeerLost) and "no answer" in fact.reason
+        assert isinstance(fact, PeerLost) and "no response" in fact.reason
         bookie.release()  # too late: the connection is gone and nobody takes it for another answer
         await until(lambda: bookie.connections == 0)
         assert len(listener.facts) == 1
@@ -290,7 +290,7 @@ async def test_hostile_answers_end_the_connection_and_nothing_else(rubbish: byte
         for session in list(bookie._sessions):
             session.say_bytes(rubbish)
         [fact] = await listener.heard(1)
-        assert isinstance(fact, PeerLost) and "out of turn" in fact.reason
+        assert isinstance(fact, PeerLost) and "protocol error" in fact.reason
 
 
 async def test_a_closed_door_hears_nothing_and_the_key_stays_taken() -> None:

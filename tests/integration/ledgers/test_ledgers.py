@@ -345,7 +345,7 @@ async def test_a_machine_that_breaks_takes_its_handle_down_and_nothing_else() ->
         assert caught.value.outcome_unknown
         assert [type(error) for error in heard] == [UnavailableError]
         [failed] = [event for event in made.told if isinstance(event, LedgerHandleFailed)]
-        assert "story of ledger" in failed.error and "not a request" in failed.error
+        assert "event trace of ledger" in failed.error and "not a request" in failed.error
         assert await sound.append((b"y",)) == 0
 
 

@@ -327,7 +327,7 @@ async def test_a_bucket_that_is_not_there_and_a_key_that_is_wrong_are_told(s3: S
     for root, changes, hint in (
         ("s3://another/logs", {}, "NoSuchBucket"),
         (s3.root, {"s3_secret_key": "wrong"}, "SignatureDoesNotMatch"),
-        (s3.root, {"s3_endpoint": "no endpoint"}, "cannot be reached like this"),
+        (s3.root, {"s3_endpoint": "no endpoint"}, "S3 client cannot be made"),
     ):
         options = load(ColdOptions, "cold", None, changes, environ=s3.environment)
         async with Objects(options) as objects:

@@ -452,7 +452,7 @@ def test_a_log_is_not_compacted_where_what_lives_in_it_has_no_room(room: int) ->
     made = mostly_dead(disk)
     disk.bytes_max = disk.used + room
     written = len(disk.operations)
-    with pytest.raises(OSError, match="less is free") as raised:
+    with pytest.raises(OSError, match="less space is free") as raised:
         made.compact(0.5, 1000)
     assert raised.value.errno in NO_SPACE and len(disk.operations) == written
 
@@ -473,7 +473,7 @@ def test_a_directory_without_room_keeps_no_other_from_being_compacted_and_collec
     assert [reason for reason in usage.failures if "index" in reason] == list(usage.failures) != []
     assert not roomy_has(dirs, 3) and roomy.used < used, "its index was rewritten"
     logs = dirs._dirs[1].manifest.logs
-    with pytest.raises(OSError, match="less is free"):
+    with pytest.raises(OSError, match="less space is free"):
         while dirs.compact(0.9, 1 << 20) is not None:
             pass
     assert dirs._dirs[1].manifest.logs != logs, "the other directory's logs were compacted first"

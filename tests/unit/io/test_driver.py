@@ -295,7 +295,7 @@ async def test_an_exception_leaves_with_the_story_and_without_payloads() -> None
     with pytest.raises(RuntimeError, match="broken invariant") as caught:
         await driver.run()
     [story] = caught.value.__notes__
-    assert "story of unlucky" in story
+    assert "event trace of unlucky" in story
     assert "Send(peer='b', message=<14 B>)" in story
     assert "Asked(" in story and "<14 B>" in story
     assert "secret" not in story
@@ -342,7 +342,7 @@ async def test_what_breaks_a_life_without_a_task_is_told_with_the_story(where: s
         await asyncio.sleep(0)
     farewell, error = told
     assert isinstance(farewell, UnavailableError) and farewell.outcome_unknown
-    assert isinstance(error, ZeroDivisionError) and "story of unlucky" in error.__notes__[0]
+    assert isinstance(error, ZeroDivisionError) and "event trace of unlucky" in error.__notes__[0]
     with pytest.raises(ClosedError):
         driver.ask("too late")
 

@@ -37,7 +37,7 @@ def test_facts_and_effects_are_told_in_order() -> None:
     story.note(Received("b", b"raw bytes"), [])
     text = story.text("a machine")
     assert text.splitlines() == [
-        "story of a machine, last 2 facts:",
+        "event trace of a machine, last 2 facts:",
         "  Asked(ticket=1, now_s=2.0, request=Add())",
         "      Send(peer='b', message=EntryAdded(ledger=7, entry=3, code=<Code.OK: 0>))",
         "  Received(peer='b', now_s=0.0, message=<9 B>)",

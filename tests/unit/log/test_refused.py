@@ -12,7 +12,7 @@ from dlog.log.tenure import Phase
 from dlog.model.segment import StreamMetadata
 from tests.unit.log.stage import Actor, Stage, batch
 
-TOO_LARGE = InvalidRequestError("more than a ZooKeeper server takes")
+TOO_LARGE = InvalidRequestError("request exceeds ZooKeeper's limit of 1 MiB")
 
 
 def rolling() -> tuple[Stage, Actor]:

@@ -152,7 +152,7 @@ def test_an_entry_that_is_none_is_a_hole_behind_which_counting_goes_on() -> None
     )
     (finding,) = judged(broken, prove(broken)).findings
     assert (finding.kind, finding.entry) == (Kind.UNDECODABLE, 2)
-    assert "declared size is not what is there" in finding.found
+    assert "declared size differs from the bytes present" in finding.found
 
 
 def test_java_may_not_count_its_records() -> None:

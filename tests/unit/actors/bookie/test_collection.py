@@ -176,11 +176,11 @@ async def test_who_asks_while_one_is_due_or_runs_joins_it(scene: Scene) -> None:
 
 
 async def test_a_collection_that_failed_says_why(scene: Scene) -> None:
-    scene.freed = Freed(0, 0, "no room to write down which ledgers are gone")
+    scene.freed = Freed(0, 0, "no space to record which ledgers are deleted")
     scene.collection.asked(0)
     await settled()
     report = scene.collection.asked(1)
-    assert report.state is CollectionState.FAILED and "no room" in report.reason
+    assert report.state is CollectionState.FAILED and "no space" in report.reason
     scene.freed = Freed(0, 0)
     scene.metadata.is_away = True
     scene.collection.asked(0)
