@@ -1,12 +1,12 @@
-"""Addresses as text, `host:port`. An IPv6 host stands in brackets there, `[::1]:7400`, and without them where it stands
-alone, as in the option `--host ::1`; brackets around a host that stands alone are accepted."""
+"""Parses and formats addresses, `host:port`. An IPv6 host has brackets in an address, `[::1]:7400`, and none alone, as
+in the option `--host ::1`; brackets around a host alone are accepted."""
 
 from __future__ import annotations
 
 import re
 
 _PORT = re.compile(r"[0-9]{1,5}\Z", re.ASCII)
-_HOST = re.compile(r"[^\s/@\[\]]{1,253}\Z")  # names beyond ASCII are the resolver's affair
+_HOST = re.compile(r"[^\s/@\[\]]{1,253}\Z")  # non-ASCII names are left to the resolver
 ANY_HOSTS = ("0.0.0.0", "::", "")
 
 
@@ -17,18 +17,18 @@ def join_host_port(host: str, port: int) -> str:
 
 
 def split_host_port(address: str) -> tuple[str, int]:
-    """Host without brackets, and port. Raises ValueError that says what is wrong."""
+    """Host without brackets, and port. Raises ValueError with the reason."""
     host, _, port = address.rpartition(":")
     name = bare_host(host)
     if ":" in host and name == host:
-        raise ValueError(f"an IPv6 host stands in brackets, as in [::1]:7400: address={address[:80]!r}")
+        raise ValueError(f"an IPv6 host needs brackets, as in [::1]:7400: address={address[:80]!r}")
     if not _is_host(name) or not _PORT.match(port) or not 0 < int(port) < 65536:
-        raise ValueError(f"an address is host:port: address={address[:80]!r}")
+        raise ValueError(f"not an address, use host:port: address={address[:80]!r}")
     return name, int(port)
 
 
 def _is_host(name: str) -> bool:
-    """Whether a resolver may be asked for it."""
+    """Whether the name can be passed to a resolver."""
     try:
         return bool(_HOST.match(name)) and name.isprintable() and (":" in name or bool(name.encode("idna")))
     except UnicodeError:  # a label is empty or too long
@@ -41,5 +41,5 @@ def bare_host(host: str) -> str:
 
 
 def is_any_host(host: str) -> bool:
-    """Whether who listens on `host` listens on every interface."""
+    """Whether a server that listens on `host` listens on every interface."""
     return bare_host(host) in ANY_HOSTS

@@ -1,16 +1,17 @@
-"""Facts and effects: the one vocabulary in which every protocol of this service is written.
+"""Facts and effects: the inputs and outputs of the state machines that implement every protocol of this service.
 
-The law of a machine:
-1. Synchronous, single-owned, closed: `handle(fact) -> list[Effect]` is the only door. No clock (a fact that needs time
-   carries `now_s`), no randomness but a seeded generator handed in, no logger (it returns `Tell`), no task.
-2. Record the fact first, then derive every consequence in one place, `_settle`. No handler decides on its own that
+Rules for a state machine:
+1. It is synchronous and has one owner; `handle(fact) -> list[Effect]` is its only entry point. It uses no clock (facts
+   carry `now_s` where time matters), no randomness but a seeded generator passed in, no logger (it returns `Tell`) and
+   no tasks.
+2. It records the fact first, then derives every consequence in one place, `_settle`. No handler decides on its own that
    something is finished.
 3. No effect relies on the completion of an earlier one in the list. What must wait for a disk waits for `Persisted`.
-4. A fact names the question it answers. A late answer is then immaterial, not dangerous.
-5. Messages inside `Send` are the wire values themselves; `dlog/wire` only turns them into bytes.
+4. A fact names the request that it answers, so a late answer is ignored.
+5. Messages inside `Send` are the wire values themselves; `dlog/wire` only encodes them.
 
-The driver's side of the bargain (dlog/io/driver.py on asyncio, tests/simulation on a heap): effects are performed in
-order after `handle` has returned; a failed send is a `PeerLost` fact; facts are handed over one at a time.
+The driver (dlog/io/driver.py on asyncio, tests/simulation on a heap) performs effects in order after `handle` has
+returned, passes facts one at a time, and turns a failed send into a `PeerLost` fact.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from typing import Any, Protocol
 from dlog.errors import DLogError, Remedy
 from dlog.values import value
 
-Token = Hashable  # names a question; unique within one machine
-Ticket = int  # names a caller's request; unique within one driver
-Peer = Hashable  # names another party: a BookieId, a segment writer, a connection
-Key = Hashable  # names a piece of versioned metadata: LedgerKey, StreamKey, ...
+Token = Hashable  # identifies a request to metadata or a timer; unique within one state machine
+Ticket = int  # identifies a caller's request; unique within one driver
+Peer = Hashable  # identifies a communication partner: a BookieId, a segment writer, a connection
+Key = Hashable  # identifies a piece of versioned metadata: LedgerKey, StreamKey, ...
 
 
-# ---- facts: what has happened, in the past tense -----------------------------------------------------------------
+# ---- facts (inputs): what has happened, in the past tense ----------------------------------------------------------
 
 
 @value
 class Received:
-    """A message arrived from a peer. now_s: monotonic seconds when it arrived; 0 for machines that read no clock."""
+    """A message arrived from a peer. now_s: monotonic seconds on arrival; 0 for state machines that need no time."""
 
     peer: Peer
     message: Any
@@ -42,7 +43,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """The connection to a peer is gone (or could not be made): nothing outstanding there will be answered."""
+    """The connection to a peer is lost or could not be made: no pending request to it will be answered."""
 
     peer: Peer
     reason: str = ""
@@ -50,14 +51,14 @@ class PeerLost:
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """Everything handed to `Persist` with a token up to and including `upto` is on stable storage."""
+    """The data of every `Persist` with a token up to and including `upto` are on stable storage."""
 
     upto: int
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """The timer `key` came due; `now_s` is monotonic seconds."""
+    """The timer `key` fired. now_s: monotonic seconds."""
 
     key: Token
     now_s: float
@@ -73,7 +74,7 @@ class MetadataSeen:
 
 @value
 class Asked:
-    """A caller asks the machine for something; it is answered by `Answer` with the same ticket."""
+    """A caller's request to the state machine; answered by `Answer` with the same ticket."""
 
     ticket: Ticket
     request: Any
@@ -83,12 +84,12 @@ class Asked:
 Fact = Received | PeerLost | Persisted | TimerFired | MetadataSeen | Asked
 
 
-# ---- outcomes of metadata questions --------------------------------------------------------------------------------
+# ---- outcomes of metadata requests ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Versioned:
-    """The value as it stands, with the version that a later CompareAndSet must name. Also: our write took place."""
+    """The current value, and the version that a later CompareAndSet must name. For a CompareAndSet: it was written."""
 
     value: Any
     version: Any
@@ -96,14 +97,14 @@ class Versioned:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The version named is not (any more) the current one; nothing was written. Read again."""
+    """The version named is not the current one; nothing was written. Read again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
     """There is no such key. For a CompareAndSet with a version: it was deleted; nothing was written.
 
-    left: what an unfinished deletion has left of the value; only a later deletion, or a creation, looks at it.
+    left: what an unfinished deletion left of the value; used only by a later deletion or a creation.
     """
 
     left: Any = None
@@ -111,7 +112,7 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeUnknown:
-    """Connection or session lost: a read has no result; a write may or may not have taken place. Read again."""
+    """Connection or session lost: a read has no result; a write may or may not have been made. Read again."""
 
     reason: str = ""
 
@@ -121,23 +122,23 @@ Outcome = Versioned | Conflict | Missing | OutcomeUnknown  # what the metadata s
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Nothing was written, or can be read, and asking again cannot mend that: what is there is damaged or older than
-    what was seen, the change is larger than metadata takes, or this process has no right to it."""
+    """The read or write failed for good: the stored value is damaged or older than one seen before, the change is too
+    large for metadata, or this process has no permission."""
 
     error: DLogError
 
 
-SeenOutcome = Outcome | Refused  # what a machine hears of its question
+SeenOutcome = Outcome | Refused  # what a state machine receives
 
 
 def unknown(error: DLogError) -> OutcomeUnknown:
-    """The outcome of a metadata question that failed. Raises the error if asking again cannot mend it."""
+    """The outcome of a failed metadata request. Raises the error if a retry cannot help."""
     if error.remedy is not Remedy.RETRY:
         raise error
     return OutcomeUnknown(error.message)
 
 
-# ---- effects: what shall be done, in the imperative -----------------------------------------------------------------
+# ---- effects (outputs): what the driver shall do, in the imperative -------------------------------------------------
 
 
 @value
@@ -158,9 +159,9 @@ class Persist:
 
 @value
 class SetTimer:
-    """Wake me with TimerFired(key) no earlier than `after_s` seconds from now; replaces a timer of the same key.
+    """Pass TimerFired(key) no earlier than `after_s` seconds from now; replaces a timer with the same key.
 
-    can_wait: it may come any time later, in a process in which many machines wait for theirs.
+    can_wait: the timer may fire much later in a process with many such timers.
     """
 
     key: Token
@@ -170,7 +171,7 @@ class SetTimer:
 
 @dataclass(frozen=True, slots=True)
 class CancelTimer:
-    """Forget the timer `key`; a firing already in the mailbox may still come."""
+    """Cancel the timer `key`; a TimerFired that is in the mailbox already may still come."""
 
     key: Token
 
@@ -185,7 +186,7 @@ class ReadMetadata:
 
 @dataclass(frozen=True, slots=True)
 class CompareAndSet:
-    """Write `value` if the key's version is `version` (None: if the key does not exist).
+    """Write `value` if the key's version is `version` (None: if there is no such key).
 
     Answered by MetadataSeen(token, Versioned (with the new version) | Conflict | Missing | OutcomeUnknown | Refused).
     """
@@ -198,7 +199,7 @@ class CompareAndSet:
 
 @value
 class Answer:
-    """Answer the caller of `ticket` with a result or an error (a DLogError is raised at the caller)."""
+    """Answer the caller's request `ticket` with a result, or an error (a DLogError is raised in the caller)."""
 
     ticket: Ticket
     result: Any | DLogError
@@ -206,7 +207,7 @@ class Answer:
 
 @value
 class Tell:
-    """Something worth telling an operator, a metric or a test; an event of dlog/events.py."""
+    """Emit an event of dlog/events.py, for operators, metrics and tests."""
 
     event: Any
 
@@ -215,6 +216,6 @@ Effect = Send | Persist | SetTimer | CancelTimer | ReadMetadata | CompareAndSet 
 
 
 class Machine(Protocol):
-    """What a driver drives."""
+    """A state machine, as drivers use it."""
 
     def handle(self, fact: Fact) -> list[Effect]: ...

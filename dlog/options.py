@@ -1,7 +1,7 @@
-"""Options: frozen dataclasses beside the code they govern, built from mappings in which an unknown key is an error.
+"""Builds options (frozen dataclasses beside the code that uses them) from mappings, and parses sizes and times.
 
-Precedence, low to high: dataclass default, TOML file, DLOG_* environment, flag. A field made by `option` carries the
-range a simulation may draw it from, so that tiny limits are exercised on every run.
+An unknown key is an error. Precedence, low to high: dataclass default, TOML file, DLOG_* environment, flag. A field
+made by `option` has the range from which simulations draw it, so that tiny limits are tested too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 
-#: no time of ours is longer: a century
+#: upper bound of every duration: a century
 SECONDS_MAX = 100 * 366 * 86400.0
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ _UNITS = {"KiB": KiB, "MiB": MiB, "GiB": GiB, "B": 1}
 
 
 def option(default: Any, about: str = "", *, sim: tuple[float, float] | None = None, repr: bool = True) -> Any:
-    """A field of options. about: its meaning, for help texts and the configuration reference. sim: the range
+    """Define a field of options. about: its meaning, for help texts and the configuration reference. sim: the range
     (inclusive) from which a simulation may draw its value. repr: False for secrets."""
     return field(default=default, repr=repr, metadata={"about": about, **({"sim": sim} if sim else {})})
 
@@ -48,8 +48,8 @@ def check_address(text: str) -> None:
 def build(cls: type[T], values: Mapping[str, Any], *, where: str = "configuration") -> T:
     """Build options of class `cls` from a mapping.
 
-    Raises ConfigError for a key the class does not have, a value of another type, or one its check refuses.
-    Sizes may be text with a unit ("256MiB"). `where` names the source in the message.
+    Raises ConfigError for an unknown or missing key, a value of a wrong type, or one that the class refuses. Sizes may
+    be text with a unit ("256MiB"). where: the source of the values, for the message.
     """
     assert dataclasses.is_dataclass(cls)
     hints = typing.get_type_hints(cls)
@@ -69,7 +69,7 @@ def build(cls: type[T], values: Mapping[str, Any], *, where: str = "configuratio
 
 
 def draw(cls: type[T], rng: random.Random) -> T:
-    """Build options as a simulation would: each field with a range is drawn from it half of the time."""
+    """Build random options for a simulation: each field with a range is drawn from it with probability 1/2."""
     assert dataclasses.is_dataclass(cls)
     hints = typing.get_type_hints(cls)
     kwargs: dict[str, Any] = {}
@@ -82,7 +82,7 @@ def draw(cls: type[T], rng: random.Random) -> T:
 
 
 def parse_bytes(text: str) -> int:
-    """ "256MiB" -> bytes. Accepts a whole number with B, KiB, MiB, GiB or nothing behind it; raises ConfigError."""
+    """ "256MiB" -> bytes. Accepts a whole number followed by B, KiB, MiB, GiB or nothing; raises ConfigError."""
     body = text.strip()
     unit = next((u for u in ("KiB", "MiB", "GiB", "B") if body.endswith(u)), "")
     number = body.removesuffix(unit).strip()
@@ -92,7 +92,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_duration_s(text: str) -> float:
-    """ "72h" -> seconds. Accepts a number with ms, s, m, h, d or nothing (seconds) behind it; raises ConfigError."""
+    """ "72h" -> seconds. Accepts a number followed by ms, s, m, h, d or nothing (seconds); raises ConfigError."""
     body = text.strip()
     for unit, factor in (("ms", 0.001), ("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86400.0), ("", 1.0)):
         if body.endswith(unit):
@@ -111,8 +111,8 @@ def parse_unix_ms(text: str) -> int:
     """ "2026-11-20T08:00Z" -> unix milliseconds. Accepts ISO 8601 with a time zone, unix seconds (ten digits) and unix
     milliseconds (thirteen).
 
-    Raises ConfigError, also for what may be another time than was meant: a date without dashes, a time without a zone,
-    a time before September 2001 (when unix seconds got their tenth digit) or after 2099.
+    Raises ConfigError, also for ambiguous times: a date without dashes, a time without a zone, a time before September
+    2001 (when unix seconds got their tenth digit) or after 2099.
     """
     body = text.strip()
     number = _NUMBER.match(body)
@@ -120,8 +120,8 @@ def parse_unix_ms(text: str) -> int:
         scale = {10: 1000, 13: 1}.get(len(number[1]))
         if scale is None:
             raise ConfigError(
-                f"a time is unix milliseconds or as 2026-11-20T08:00Z, a number of ten digits is unix seconds, one of "
-                f"thirteen milliseconds: value={text[:60]!r}"
+                f"a time is unix milliseconds or as 2026-11-20T08:00Z; a number has ten digits for unix seconds or "
+                f"thirteen for milliseconds: value={text[:60]!r}"
             )
         unix_ms = int(float(body) * scale)
     else:
@@ -131,18 +131,18 @@ def parse_unix_ms(text: str) -> int:
             raise ConfigError(f"a time is unix milliseconds or as 2026-11-20T08:00Z: value={text[:60]!r}") from None
         if moment.utcoffset() is None:
             raise ConfigError(
-                "which time zone? a time without a time zone is another one on another machine, write "
+                "which time zone? a time without a time zone differs between machines, write "
                 f"2026-11-20T08:00Z for UTC, or +01:00 at its end: value={text[:60]!r}"
             )
         unix_ms = round((moment - _EPOCH) / timedelta(milliseconds=1))
     if not _UNIX_MS_MIN <= unix_ms < _UNIX_MS_END:
-        raise ConfigError(f"a time lies between 2001-09-09 and 2100: value={text[:60]!r}")
+        raise ConfigError(f"a time must be between 2001-09-09 and 2100: value={text[:60]!r}")
     return unix_ms
 
 
 def at_least_one(options: Any, *names: str) -> None:
-    """For a `__post_init__`: these numbers bound or pace something, so nothing would move with less than one, or in no
-    time at all. Raises ValueError."""
+    """For a `__post_init__`: check limits and intervals, which must be at least 1 (int) or above 0 (float). Raises
+    ValueError."""
     for name in names:
         value = getattr(options, name)
         if value < 1 if isinstance(value, int) else not value > 0:
@@ -150,20 +150,20 @@ def at_least_one(options: Any, *names: str) -> None:
 
 
 def port_number(options: Any, *names: str) -> None:
-    """For a `__post_init__`: these are ports, 0 for none or any. Raises ValueError."""
+    """For a `__post_init__`: check ports; 0 is none or any. Raises ValueError."""
     for name in names:
         if not 0 <= getattr(options, name) < 65536:
             raise ValueError(f"{name} is between 0 and 65535: value={getattr(options, name)}")
 
 
 def _in_range(key: str, value: Any, where: str) -> Any:
-    """No option of ours is negative, endless, or text that a terminal would obey."""
+    """Check that no option is negative, infinite, or text with control characters."""
     if isinstance(value, float) and not 0 <= value < SECONDS_MAX:
         raise ConfigError(f"number out of range in {where}, 0 to {SECONDS_MAX:.0f}: key={key} value={value}")
     if isinstance(value, int) and not 0 <= value < 2**53:
         raise ConfigError(f"number out of range in {where}, 0 to 2^53: key={key} value={str(value)[:40]}")
     if isinstance(value, str) and not value.isprintable():
-        raise ConfigError(f"text with what cannot be printed in {where}: key={key} value={value[:60]!r}")
+        raise ConfigError(f"text with unprintable characters in {where}: key={key} value={value[:60]!r}")
     return value
 
 

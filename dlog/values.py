@@ -1,7 +1,8 @@
-"""Small immutable values that are made by the hundred thousand: messages, facts and effects.
+"""Decorator for small immutable objects that are created in great numbers: messages, facts and effects.
 
-The law of this file: `value` is `dataclass(frozen=True, slots=True)` in everything that can be seen but for what it
-costs to make one: most of that went into finding out, for each field by its name, how a frozen object is written to.
+Invariants:
+- `value` behaves like `dataclass(frozen=True, slots=True)`, but objects are created faster: a frozen dataclass looks up
+  for each field, by name, how to set it; here the setters are bound once.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """Make a class a frozen dataclass with slots. Fields have no factories and no `__post_init__` follows."""
+    """Make a class a frozen dataclass with slots, without field factories and `__post_init__`."""
     made: type[Any] = dataclass(frozen=True, slots=True)(cls)
-    assert not hasattr(made, "__post_init__"), f"a value is what it was given: {cls.__name__}"
+    assert not hasattr(made, "__post_init__"), f"a value has no __post_init__: {cls.__name__}"
     known: dict[str, Any] = {}
     given, steps = ["self"], []
     for f in fields(made):

@@ -1,8 +1,9 @@
-"""What counts as evidence that a stream's owner is gone, so that another proxy may claim the stream.
+"""Judges the evidence that a stream's owner is gone, so that another proxy may claim the stream.
 
-The law of this room: evidence decides only whether to *try*. A claim on wrong evidence costs a live owner its stream
-and its clients a redirect; it never costs a record, since the claim fences. So evidence is cheap to act on and nobody
-waits for a lease to run out, but a healthy owner is left alone.
+Invariants:
+- evidence decides only whether to *try* a claim. A claim on wrong evidence costs a live owner its stream and its
+  clients a redirect, but never a record, since the new owner fences. So no proxy waits for a lease to expire;
+- a healthy owner is left alone.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from dlog.model.segment import Owner
 
 
 class Probe(enum.Enum):
-    """What came of asking the owner itself, at the address of its claim."""
+    """Result of asking the owner itself, at the address in its claim."""
 
     NOT_ASKED = "not asked"
-    OWNS = "owns"  # it answered, and did not deny that it owns the stream
-    DENIES = "denies"  # it answered that it does not
+    OWNS = "owns"  # it answered and did not deny owning the stream
+    DENIES = "denies"  # it answered that it does not own the stream
     NO_ANSWER = "no answer"  # refused, reset, or silent for longer than a heartbeat
 
 
 class Advice(enum.Enum):
     LEAVE = "leave"  # the owner lives: send clients there
     ASK = "ask"  # probe the owner, then judge again
-    CLAIM = "claim"  # gone or willing: claim, if the epoch is still the one judged
+    CLAIM = "claim"  # the owner is gone or released the stream: claim it, if the epoch is still the one judged
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The advice, and why, in words for the log."""
+    """The advice, and its reason as text for the log."""
 
     advice: Advice
     reason: str
@@ -46,22 +47,22 @@ def judge(
     suspected: bool,
     probe: Probe = Probe.NOT_ASKED,
 ) -> Judgement:
-    """Judge the newest claim on a stream that I do not hold.
+    """Judge the newest claim on a stream that this process does not own.
 
-    registered: address by proxy, as the registry last said; an owner missing there may only have lost its session, and
-    serves on behind its fence, so it is asked first. suspected: a client or a broken connection says that it does not
-    answer.
+    registered: address by proxy, as the registry last showed; an owner missing there may only have lost its ZooKeeper
+    session and still serve, so it is probed first. suspected: a client reported, or a broken connection shows, that it
+    does not answer.
     """
     if owner.epoch == 0 or not owner.proxy:
-        return Judgement(Advice.CLAIM, "nobody has owned it yet")
+        return Judgement(Advice.CLAIM, "it was never owned")
     if owner.released:
-        return Judgement(Advice.CLAIM, "it was handed back")
+        return Judgement(Advice.CLAIM, "its owner released it")
     if owner.proxy == me:
-        return Judgement(Advice.CLAIM, "the claim is of an earlier life of mine")
+        return Judgement(Advice.CLAIM, "the claim is of an earlier process of this proxy")
     if probe is Probe.OWNS:
         return Judgement(Advice.LEAVE, "the owner answers")
     if probe is Probe.DENIES:
-        return Judgement(Advice.CLAIM, "the owner says that it is not")
+        return Judgement(Advice.CLAIM, "the owner denies owning it")
     if probe is Probe.NO_ANSWER:
         return Judgement(Advice.CLAIM, "the owner does not answer")
     address = registered.get(owner.proxy)

@@ -1,12 +1,13 @@
-"""The claim on a stream: who should write.
+"""The claim on a stream: makes a proxy the stream's owner. It never expires and reads no clock.
 
-The law of this room: a claim is one compare-and-set that adds one to the epoch and carries a nonce nobody else uses.
+    Idle -> Claiming(request) -> Held(epoch) -> Lost(reason)
 
-    Idle -> Claiming(question) -> Held(epoch) -> Lost(reason)
-
-No clock decides anything here. That two proxies believe to own a stream is possible and harmless: a stale owner is
-stopped by the fence on its segment and by the version that every change of the segment list names. A lost reply is
-resolved by reading again and looking for our nonce. An answer to any question but the newest is dropped.
+Invariants:
+- a claim is one compare-and-set that adds one to the epoch and carries a unique nonce;
+- two proxies may believe that they own a stream, which is harmless: a deposed owner is stopped by the fence on its
+  segment and by the version that every change of the segment list names;
+- after a lost reply the stream is read again, and our nonce in it shows that the claim was made;
+- only the answer to the newest request counts.
 
 Source: architecture notes 3.2; docs/decisions.
 """
@@ -39,7 +40,7 @@ from dlog.options import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """How long an unanswered metadata question is waited for, and how long after a failed one to ask again."""
+    """Timeout of a metadata request, and the pause after a failed one."""
 
     answer_timeout_s: float = option(5.0, sim=(0.02, 2.0))
     retry_after_s: float = option(0.1, sim=(0.001, 0.2))
@@ -47,7 +48,7 @@ class LeaseOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimant:
-    """Who claims. nonce: never used for another claim, by this or any other process."""
+    """The claiming proxy. nonce: never used for another claim, by this or any other process."""
 
     proxy: ProxyId
     address: str
@@ -62,7 +63,7 @@ class LeaseState(enum.Enum):
 
 
 class Lease:
-    """One claim, from wish to loss. A new claim is a new Lease (and a new nonce)."""
+    """One claim, from the first request to its loss. A new claim needs a new Lease and a new nonce."""
 
     __slots__ = (
         "_base",
@@ -84,18 +85,18 @@ class Lease:
         self.claimant = claimant
         self.state = LeaseState.IDLE
         self.epoch = Epoch(0)  # of the claim, once held
-        self.previous = Owner()  # whom it took the stream from
+        self.previous = Owner()  # the claim that it replaced
         self.newest = Owner()  # the newest claim seen, ours or not
-        self.seen: Versioned | None = None  # the stream as our claim left it, until `take_seen`
+        self.seen: Versioned | None = None  # the stream as our claim wrote it, until `take_seen`
         self.error: DLogError | None = None  # why it is lost
-        self.life: str | None = None  # the life of the stream that is meant, once it is known
+        self.life: str | None = None  # the incarnation of the stream, once known
         self._options = options
-        self._base: Epoch | None = None  # the epoch we may replace
-        self._question = 0  # the only one whose answer counts
+        self._base: Epoch | None = None  # the epoch that may be replaced
+        self._question = 0  # number of the newest request; only its answer counts
 
     def claim(self, if_epoch: Epoch | None, life: str | None = None) -> list[Effect]:
-        """Begin. if_epoch: replace only this claim; None: the one found at the first read. life: claim only this life
-        of the stream; None: the one that is found."""
+        """Start claiming. if_epoch: replace only the claim of this epoch; None: the one found at the first read. life:
+        claim only this incarnation of the stream; None: any."""
         assert self.state is LeaseState.IDLE, "a lease is claimed once"
         self.state = LeaseState.CLAIMING
         self.life = life
@@ -103,7 +104,7 @@ class Lease:
         return self._read()
 
     def handle(self, fact: MetadataSeen | TimerFired) -> list[Effect]:
-        """Hear an answer, or that it is overdue. Facts that name another question change nothing."""
+        """Take an answer or a timeout; those of older requests are ignored."""
         if self.state is not LeaseState.CLAIMING:
             return []
         if isinstance(fact, TimerFired):
@@ -113,7 +114,7 @@ class Lease:
         return self._heard(fact.outcome)
 
     def observe(self, value: StreamMetadata) -> bool:
-        """Whether the stream, as just read, is still ours; if not, the lease is lost for good."""
+        """Whether the stream, as just read, has our claim; if not, the lease is lost for good."""
         if self.life is not None and value.life != self.life:
             self._lose(StreamNotFoundError(f"the stream was deleted, another has its name: stream={self.key.stream}"))
             return False
@@ -122,21 +123,21 @@ class Lease:
             return True
         self._lose(
             OwnedElsewhereError(
-                f"claimed by another: epoch={value.owner.epoch} proxy={value.owner.proxy}",
+                f"the stream is claimed by another proxy: epoch={value.owner.epoch} proxy={value.owner.proxy}",
                 location=value.owner.address or None,
             )
         )
         return False
 
     def take_seen(self) -> Versioned:
-        """The stream as our claim left it, asked for once: who keeps it up to date has it from here on, and a lease
-        that is held does not keep what has become old."""
+        """The stream as our claim wrote it. Called once: the caller keeps it current, the lease drops its copy, which
+        would become old."""
         seen, self.seen = self.seen, None
-        assert seen is not None, "a claim that is held has seen its stream, and hands it out once"
+        assert seen is not None, "called once, after the claim is held"
         return seen
 
     def lose(self, error: DLogError) -> None:
-        """Give the lease up for a reason found elsewhere."""
+        """Mark the lease as lost for a reason found by the caller."""
         self._lose(error)
 
     def _answers_our_question(self, fact: MetadataSeen) -> bool:
@@ -155,7 +156,7 @@ class Lease:
                 self._lose(StreamNotFoundError(f"no such stream: stream={self.key.stream}"))
                 return [CancelTimer(self._token())]
             case Conflict():
-                return self._read()  # somebody changed the stream: it may have been us, with the reply lost
+                return self._read()  # the stream has changed, maybe by our own write whose reply was lost
             case Refused(error):
                 self._lose(error)
                 return [CancelTimer(self._token())]

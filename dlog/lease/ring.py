@@ -1,7 +1,9 @@
-"""The consistent-hash ring: which proxy should serve a stream, and who comes next.
+"""The consistent-hash ring: the order in which proxies should serve a stream.
 
-The law of this room: the ring is a hint. Everybody who sees the same members computes the same order, and nobody is
-safe or unsafe because of it. A member that comes or goes moves only the streams that are or were its own.
+Invariants:
+- processes that see the same members compute the same order;
+- the ring is a hint: correctness never depends on it;
+- adding or removing a member moves only the streams that it gets or had.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ def _point(text: str) -> int:
 
 
 class Ring:
-    """Members on a circle, each at `points` places; immutable."""
+    """Members on a circle, each at `points` points; immutable."""
 
     def __init__(self, members: Iterable[ProxyId], points: int = POINTS_PER_MEMBER) -> None:
         self.members = tuple(sorted(set(members)))
@@ -39,7 +41,7 @@ class Ring:
         return next(self.successors(key), None)
 
     def successors(self, key: str) -> Iterator[ProxyId]:
-        """All members, each once: the owner, who takes over if it is gone, and so on."""
+        """All members, each once: the owner, then those that take over, in order."""
         start = bisect.bisect_right(self._points, _point(key))
         seen: set[ProxyId] = set()
         for i in range(len(self._owners)):

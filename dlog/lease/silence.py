@@ -1,13 +1,13 @@
-"""How long a peer may be silent before that is evidence against it: a failure detector that adapts to the machine.
+"""Adaptive failure detector: the time without an answer after which a peer is suspected.
 
-On a machine with time to spare answers take a millisecond, and silence of a fraction of a second means something. Where
-processes wait for a CPU they take a hundred times as long, and a fixed limit has every process suspect every other.
+On an idle machine answers take a millisecond, and silence of a fraction of a second means something. Where processes
+wait for a CPU, answers take a hundred times as long, and with a fixed limit every process would suspect every other.
 
 Invariants:
 - the limit is never below the floor nor above the ceiling;
-- one answer that took long, of a peer that was frozen once, does not change the limit; two do.
+- one slow answer, of a peer that was frozen once, does not change the limit; two do.
 
-Source: the accrual failure detector (Hayashibara et al.): judge silence by what answers took so far.
+Source: the accrual failure detector (Hayashibara et al.), which judges silence by the times of earlier answers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FACTOR = 3.0
 
 
 class SilenceLimit:
-    """The limit for one peer, from what its latest answers took."""
+    """The limit for one peer, from the times of its latest answers."""
 
     __slots__ = ("_ceiling_s", "_floor_s", "_took_s")
 
@@ -29,7 +29,7 @@ class SilenceLimit:
         self._took_s: deque[float] = deque((0.0, 0.0), maxlen=SAMPLES)
 
     def answered(self, took_s: float) -> None:
-        """An answer came after so long, in time or late."""
+        """An answer came after `took_s` seconds, in time or late."""
         self._took_s.append(took_s)
 
     @property

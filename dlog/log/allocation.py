@@ -1,7 +1,9 @@
-"""The next segment, created ahead of need.
+"""Creates the next segment before it is needed.
 
-The law of this room: a place is put into the segment list only by the owner that created it, and until then metadata
-remembers it in `allocated`, so that whoever comes next can delete it. One creation is asked at a time.
+Invariants:
+- only the owner that created a segment adds it to the segment list; until then metadata records it in `allocated`, if
+  that is free, so that the next owner can delete it;
+- at most one creation is in flight.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ TIMER = ("allocation",)
 
 @dataclass(slots=True)
 class Ahead:
-    """A created segment that is not in the list. recorded: `allocated` names it."""
+    """A created segment that is not listed. recorded: `allocated` holds it."""
 
     number: int
     store: str
@@ -35,7 +37,7 @@ class Ahead:
 
 
 class Allocation:
-    """is_due: the next segment should be created now."""
+    """Creates one segment in advance. is_due: now."""
 
     __slots__ = ("_ahead", "_asked", "_garbage", "_options", "_retry_after_s", "_waiting", "_wanted", "is_due")
 
@@ -50,15 +52,15 @@ class Allocation:
         self._retry_after_s = options.retry_after_s
 
     def want(self, number: int, epoch: Epoch, settings: StreamSettings) -> list[Effect]:
-        """Have segment `number` created, if it is not and nothing is under way."""
+        """Create segment `number`, unless a segment exists or is being created."""
         self._wanted = number
         if self._asked is not None or self._waiting or self._ahead is not None:
-            return []  # what is there of another number is discarded first, see `discard_other`
+            return []  # a segment with another number is discarded first, see `discard_other`
         self._asked = CreateSegment(SegmentNumber(number), epoch, settings.store, settings.quorum)
         return [Send(STORE, self._asked)]
 
     def created(self, number: int, place: str) -> Doomed | None:
-        """The store has created it; returns it if nobody needs it any more."""
+        """The store created it. Returns it for deletion if it is not needed any more."""
         asked, self._asked = self._asked, None
         self._retry_after_s = self._options.retry_after_s
         if asked is None:
@@ -78,12 +80,12 @@ class Allocation:
         self._waiting = False
 
     def lost(self) -> Doomed | None:
-        """The store is gone, and with it the writer of what was created; returns what must be deleted."""
+        """The store is lost, and with it the segment's writer. Returns the segment to delete."""
         self._asked = None
         return self._discard()
 
     def discard_other(self, number: int) -> Doomed | None:
-        """Give up what was created, if it is not segment `number`; returns what must be deleted."""
+        """Drop the created segment unless it is `number`. Returns the segment to delete."""
         return self._discard() if self._ahead is not None and self._ahead.number != number else None
 
     def _discard(self) -> Doomed | None:
@@ -102,14 +104,14 @@ class Allocation:
         return ahead
 
     def take_recorded(self, number: int, allocated: str) -> Ahead | None:
-        """Hand it out once `allocated` names it, or if that slot is taken by a place not yet deleted."""
+        """`take` it once `allocated` names it, or if `allocated` holds another one, not deleted yet."""
         ahead = self._ahead
         if ahead is None or not (ahead.recorded or allocated not in ("", ahead.name)):
             return None
         return self.take(number)
 
     def to_record(self, allocated: str) -> Change | None:
-        """The change that records what was created, once, when the slot is free."""
+        """The change that records the created segment, once, when `allocated` is free."""
         ahead = self._ahead
         if ahead is None or ahead.recording or allocated:
             return None

@@ -1,8 +1,9 @@
-"""What an owner changes in its stream's metadata, as values.
+"""Changes that an owner makes to its stream's metadata, as values.
 
-The law of this room: a change is a function of the stream as it stands, and applying it twice is applying it once. So
-a change whose outcome is unknown may be applied again to whatever a new read shows, and changes that wait together
-travel in one compare-and-set. None of them looks at who owns the stream: dlog/log/register.py does, before each write.
+Invariants:
+- a change is a function of the stream's current metadata and is idempotent: after an unknown outcome it is applied
+  again to what a new read shows, and queued changes are written in one compare-and-set;
+- no change checks the claim: dlog/log/register.py does, before each write.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dlog.model.sink import SINKS_MAX, SinkRecord, Standing, standing
 
 @dataclass(frozen=True, slots=True)
 class Refresh:
-    """Changes nothing; done once the stream was read anew and is still ours."""
+    """Changes nothing; done once the stream was read again and the claim still stands."""
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         return value
@@ -25,7 +26,7 @@ class Refresh:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """Write the stream as it is: metadata then says when, by its own clock."""
+    """Write the stream unchanged: metadata then shows the time of that write by its own clock."""
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         return value
@@ -33,14 +34,14 @@ class Touch:
 
 @dataclass(frozen=True, slots=True)
 class StartSegment:
-    """Put a segment in progress into the list. Its place is allocated no longer.
+    """Add an in-progress segment to the list and clear it from `allocated`.
 
-    Changes nothing if the number was given to another place meanwhile (see `took_place`): somebody who does not ask for
-    the claim, a Java writer, was there before us.
+    Changes nothing if the number is in use already (see `took_place`): a Java writer, which does not check our claim,
+    was faster.
     """
 
     segment: Segment
-    allocated: str  # what `allocated` held for it, "" if nothing
+    allocated: str  # the name under which `allocated` may hold it, "" if it does not
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         if value.segment(self.segment.number) is not None:
@@ -49,14 +50,14 @@ class StartSegment:
         return replace(value.with_segment(self.segment), allocated=allocated)
 
     def took_place(self, value: StreamMetadata) -> bool:
-        """Whether the list has it."""
+        """Whether the list holds this segment."""
         present = value.segment(self.segment.number)
         return present is not None and present.place == self.segment.place
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEnd:
-    """What a segment holds, known at its end."""
+    """The contents of an ended segment."""
 
     last_entry: EntryId
     last_slot: int
@@ -66,10 +67,10 @@ class SegmentEnd:
 
 @dataclass(frozen=True, slots=True)
 class CompleteSegment:
-    """Record the end of a segment; the stream's highest txid follows a real last txid, never a guess.
+    """Record the end of a segment, and raise the stream's highest txid to its last one.
 
-    The end is the store's, for good. A Java writer that was fenced may have completed its segment at another one, with
-    records counted that are in no ledger: that is put right.
+    The end is final, as its store decided it. A fenced Java writer may have completed its segment at another entry and
+    counted records that are in no ledger: this corrects it.
     """
 
     number: SegmentNumber
@@ -95,7 +96,7 @@ class CompleteSegment:
 
 
 def _start_sequence_id(value: StreamMetadata, number: int) -> int:
-    """Of segment `number`: records of the stream before it, as far as the list counts them."""
+    """Number of records before segment `number`, as far as the list shows it."""
     before = value.segment(number - 1) or value.truncated_segment(number - 1)
     if before is None or not before.completed or before.start_sequence_id < 0:
         return 0
@@ -104,12 +105,12 @@ def _start_sequence_id(value: StreamMetadata, number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DropEmptySegment:
-    """Take a segment without a single entry out of the list; its number is given to the next one, which is what other
-    writers and readers of the format expect (numbers in the list are dense)."""
+    """Remove a segment without entries from the list. Its number is reused, as other writers and readers of the format
+    expect (numbers in the list are dense)."""
 
     number: SegmentNumber
     place: str
-    remember: str  # as `allocated` names it: kept there until deleted, if the slot is free
+    remember: str  # its name in `allocated`, which keeps it until it is deleted, unless that holds another
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         segment = value.segment(self.number)
@@ -120,7 +121,7 @@ class DropEmptySegment:
 
 @dataclass(frozen=True, slots=True)
 class Allocate:
-    """Remember a place created ahead of need, so that whoever comes next can delete it."""
+    """Record a segment created in advance in `allocated`, so that the next owner can delete it."""
 
     allocated: str
 
@@ -130,7 +131,7 @@ class Allocate:
 
 @dataclass(frozen=True, slots=True)
 class Deallocate:
-    """The place is deleted; forget it."""
+    """Clear `allocated`: the segment is deleted."""
 
     allocated: str
 
@@ -140,11 +141,11 @@ class Deallocate:
 
 @dataclass(frozen=True, slots=True)
 class TruncateTo:
-    """Records before `dlsn` may go: the trim point moves to the segment that holds it, which becomes PARTIAL, be it in
-    progress or not. Only moves forward. dlsn: not beyond what was confirmed when this was wanted.
+    """Move the truncation point to `dlsn`, only forward: earlier segments become truncated, the one that holds it
+    PARTIAL, in progress or not. dlsn: not beyond the end of confirmed records when this was queued.
 
-    The trim point stops at the last segment of the list and at any in progress: the list keeps what the next one
-    follows. One small change however many segments are truncated; `MarkTruncated` and `ForgetTruncated` follow it.
+    The first readable segment is never after the last segment or one in progress: the next segment's number follows
+    from the list. One small change for any number of segments; `MarkTruncated` and `ForgetTruncated` follow.
     """
 
     dlsn: DLSN
@@ -165,8 +166,8 @@ class TruncateTo:
 
 @dataclass(frozen=True, slots=True)
 class Expire:
-    """Completed segments are truncated for which the stream's retention is over at `now_unix_ms`, oldest first, never
-    the last of the list. A retention that was changed meanwhile counts as it is now.
+    """Truncate completed segments whose retention is over at `now_unix_ms`, oldest first, never the last in the list.
+    Uses the stream's current retention.
     """
 
     now_unix_ms: int
@@ -181,8 +182,8 @@ class Expire:
 
 @dataclass(frozen=True, slots=True)
 class MarkTruncated:
-    """Say of the truncated segments up to this number, in DistributedLog's form, that they are: Java readers, who know
-    no trim point, skip them from then on, and their data may be deleted."""
+    """Mark the truncated segments up to this number in DistributedLog's format: Java readers then skip them, so their
+    data may be deleted."""
 
     upto: SegmentNumber
 
@@ -192,7 +193,7 @@ class MarkTruncated:
 
 @dataclass(frozen=True, slots=True)
 class ForgetTruncated:
-    """The stores have deleted the truncated segments up to this number; take them out of metadata."""
+    """Remove the truncated segments up to this number from metadata; the stores have deleted them."""
 
     upto: SegmentNumber
 
@@ -202,7 +203,7 @@ class ForgetTruncated:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A closed segment that is in no list yet, as it was found at its store."""
+    """A closed segment that is in no list yet, as its store describes it."""
 
     store: str
     place: str
@@ -212,10 +213,11 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class TakeSegmentsIn:
-    """Put what was written elsewhere into the list, behind all there is, and remember whose batch it was.
+    """Import stages: add them to the end of the list as completed segments, and record the sink's batch.
 
-    Changes nothing while a segment is in progress (somebody else writes), if the stream is sealed, if a segment lies at
-    a place already, or lay there before it was moved, or if the batch is not the sink's next one: see `took_place`.
+    Changes nothing while a segment is in progress (another writer is active), if the stream is sealed, if a stage's
+    location is that of a segment, or was before the segment moved, or if the batch is not the sink's next: see
+    `took_place`.
     """
 
     stages: tuple[Stage, ...]
@@ -251,7 +253,7 @@ class TakeSegmentsIn:
         return value if record is None else value.with_sink(record)
 
     def took_place(self, value: StreamMetadata) -> bool:
-        """Whether the list has it, or the sink is known to have got this far."""
+        """Whether the stages are listed; with a batch: whether the sink's record shows it, or a later one, as done."""
         if self.record is not None:
             return standing(value.sink(self.record.last.sink), self.record.last) is Standing.DONE
         return all(value.segment_at(stage.store, stage.place) is not None for stage in self.stages)
@@ -259,7 +261,7 @@ class TakeSegmentsIn:
 
 @dataclass(frozen=True, slots=True)
 class RememberSink:
-    """Remember which batch a sink appends next, before it does. Changes nothing if it is not its next one."""
+    """Record a sink's batch that is empty or about to be appended. Changes nothing if it is not the sink's next."""
 
     record: SinkRecord
 
@@ -268,7 +270,7 @@ class RememberSink:
 
 
 def may_remember(value: StreamMetadata, record: SinkRecord, *, or_repeated: bool = False) -> bool:
-    """Whether this is the next batch of its sink (or the one that was to be appended), and there is room for it."""
+    """Whether this is its sink's next batch (or_repeated: or the recorded one) and there is room for the sink."""
     known = value.sink(record.last.sink)
     if known is None and len(value.sinks) >= SINKS_MAX:
         return False
@@ -278,7 +280,7 @@ def may_remember(value: StreamMetadata, record: SinkRecord, *, or_repeated: bool
 
 @dataclass(frozen=True, slots=True)
 class Relocate:
-    """A completed segment lies elsewhere from now on, the same entries under the same ids."""
+    """Change the location of a completed segment; the copy has the same entries under the same ids."""
 
     number: SegmentNumber
     store: str
@@ -303,7 +305,7 @@ class Relocate:
 
 @dataclass(frozen=True, slots=True)
 class MarkReleased:
-    """Hand the stream back: anybody may claim it without evidence."""
+    """Release the claim: any proxy may claim the stream without evidence."""
 
     def apply(self, value: StreamMetadata) -> StreamMetadata:
         return replace(value, owner=replace(value.owner, released=True))
@@ -311,10 +313,10 @@ class MarkReleased:
 
 @dataclass(frozen=True, slots=True)
 class MarkDeleted:
-    """Delete the stream: from this change on it is missing to everybody.
+    """Mark the stream as deleted: from then on every read of it finds none.
 
-    ended: places of the segments in progress that are fenced and ended; None: whatever is in progress. Changes nothing
-    while another segment is in progress: somebody who does not ask for the claim, a Java writer, has begun it since.
+    ended: locations of the in-progress segments that are fenced and ended; None: mark it anyway. Changes nothing while
+    another segment is in progress: a Java writer, which does not check the claim, has started it since.
     """
 
     ended: frozenset[str] | None
@@ -346,11 +348,11 @@ Change = (
 
 
 def allocated_name(store: str, place: str) -> str:
-    """How `StreamMetadata.allocated` names a place: DistributedLog's plain ledger id, or store and place."""
+    """A segment's name in `StreamMetadata.allocated`: a plain ledger id as in DistributedLog, or store:location."""
     return place if store == LEDGER else f"{store}:{place}"
 
 
 def allocated_place(name: str) -> tuple[str, str]:
-    """Store and place of what `allocated_name` wrote."""
+    """Store and location in a name made by `allocated_name`."""
     store, colon, place = name.partition(":")
     return (store, place) if colon else (LEDGER, name)

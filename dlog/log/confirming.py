@@ -1,13 +1,13 @@
-"""Refusals that wait for the claim to be confirmed.
+"""Delays refusals that depend on the claim until the claim is confirmed.
 
-A refusal may say what is *not* in the log: which sequence is expected, that a batch sent before was not written. An
-owner that was deposed and does not know it has an old log to judge by, and the client would write the batch again.
+A refusal may state what is *not* in the log: which sequence is expected, or that a repeated batch was not written. If
+the owner was deposed without knowing it, that may be false and make the client write the batch twice.
 
 Invariants:
-- Such a refusal is said only after the stream's metadata was read, beginning after the batch came, and named our claim:
-  until then nobody else has written. The batch is judged again then.
-- If the read fails the batch is answered 515: not taken, and nothing is said of the log. If the claim is lost, 504.
-- An owner whose segment was fenced says none of it: it reads metadata again before it serves, and those reads count.
+- Such a refusal is sent only after a read of the stream's metadata, begun after the batch came, showed our claim: until
+  then no other owner has written. The batch is then judged again.
+- If the read fails, the batch is answered 515 (not taken). If the claim is lost, 504.
+- An owner whose segment was fenced sends none: it reads metadata again before it serves, and those reads count.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from dlog.machine import Answer, Ticket
 
 
 class Judge(Protocol):
-    """Who judges a batch."""
+    """Judges a batch; the stream's owner."""
 
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None: ...
 
 
 class Confirming:
-    """Batches whose refusal waits, in the order in which they came."""
+    """Batches with waiting refusals, by arrival."""
 
     __slots__ = ("_bytes", "_judge", "_tenure", "_waiting")
 
     def __init__(self, tenure: Tenure, judge: Judge) -> None:
         self._tenure = tenure
         self._judge: Judge | None = judge
-        self._waiting: deque[tuple[int, Ticket, WriteBatch]] = deque()  # with the read that confirms the claim
+        self._waiting: deque[tuple[int, Ticket, WriteBatch]] = deque()  # with the number of the read that it waits for
         self._bytes = 0
 
     @property
@@ -46,13 +46,13 @@ class Confirming:
         """Judge the batch again once the claim is confirmed."""
         t, size = self._tenure, len(request.body)
         if self._waiting and self._bytes + size > t.options.pending_bytes_max:
-            t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for metadata of this stream")))
+            t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for this stream's metadata")))
             return
         self._bytes += size
         self._waiting.append((t.register.request_read(), ticket, request))
 
     def progress(self) -> None:
-        """Judge again, or answer, those whose read is over."""
+        """Judge batches again after their read; refuse them if it failed."""
         if not self._waiting:
             return
         t = self._tenure
@@ -63,15 +63,15 @@ class Confirming:
             if read <= confirmed and self._judge is not None:
                 self._judge.write(ticket, request, is_confirmed=True)
             else:
-                text = f"metadata cannot be read, so that this owner may have been deposed: stream={t.stream}"
+                text = f"metadata cannot be read, this owner may have been deposed, send again: stream={t.stream}"
                 t.out.append(Answer(ticket, StreamUnavailableError(text)))
 
     def fail(self, error: DLogError) -> None:
-        """Nothing is judged any more."""
+        """Refuse all with `error`."""
         self._tenure.out.extend(Answer(ticket, error) for _, ticket, _ in self._waiting)
         self._waiting.clear()
         self._bytes = 0
 
     def let_go(self) -> None:
-        """Call back no more."""
+        """Drop the reference to the owner."""
         self._judge = None

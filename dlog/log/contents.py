@@ -1,4 +1,4 @@
-"""What an entry holds, as far as a new owner and a seeking reader must know. Bodies of batches are not looked at."""
+"""The contents of an entry, as far as a new owner and a seeking reader need them. Bodies of batches are not read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Of one entry.
+    """Contents of one entry.
 
-    first_slots, txids, counts: of its user records (a record set is one), in order. position: records in the segment as
-    of this entry. last_txid: of its last record of any kind. last_slot: of the same, in the entry.
+    first_slots, txids, counts: of its user records (a record set is one), in order. position: records in the segment up
+    to and including this entry. last_txid, last_slot: of its last record of any kind.
     """
 
     first_slots: tuple[int, ...]
@@ -42,7 +42,7 @@ class Contents:
 
 
 def read_contents(payload: Buffer, *, enveloped: bool = True) -> Contents:
-    """Read an entry's payload; enveloped: False for segments stored below version 4. Raises DamagedError."""
+    """Decode an entry's payload. enveloped: False for segments below format version 4. Raises DamagedError."""
     slots: list[int] = []
     txids: list[int] = []
     counts: list[int] = []

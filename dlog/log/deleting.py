@@ -1,14 +1,14 @@
-"""Deleting a stream: claim it, fence and end what may still be written, then mark it; one machine for each try.
+"""Deletes a stream: claims it, fences and ends its open segments, then marks it as deleted; one instance per attempt.
 
     Idle -> Claiming -> Ending -> Marking -> Ended
 
 Invariants:
-- only the life that the request names is claimed, changed or marked;
+- only the incarnation that the request names is claimed, changed or marked;
 - a stream is marked as deleted by a compare-and-set under this claim, and only while every segment in progress is
-  ended (unless `force` is given): from then on no owner, whatever it believes, gets anything written to it;
-- that the life is gone, whoever deleted it, is the answer "deleted".
+  ended (unless `force` is given): from then on no owner, deposed or not, can get anything written to it;
+- if the incarnation is gone already, the answer is "deleted".
 
-What the stores hold is deleted later, by whoever asked, from what metadata keeps of the stream (`Missing.left`).
+The caller then deletes the segments at their stores, as metadata still lists them (`Missing.left`).
 
 The segment store is the peer STORE. Facts: Asked(DeleteStream) once; Received(STORE, SegmentRecovered or StoreFailed);
 PeerLost(STORE); MetadataSeen; TimerFired.
@@ -40,7 +40,7 @@ from dlog.machine import (
 )
 from dlog.model.segment import Segment, StreamKey
 
-PATIENCE_S = 5.0  # below what who asks for the deletion waits for an answer
+PATIENCE_S = 5.0  # shorter than the caller's timeout
 PATIENCE_TIMER = ("patience",)
 RETRY_TIMER = ("retry",)
 
@@ -54,7 +54,7 @@ class _Phase(enum.Enum):
 
 
 class StreamDeletion:
-    """Deletes one stream under one claim. patience_s: how long its segments are tried to be ended."""
+    """Deletes one stream under one claim. patience_s: how long it tries to end the segments."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class StreamDeletion:
         self._phase = _Phase.IDLE
         self._ticket: Ticket | None = None
         self._force = False
-        self._asked: dict[str, Segment] = {}  # by place: its store was asked to end it
-        self._failed: dict[str, Segment] = {}  # by place: to be asked again
-        self._ended: set[str] = set()  # places
+        self._asked: dict[str, Segment] = {}  # by location: the request to end it is in flight
+        self._failed: dict[str, Segment] = {}  # by location: to be requested again
+        self._ended: set[str] = set()  # locations
         self._obstacle: DLogError | None = None
         self._out: list[Effect] = []
 
@@ -96,7 +96,7 @@ class StreamDeletion:
     def _note(self, fact: Fact) -> None:
         match fact:
             case Asked(ticket, DeleteStream(life, if_epoch, force)):
-                assert self._phase is _Phase.IDLE, "a deletion is asked for once"
+                assert self._phase is _Phase.IDLE, "one instance handles one request"
                 self._ticket, self._force, self._phase = ticket, force, _Phase.CLAIMING
                 self._out += self._lease.claim(if_epoch, life)
             case _ if self._phase is _Phase.ENDED:
@@ -148,7 +148,7 @@ class StreamDeletion:
             self._lost(self._lease.error)
 
     def _end_segments(self) -> None:
-        """Fence and end every segment in progress that is not ended yet; with none left, mark the stream."""
+        """Fence and end every segment in progress that is not ended yet; if none is left, mark the stream."""
         assert self._register is not None
         self._phase = _Phase.ENDING
         self._out.append(SetTimer(PATIENCE_TIMER, self._patience_s))
@@ -170,14 +170,14 @@ class StreamDeletion:
     def _failed_to_end(self, segment: Segment, error: DLogError) -> None:
         if self._asked.pop(segment.place, None) is None:
             return
-        if error.remedy is Remedy.STOP:  # there is no such place any more
+        if error.remedy is Remedy.STOP:  # the segment does not exist any more
             self._ended.add(segment.place)
             self._mark_if_ended()
             return
         self._obstacle = error
         self._failed[segment.place] = segment
         if error.remedy is Remedy.REOPEN and self._register is not None:
-            self._register.want(Refresh())  # whoever fences us may have claimed the stream
+            self._register.want(Refresh())  # the fencing party may have claimed the stream
         if error.remedy in (Remedy.RETRY, Remedy.REOPEN):
             self._out.append(SetTimer(RETRY_TIMER, self._options.retry_after_s))
         elif not self._asked:
@@ -188,7 +188,7 @@ class StreamDeletion:
             self._mark(MarkDeleted(frozenset(self._ended)))
 
     def _give_up(self) -> None:
-        """Its segments cannot be ended, now or ever: say so, or delete it all the same."""
+        """Some segments cannot be ended: fail, or with `force` mark the stream anyway."""
         if self._phase is not _Phase.ENDING:
             return
         if self._force:
@@ -198,8 +198,8 @@ class StreamDeletion:
         reason = self._obstacle.message if self._obstacle is not None else "its store does not answer"
         self._end(
             SegmentNotEndedError(
-                f"not deleted, segments cannot be ended: {reason}; start their bookies and delete it again, or force "
-                f"it: then an owner that is cut off may acknowledge records that nobody will ever read: "
+                f"not deleted, segments cannot be ended: {reason}; start their bookies and delete again, or use force: "
+                f"then an owner that is cut off may acknowledge records that can never be read: "
                 f"stream={self._key.stream} segments={numbers}"
             )
         )
@@ -219,7 +219,7 @@ class StreamDeletion:
             self._end_segments()
 
     def _lost(self, error: DLogError) -> None:
-        """Another claim is newer, or this life is gone: then it is deleted, by us or by somebody else."""
+        """The claim is lost. If this incarnation is gone, it is deleted, by us or by another."""
         self._end(None if isinstance(error, StreamNotFoundError) else error)
 
     def _end(self, error: DLogError | None) -> None:

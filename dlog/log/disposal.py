@@ -1,8 +1,8 @@
-"""Disposal: places that nothing refers to any more are deleted at their stores, a few at a time, until it is certain.
+"""Deletes unreferenced segments at their stores, a few at a time, retrying until the store confirms.
 
-The law of this room: metadata first. What is handed in here is already marked (TRUNCATED, or held by `allocated`), so a
-crash forgets nothing: the next owner finds the mark and goes on. When the store has confirmed, a change takes the mark
-away.
+Invariants:
+- metadata records a segment (as truncated, or in `allocated`) until its store has confirmed the deletion, so that the
+  next owner continues after a crash. Exception: one that was created or empty while `allocated` held another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TIMER = ("disposal",)
 
 @dataclass(frozen=True, slots=True)
 class Doomed:
-    """A place to delete. then: the change that takes the mark away, if there is one."""
+    """A segment to delete. then: the change that removes its record from metadata, if any."""
 
     store: str
     place: str
@@ -31,19 +31,19 @@ class Doomed:
 
 
 class Disposal:
-    """Deletes what it is handed. Each call costs the same however many places wait."""
+    """Deletes segments. A call's cost does not depend on how many wait."""
 
     __slots__ = ("_asked", "_known", "_later", "_options", "_queue")
 
     def __init__(self, options: OwnerOptions) -> None:
         self._options = options
-        self._queue: deque[Doomed] | None = None  # made when needed: an empty one has 760 B, and most delete nothing
-        self._asked: dict[str, Doomed] = {}  # by place
-        self._later: list[Doomed] = []  # until the timer fires
-        self._known: dict[tuple[str, str], None] = {}  # store and place of all of these
+        self._queue: deque[Doomed] | None = None  # made when needed: an empty one takes 760 B, most streams need none
+        self._asked: dict[str, Doomed] = {}  # in flight, by location
+        self._later: list[Doomed] = []  # to be retried when the timer fires
+        self._known: dict[tuple[str, str], None] = {}  # store and location of all three
 
     def add(self, doomed: Doomed) -> None:
-        """Delete it; handing in twice is handing in once."""
+        """Delete it; adding it again changes nothing."""
         key = doomed.store, doomed.place
         if key not in self._known:
             self._known[key] = None
@@ -63,11 +63,11 @@ class Disposal:
         return effects
 
     def deleted(self, place: str) -> Doomed | None:
-        """The store confirms; returns what it was, None if nobody asked."""
+        """The store deleted it; returns the matching request, None if there is none."""
         return self._finish(place)
 
     def failed(self, question: DeleteSegment, error: DLogError) -> Doomed | None:
-        """The store failed: if there is no such place that is as good, otherwise try again later (see `later`)."""
+        """The store failed. No such segment: return it as deleted; otherwise retry later (see `later`)."""
         if error.remedy is Remedy.STOP:
             return self._finish(question.place)
         doomed = self._asked.pop(question.place, None)
@@ -82,11 +82,11 @@ class Disposal:
         return doomed
 
     def later(self) -> list[Effect]:
-        """Have the timer fire for what failed."""
+        """Set the retry timer if a deletion failed."""
         return [SetTimer(TIMER, self._options.retry_after_max_s)] if self._later else []
 
     def lost(self) -> None:
-        """The store is gone: nothing asked will be answered."""
+        """The store is lost: requests in flight are not answered, retry them."""
         self._later.extend(self._asked.values())
         self._asked.clear()
 

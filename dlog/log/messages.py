@@ -1,7 +1,7 @@
-"""What is asked of a stream's owner, and what the owner's machine says to its segment store.
+"""Requests to a stream's owner, and the messages between the owner's state machine and the segment store.
 
-The store is a peer like any other: the machine sends it messages and hears messages back, so that the same machine
-runs on asyncio over real stores and in the simulation over a model of one.
+The store is a peer like any other, so the same state machine runs on asyncio with real stores and in the simulation
+with a model of one.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from dlog.values import value
 Buffer = bytes | bytearray | memoryview
 
 
-# ---- asked of the owner (requests in `Asked`) ----------------------------------------------------------------------
+# ---- requests to the owner (in `Asked`) ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class TakeStream:
     """Claim the stream, recover it and serve it. Answered with StreamTaken once writes are served.
 
-    if_epoch: claim only while the newest claim is this one, the one whose owner is known to be gone or released;
-    None: whoever owns it. Raises OwnedElsewhereError (somebody else claimed), StreamNotFoundError.
+    if_epoch: claim only while the newest claim has this epoch, whose owner is known to be gone or to have released it;
+    None: replace the claim found. Raises OwnedElsewhereError (another proxy was faster), StreamNotFoundError.
     now_unix_ms: the wall clock; a label only.
     """
 
@@ -37,7 +37,7 @@ class TakeStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamTaken:
-    """Answer to TakeStream: this machine holds `epoch` and serves."""
+    """Answer to TakeStream: this owner's claim has `epoch`, and it serves."""
 
     epoch: Epoch
     segment: SegmentNumber
@@ -45,12 +45,12 @@ class StreamTaken:
 
 @value
 class WriteBatch:
-    """One producer's batch, a record set that stays closed. See dlog.wire.proxy.Write for the fields.
+    """One producer's batch: a record set that the owner does not unpack. See dlog.wire.proxy.Write for the fields.
 
-    now_unix_ms: the wall clock at admission; a label of the records, never a base of correctness. since: segment and
-    entry below which nothing of this producer lies, or None if it does not know any. replaces: the sequence that this
-    id begins with; see dlog/log/dedupe.py. life: of the stream that it is meant for; StreamNotFoundError if the stream
-    has another one. None: whatever stream has the name.
+    now_unix_ms: the wall clock at admission; a label of the records, correctness never depends on it. since: segment
+    and entry below which the producer has written nothing; None: unknown. replaces: the sequence with which this
+    producer id begins, see dlog/log/dedupe.py. life: the incarnation of the stream that is meant, StreamNotFoundError
+    if the stream has another one; None: any.
     """
 
     body: Buffer
@@ -68,20 +68,20 @@ class WriteBatch:
 
 @value
 class BatchWritten:
-    """Answer to WriteBatch: place of the batch's first record; durable."""
+    """Answer to WriteBatch: the batch is durable; dlsn: of its first record."""
 
     dlsn: DLSN
     count: int
     txid: Txid
-    duplicate: bool = False  # had been written before; dlsn is where, or DLSN_INVALID if that is forgotten
+    duplicate: bool = False  # written before, at `dlsn`; DLSN_INVALID if the producer table has forgotten where
 
 
 @dataclass(frozen=True, slots=True)
 class TruncateBefore:
-    """Records before `dlsn` may go.
+    """Truncate the stream: records before `dlsn` may be deleted.
 
-    life: which stream of this name is meant; None: the one that is owned. The owner of another one does nothing and
-    raises StreamUnavailableError: it may itself be the one that is gone.
+    life: the incarnation of the stream that is meant; None: the owned one. The owner of another one does nothing and
+    raises StreamUnavailableError: its own may be the deleted one.
     """
 
     dlsn: DLSN
@@ -90,15 +90,15 @@ class TruncateBefore:
 
 @dataclass(frozen=True, slots=True)
 class TakeIn:
-    """Take closed segments in that were written elsewhere for this stream, in this order, behind all that is written:
-    one change of metadata, no byte moves. Answered with TakenIn.
+    """Import stages (closed segments written elsewhere for this stream): add them to the end of the segment list, in
+    this order, by one change of metadata; no data is copied. Answered with TakenIn.
 
-    parts: place and last entry of each; with a batch there may be none: then it is remembered and nothing else, so that
-    who wrote for this sink before is shut out. batch: whose it is; a repeated one is answered and nothing taken. None:
-    what is in the list already is not taken again. since: who asks has read the log, and nothing of this batch lies
-    below this segment and entry. Raises InvalidRequestError (no such stage, it ends elsewhere, another program writes
-    under this name), TxidOutOfOrderError (`last`: write them again with that txid or a higher one), OverCapacityError,
-    ProducerUnknownError (it was to be appended before: read the log from what is remembered to `since`). life: as of
+    parts: location and last entry of each stage; may be empty with a batch, which is then only recorded and shuts out
+    earlier programs of its sink. batch: a repeated one is answered, not imported again; None: stages that are listed
+    already are not imported again. since: the log, as the caller has read it, holds nothing of this batch below this
+    segment and entry. Raises InvalidRequestError (no such stage, it ends elsewhere, another program writes under this
+    name), TxidOutOfOrderError (write the stages again with txids of at least `last`), OverCapacityError,
+    ProducerUnknownError (maybe appended before: read the log from the recorded position to `since`). life: see
     TruncateBefore.
     """
 
@@ -111,7 +111,7 @@ class TakeIn:
 
 @dataclass(frozen=True, slots=True)
 class TakenIn:
-    """Answer to TakeIn: as which segments, from `first` on; duplicate: it was done before, `first` is 0."""
+    """Answer to TakeIn: the stages are segments from `first` on; duplicate: imported before, `first` is 0."""
 
     first: SegmentNumber
     segments: int
@@ -121,9 +121,9 @@ class TakenIn:
 
 @dataclass(frozen=True, slots=True)
 class AppendOnce:
-    """Append a sink's batch, as one record set; a repeated one is answered and not written again. Answered with
-    BatchWritten. write: producer and sequence of it are ours to choose; its `since` as of TakeIn. Raises as WriteBatch,
-    and InvalidRequestError (another program writes under this name). life: as of TruncateBefore."""
+    """Append a sink's batch as one record set; a repeated one is answered and not written again. Answered with
+    BatchWritten. write: the owner sets its producer and sequence; `since` as in TakeIn. Raises as WriteBatch does, and
+    InvalidRequestError (another program writes under this name). life: see TruncateBefore."""
 
     batch: SinkBatch
     write: WriteBatch
@@ -132,8 +132,8 @@ class AppendOnce:
 
 @dataclass(frozen=True, slots=True)
 class RelocateSegment:
-    """Let a completed segment lie elsewhere: the same entries, under the same ids. Answered with None. Raises
-    InvalidRequestError (not completed, or not where it is said to be), TruncatedError. life: as of TruncateBefore."""
+    """Change a completed segment's location; the copy has the same entries and ids. Answered with None. Raises
+    InvalidRequestError (not completed, or not at `store` and `place`), TruncatedError. life: see TruncateBefore."""
 
     number: SegmentNumber
     store: str
@@ -145,18 +145,18 @@ class RelocateSegment:
 
 @dataclass(frozen=True, slots=True)
 class SealStream:
-    """End the stream for good. life: as of TruncateBefore."""
+    """End the stream for good. life: see TruncateBefore."""
 
     life: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteStream:
-    """Claim this life of the stream, end its segments, and mark it as deleted (dlog/log/deleting.py). Answered with
-    None once metadata says so, or says that this life is gone.
+    """Claim this incarnation of the stream, end its segments, and mark it as deleted (dlog/log/deleting.py). Answered
+    with None once metadata shows it deleted, or shows another incarnation or none.
 
-    if_epoch: as of TakeStream. force: delete it also if a segment cannot be ended. Raises OwnedElsewhereError (somebody
-    else claimed it: ask there), SegmentNotEndedError.
+    if_epoch: see TakeStream. force: delete it even if a segment cannot be ended. Raises OwnedElsewhereError (another
+    proxy claimed it: ask there), SegmentNotEndedError.
     """
 
     life: str
@@ -166,17 +166,17 @@ class DeleteStream:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseStream:
-    """Hand the stream over: stop taking writes, finish those taken, complete the segment, mark the claim released."""
+    """Hand the stream over: refuse new writes, finish admitted ones, complete the segment, mark the claim released."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatStream:
-    """Answered with a StreamStat."""
+    """Ask for a StreamStat."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamStat:
-    """What the owner knows beyond metadata."""
+    """The owner's state beyond metadata."""
 
     epoch: Epoch
     state: str  # idle, claiming, recovering, serving, draining, sealed, released, lost
@@ -215,8 +215,8 @@ class RecoverSegment:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRecovered:
-    """The segment at this place ends at `last_entry` (NO_ENTRY: empty), for good. A number may come again at another
-    place: a Java writer drops a segment that it finds empty and gives its number to its own."""
+    """The segment at location `place` ends at `last_entry` (NO_ENTRY: empty), for good. Its number may come again at
+    another location: a Java writer drops an empty segment and reuses its number."""
 
     number: SegmentNumber
     place: str
@@ -234,7 +234,7 @@ class ReadEntries:
 
 @dataclass(frozen=True, slots=True)
 class EntriesRead:
-    """At least one entry from `first` on, contiguous; may be fewer than asked."""
+    """At least one entry from `first` on, contiguous; may be fewer than requested."""
 
     number: SegmentNumber
     place: str
@@ -244,7 +244,7 @@ class EntriesRead:
 
 @value
 class AppendEntry:
-    """Append to the open segment `number`; parts joined are the payload."""
+    """Append to the open segment `number`; the payload is `parts` joined."""
 
     number: SegmentNumber
     entry: EntryId
@@ -253,7 +253,7 @@ class AppendEntry:
 
 @value
 class EntryAppended:
-    """Confirmed, in order: everything up to `entry` of segment `number` is durable for good."""
+    """Every entry of segment `number` up to `entry` is durable for good. Sent in order."""
 
     number: SegmentNumber
     entry: EntryId
@@ -272,7 +272,7 @@ class SegmentSealed:
 
 @dataclass(frozen=True, slots=True)
 class ExamineStage:
-    """Where does a segment end that was written for this stream and is in no list?"""
+    """Ask where a stage (a segment that is in no list yet) ends."""
 
     store: str
     place: str
@@ -280,7 +280,7 @@ class ExamineStage:
 
 @dataclass(frozen=True, slots=True)
 class StageExamined:
-    """It ends at `last_entry`, for good; payloads of the first entry and of the last, none if it is empty."""
+    """The stage ends at `last_entry`, for good. payloads: of its first and last entry; none if it is empty."""
 
     store: str
     place: str
@@ -290,7 +290,7 @@ class StageExamined:
 
 @dataclass(frozen=True, slots=True)
 class DeleteSegment:
-    """Delete what lies at `place`; answered by SegmentDeleted or StoreFailed(question=...)."""
+    """Delete the segment at location `place`; answered by SegmentDeleted or StoreFailed(question=...)."""
 
     store: str
     place: str
@@ -304,7 +304,7 @@ class SegmentDeleted:
 
 @dataclass(frozen=True, slots=True)
 class StoreFailed:
-    """The question failed. An AppendEntry that failed has killed its segment's writer."""
+    """The request `question` failed. After a failed AppendEntry the segment takes no more entries."""
 
     question: StoreQuestion
     error: DLogError
@@ -317,7 +317,7 @@ HINTS = "hints"
 
 @dataclass(frozen=True, slots=True)
 class StreamChanged:
-    """The stream's metadata may have changed: worth a look at whose it is."""
+    """The stream's metadata may have changed: the owner checks its claim."""
 
 
 StoreQuestion = CreateSegment | RecoverSegment | ReadEntries | AppendEntry | SealSegment | ExamineStage | DeleteSegment

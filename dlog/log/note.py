@@ -1,16 +1,15 @@
-"""The note at the end of each of our entries: what lets a later owner tell a repeated batch from a new one.
+"""The dedup trailer at the end of each entry ("note" in names): from it a later owner recognises repeated batches.
 
 It is the payload of a control record, which readers of the format skip: `dlog1` and one msgpack array
 
     [unix ms, entry of the last snapshot, [[producer, sequence, records, crc32c, first slot], ...], snapshot or None]
 
-with one element per batch of the entry, in order. The snapshot is the producer table as it stood before this entry's
-batches:
+with one element per batch of the entry, in order. The snapshot is the producer table before this entry's batches:
 
     [[segment, entry], [[producer, floor, next, [[sequence, records, segment, entry, slot, txid], ...]], ...]]
 
-least recently used first. The first element is the horizon: no producer that wrote above this place is missing; it is
-[0, -1] while none is. `floor`: batches of lower sequence are unknown, not absent.
+least recently used first. Its first element is the horizon: no producer that wrote above this entry is missing; [0, -1]
+while none is missing. `floor`: whether batches of lower sequence were written is unknown.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class NotedBatch(NamedTuple):
-    """One batch of the entry, a record set of `records`. slot: of its first record."""
+    """One batch of the entry, a set of `records`. slot: of its first record."""
 
     producer: bytes
     sequence: int
@@ -40,7 +39,7 @@ class NotedBatch(NamedTuple):
 
 
 class NotedPlace(NamedTuple):
-    """Where an earlier batch of a producer lies."""
+    """The DLSN and txid of an earlier batch of a producer."""
 
     sequence: int
     records: int
@@ -51,7 +50,7 @@ class NotedPlace(NamedTuple):
 
 
 class NotedProducer(NamedTuple):
-    """A producer's state: sequences in floor..next-1 were written, the last few of its batches lie at `places`."""
+    """A producer's state: sequences floor..next-1 were written. places: DLSNs of its last few batches."""
 
     producer: bytes
     floor: int
@@ -69,8 +68,8 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What stands behind the batches of one entry. unix_ms never falls along a segment, nor from one that an owner
-    wrote to the next."""
+    """The dedup trailer of one entry. unix_ms never decreases within a segment, nor between the segments that owners
+    wrote."""
 
     unix_ms: int
     snapshot_entry: EntryId
@@ -81,14 +80,14 @@ class Note:
 def encode_note(
     unix_ms: int, snapshot_entry: int, batches: Sequence[Sequence[Any]], snapshot: Snapshot | bytes | None
 ) -> bytes:
-    """The payload of the control record; a snapshot may come packed already (see `pack_snapshot`)."""
+    """Encode a control record's payload; `snapshot` may already be packed (see `pack_snapshot`)."""
     head: bytes = msgpack.packb((unix_ms, snapshot_entry, batches))
     packed = snapshot if isinstance(snapshot, bytes) else pack_snapshot(snapshot)
     return b"".join((MAGIC, b"\x94", memoryview(head)[1:], packed))  # an array of four, not of three
 
 
 def pack_snapshot(snapshot: Snapshot | None) -> bytes:
-    """One msgpack value, to be placed into a note."""
+    """Encode a snapshot as one msgpack value."""
     if snapshot is None:
         return b"\xc0"
     packed: bytes = msgpack.packb((snapshot.horizon, snapshot.producers))
@@ -96,12 +95,12 @@ def pack_snapshot(snapshot: Snapshot | None) -> bytes:
 
 
 def is_note(payload: Buffer) -> bool:
-    """Whether the payload of a control record is a note of ours."""
+    """Whether a control record's payload is a dedup trailer."""
     return bytes(payload[: len(MAGIC)]) == MAGIC
 
 
 def decode_note(payload: Buffer) -> Note:
-    """Read a note. Raises DamagedError when it is not one: every field is judged by type and range."""
+    """Decode a trailer. Raises DamagedError if it is not one: type and range of each field are checked."""
     try:
         unix_ms, snapshot_entry, batches, snapshot = _unpacked(payload)
         return Note(
@@ -111,22 +110,22 @@ def decode_note(payload: Buffer) -> Note:
             _decode_snapshot(snapshot),
         )
     except (ValueError, TypeError, IndexError) as error:
-        raise DamagedError(f"not a note: {error}") from None
+        raise DamagedError(f"not a dedup trailer: {error}") from None
 
 
 def decode_sums(payload: Buffer) -> tuple[int, dict[int, int]]:
-    """When the entry was made, and its batches' checksums by their first slots: all of a note that somebody wants who
-    reads records. What else it holds is not judged. Raises DamagedError."""
+    """The time at which the entry was made, and the CRC32C of each batch by its first slot, which is all that a reader
+    of records needs. Other fields are not checked. Raises DamagedError."""
     try:
         unix_ms, _, batches, _ = _unpacked(payload)
         return _number(unix_ms), {_number(slot): _number(crc) for _, _, _, crc, slot in map(_array, _array(batches))}
     except (ValueError, TypeError, IndexError) as error:
-        raise DamagedError(f"not a note: {error}") from None
+        raise DamagedError(f"not a dedup trailer: {error}") from None
 
 
 def _unpacked(payload: Buffer) -> tuple[Any, ...]:
     if not is_note(payload):
-        raise DamagedError("not a note: the magic is missing")
+        raise DamagedError("not a dedup trailer: the magic is missing")
     data = memoryview(payload)[len(MAGIC) :]
     return _array(msgpack.unpackb(data, use_list=False, max_array_len=min(_ARRAY_MAX, len(data)), **_BOUNDS))
 
@@ -161,7 +160,7 @@ def _array(value: Any) -> tuple[Any, ...]:
 
 def _producer(value: Any) -> bytes:
     if type(value) is not bytes or len(value) != 16:
-        raise TypeError("a producer is 16 bytes")
+        raise TypeError("a producer id has 16 bytes")
     return value
 
 

@@ -1,21 +1,22 @@
-"""The owner of a stream: claim, recover, serve, roll, hand over; one machine for one claim's life.
+"""The owner of a stream: a state machine that claims, recovers, serves, rolls and hands over one stream.
 
     Idle -> Claiming -> Recovering -> Serving -> (draining) -> Sealed | Released
                              ^-----------'       any of them -> Lost
 
-The law of this room: what another owner could contradict is never said. Order at take-over: claim by compare-and-set,
-fence and end every segment in progress, read back what only the log knows, then one compare-and-set that completes them
-and starts the next, then serve. Order at a roll: the next segment enters the list, the old one is sealed, only then is
-the next one appended to. Every change of the list names the version it was computed from, so a stale owner's conflicts.
-After the claim is lost nothing is answered as written any more.
+Invariants:
+- an owner never answers anything that a later owner could contradict;
+- take-over: claim by compare-and-set, fence and end every segment in progress, read the producer table back, then one
+  compare-and-set that completes those segments and starts the next one, then serve;
+- roll: the next segment is listed, the old one is sealed, only then is the next one appended to;
+- every change of the segment list names the version it was computed from, so a deposed owner's change conflicts;
+- after the claim is lost no batch is answered as written.
 
-The segment store is the peer STORE (dlog/log/messages.py). For one claim there is one StreamOwner: a new claim is a new
-machine with a new nonce. Facts it hears: Asked with TakeStream first, then WriteBatch, TakeIn, AppendOnce,
-RelocateSegment, TruncateBefore, SealStream, ReleaseStream, StatStream; Received(STORE, ...); Received(HINTS,
-StreamChanged()); PeerLost(STORE); MetadataSeen; TimerFired. `has_ended` says that it may be put away: everything asked
-is answered and nothing will happen any more.
+One StreamOwner serves one claim: a new claim is a new instance with a new nonce. The segment store is the peer STORE
+(dlog/log/messages.py). Facts: Asked with TakeStream first, then WriteBatch, TakeIn, AppendOnce, RelocateSegment,
+TruncateBefore, SealStream, ReleaseStream, StatStream; Received(STORE, ...); Received(HINTS, StreamChanged());
+PeerLost(STORE); MetadataSeen; TimerFired. Once `has_ended` is true, everything is answered: discard the instance.
 
-Source: DistributedLog's write handler (docs/decisions say where we differ), architecture notes 3.2.
+Source: DistributedLog's write handler (docs/decisions: differences), architecture notes 3.2.
 """
 
 from __future__ import annotations
@@ -114,8 +115,8 @@ from dlog.stores.contract import StoreTooSmallError
 class StreamOwner:
     """Owns one stream under one claim.
 
-    claimant: who claims, with a nonce never used before. final_stores: names of the stores where an entry a reader can
-    see can never vanish (capabilities.visible_is_final): on those no control record is written to carry the LAC.
+    claimant: this proxy, with a nonce never used before. final_stores: names of the stores where an entry that a reader
+    can see never vanishes (capabilities.visible_is_final): they need no control record to carry the LAC.
     """
 
     __slots__ = (
@@ -146,7 +147,7 @@ class StreamOwner:
         self._expiring = Expiring(tenure)
         self._taking_in = TakingIn(tenure, self._taking, self)
         self._confirming = Confirming(tenure, self)
-        self._takers: tuple[Ticket, ...] = ()  # an empty list has 72 B, and there are thousands of streams
+        self._takers: tuple[Ticket, ...] = ()  # tuples: an empty list takes 72 B, and there are thousands of streams
         self._sealers: tuple[Ticket, ...] = ()
         self._releasers: tuple[Ticket, ...] = ()
 
@@ -160,37 +161,37 @@ class StreamOwner:
 
     @property
     def epoch(self) -> Epoch:
-        """Of our claim; 0 until it is held."""
+        """Epoch of this claim; 0 until it is held."""
         return self._tenure.lease.epoch
 
     @property
     def nonce(self) -> str:
-        """Of our claim."""
+        """Nonce of this claim."""
         return self._tenure.lease.claimant.nonce
 
     @property
     def life(self) -> str | None:
-        """Which stream of this name is owned, once that is known."""
+        """Incarnation of the owned stream, once known."""
         return self._tenure.lease.life
 
     @property
     def location(self) -> str | None:
-        """host:port of the newest claim seen that is not ours, if any."""
+        """host:port of the newest claim seen, unless it is this one."""
         newest = self._tenure.lease.newest
         return (newest.address or None) if newest.claim != self.nonce else None
 
     @property
     def value(self) -> StreamMetadata | None:
-        """The stream as last read or written under our claim; None before."""
+        """The stream as last read or written under this claim; None before."""
         return self._tenure.value if self._tenure.is_held else None
 
     def let_go(self) -> None:
-        """Nothing is asked any more: leave no circle of objects behind."""
+        """Drop the references between components: no further calls, and no reference cycle remains."""
         self._taking.let_go()
         self._taking_in.let_go()
         self._confirming.let_go()
 
-    # ---- the door ---------------------------------------------------------------------------------------------------
+    # ---- facts ------------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Fact) -> list[Effect]:
         out: list[Effect] = []
@@ -198,7 +199,7 @@ class StreamOwner:
         if type(fact) is Asked and type(fact.request) is WriteBatch:
             self.write(fact.ticket, fact.request)
             if (not out or self._tenure.phase is not Phase.SERVING) and not self._confirming.is_waiting:
-                return out  # it waits: nothing follows from it yet
+                return out  # the batch waits: it has no further consequence yet
         else:
             self._note(fact)
         self._settle()
@@ -212,7 +213,7 @@ class StreamOwner:
                 self._check_claim()
             case Received(_, message, now_s):
                 if now_s:
-                    self._tenure.saw_monotonic(now_s)  # a segment that has ended now was not completed before
+                    self._tenure.saw_monotonic(now_s)  # a segment that ends now is not labelled as completed earlier
                 self._hear_store(message)
             case Asked(ticket, request, now_s):
                 self._asked(ticket, request, now_s)
@@ -236,8 +237,8 @@ class StreamOwner:
             case _ if self.has_ended or t.phase is Phase.IDLE:
                 t.out.append(Answer(ticket, self.refusal()))
             case _ if not self._is_of_this_life(request):
-                t.out.append(Answer(ticket, StreamUnavailableError("not owned here in this life, ask again")))
-                self._check_claim()  # it may be ours that is gone
+                t.out.append(Answer(ticket, StreamUnavailableError("not owned here in this incarnation, ask again")))
+                self._check_claim()  # the owned incarnation may be the deleted one
             case TakeIn() | AppendOnce():
                 self._taking_in.ask(ticket, request)
             case RelocateSegment():
@@ -341,7 +342,7 @@ class StreamOwner:
             self._lose()
 
     def _hold(self) -> None:
-        """The claim is ours: everything that follows happens under it."""
+        """The claim succeeded: delete what earlier owners left, and recover the stream."""
         t = self._tenure
         t.hold()
         t.out.append(Tell(StreamOwned(t.stream, t.lease.epoch, t.lease.previous.proxy)))
@@ -364,7 +365,7 @@ class StreamOwner:
             self._progress_sealed()
 
     def _changed(self, change: Change) -> None:
-        """A change of ours has taken place."""
+        """A change is applied, or had nothing to change: act on what metadata shows now."""
         t = self._tenure
         match change:
             case StartSegment(segment) if change.took_place(t.value):
@@ -372,12 +373,12 @@ class StreamOwner:
                 self._rolling.started(segment)
             case StartSegment(segment, name):
                 self._truncating.doom_allocated(name, segment.number)
-                self._trouble()  # somebody else writes: recover what it began
+                self._trouble()  # another writer took the number: recover the segment that it began
             case CompleteSegment(number, _, end):
                 t.out.append(Tell(SegmentCompleted(t.stream, number, end.last_entry, end.records)))
                 self._expiring.look()
             case DropEmptySegment(number, place, name):
-                if t.value.has_dropped(number, place):  # a Java writer may have completed it, empty as it is
+                if t.value.has_dropped(number, place):  # false if a Java writer completed the empty segment
                     self._truncating.doom_allocated(name, number)
             case MarkReleased():
                 self._end_released()
@@ -406,7 +407,7 @@ class StreamOwner:
                 t.allocation.recorded(change)
 
     def _refused(self, change: Change, error: DLogError) -> None:
-        """Metadata will never take a change of ours, which has not taken place."""
+        """Metadata refused a change for good; it was not made."""
         t = self._tenure
         match change:
             case TruncateTo():
@@ -416,12 +417,12 @@ class StreamOwner:
             case Touch() | Expire() | MarkTruncated() | ForgetTruncated() | Allocate() | Deallocate():
                 t.out.append(Tell(ChangeRefused(t.stream, type(change).__name__, error.message)))
             case _:
-                t.lease.lose(error)  # without it there is no next segment, and no end of this one
+                t.lease.lose(error)  # without this change no segment can be started or completed
 
     # ---- serving ----------------------------------------------------------------------------------------------------
 
     def serving(self, segment: Segment) -> None:
-        """A segment is appended to from now on."""
+        """Recovery is over: `segment` takes entries from now on."""
         self._rolling.restart()
         self._expiring.look()
         self._answer_takers(segment.number)
@@ -431,7 +432,7 @@ class StreamOwner:
         self._takers = ()
 
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
-        """Take a batch, hold it back, or say why not. is_confirmed: see dlog/log/confirming.py."""
+        """Admit a batch, queue it, or refuse it. is_confirmed: see dlog/log/confirming.py."""
         t, taking = self._tenure, self._taking
         refusal = self.refusal()
         if t.is_held and not self.has_ended and request.life not in (None, self.life):
@@ -442,46 +443,44 @@ class StreamOwner:
         elif refusal is not None and (self.has_ended or not tells_of_the_log(refusal, request)):
             t.out.append(Answer(ticket, _not_taken(refusal) if self.has_ended else refusal))
         elif taking.early and taking.early_bytes + len(request.body) > t.options.pending_bytes_max:
-            t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for the recovery of this stream")))
+            t.out.append(Answer(ticket, OverCapacityError("too many bytes wait for this stream's recovery, try later")))
         else:
             taking.early.append((ticket, request))
             taking.early_bytes += len(request.body)
 
     def _write_of_another_life(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool) -> None:
-        """A life that was deleted never comes back; but until metadata is read anew ours may be the deleted one."""
+        """Refuse a batch for another incarnation, once metadata, read since, confirms that this one still exists."""
         if is_confirmed:
-            text = (
-                f"the stream that this was sent to was deleted, another one has its name: stream={self._tenure.stream}"
-            )
+            text = f"the stream this batch is for was deleted, another one has its name: stream={self._tenure.stream}"
             self._tenure.out.append(Answer(ticket, StreamNotFoundError(text)))
         else:
             self._confirming.hold(ticket, request)
 
     def _check_claim(self) -> None:
-        """Read metadata anew: what we know may be the past of a stream that another owns by now."""
+        """Read metadata again: another proxy may own the stream."""
         t = self._tenure
         if t.is_held and not t.register.wants(Refresh):
             t.register.want(Refresh())
 
     def refusal(self) -> DLogError | None:
-        """What to say to new writes; None while they are taken."""
+        """The error for new writes; None while they are admitted."""
         t = self._tenure
         match t.phase:
             case Phase.IDLE:
-                return NotReadyError("the stream is not claimed yet")
+                return NotReadyError("the stream is not claimed yet, try again")
             case Phase.SEALED:
-                return EndOfStreamError("the stream is sealed")
+                return EndOfStreamError("the stream is sealed and takes no more records")
             case Phase.LOST:
                 assert t.lease.error is not None
                 return t.lease.error
         if not t.is_draining:
             return self._taking.obstacle
         if self._sealers:
-            return EndOfStreamError("the stream is being sealed")
-        return StreamUnavailableError("the stream is handed over, ask again who owns it")
+            return EndOfStreamError("the stream is being sealed and takes no more records")
+        return StreamUnavailableError("the stream is being handed over, ask again for its owner")
 
     def _is_of_this_life(self, request: Any) -> bool:
-        """Whether the stream that it is asked of is ours, as far as it says."""
+        """Whether the request names the owned incarnation of the stream, or none."""
         match request:
             case TruncateBefore() | TakeIn() | AppendOnce() | RelocateSegment() | SealStream():
                 return request.life is None or request.life == self.life
@@ -494,14 +493,14 @@ class StreamOwner:
             t.writing.appended(number, entry, t.out)
 
     def _segment_sealed(self, number: int, last_entry: int) -> None:
-        """The store has sealed our current segment; what follows depends on why we asked."""
+        """The store sealed the current segment: go on with what needed it."""
         t = self._tenure
         if not t.hears_seal(number):
             return
         segment = t.writing.current
         assert segment is not None
         if last_entry != segment.lac:
-            self._trouble()  # the store knows of another end than we: let a recovery tell
+            self._trouble()  # the store reports another end than expected: recovery decides
             return
         end = t.writing.end_of_current()
         t.out.append(Tell(LacMoved(t.stream, number, end.last_entry, True)))
@@ -517,7 +516,7 @@ class StreamOwner:
         t.is_closing = True
         t.register.want(Refresh() if segment.end_of_stream else MarkReleased())
 
-    # ---- trouble with the store -------------------------------------------------------------------------------------
+    # ---- store failures ---------------------------------------------------------------------------------------------
 
     def _store_failed(self, failed: StoreFailed) -> None:
         t, question, error = self._tenure, failed.question, failed.error
@@ -529,12 +528,12 @@ class StreamOwner:
                 if segment is None or segment.number != number:
                     return
                 if error.remedy is Remedy.FIX:
-                    t.lease.lose(error)  # the same again would fail again
+                    t.lease.lose(error)  # a retry would fail in the same way
                 else:
                     self._trouble()
             case RecoverSegment() | ReadEntries():
                 if error.remedy is Remedy.REOPEN and t.is_held:
-                    t.register.want(Refresh())  # whoever fences us may have claimed the stream
+                    t.register.want(Refresh())  # the fencing party may have claimed the stream
                 self._taking.hear(failed)
             case CreateSegment():
                 t.out += t.allocation.failed()
@@ -563,7 +562,7 @@ class StreamOwner:
     # ---- ends -------------------------------------------------------------------------------------------------------
 
     def _progress_draining(self) -> None:
-        """Sealing or handing over: finish what was taken, close the segment, say so in metadata."""
+        """Sealing or handing over: finish admitted batches, then seal the segment."""
         t, segment = self._tenure, self._tenure.writing.current
         if segment is None or t.is_seal_asked:
             return
@@ -596,7 +595,7 @@ class StreamOwner:
         self._expiring.look()
         self._answer_takers(t.value.max_segment)
         self._taking.admit_early()
-        ended = EndOfStreamError("the stream is sealed")
+        ended = EndOfStreamError("the stream is sealed and takes no more records")
         t.writing.fail_all(ended, ended, t.out)
 
     def _end_released(self) -> None:
@@ -605,11 +604,11 @@ class StreamOwner:
         t.out.append(Tell(StreamReleased(t.stream, self.epoch)))
         t.out.extend(Answer(ticket, None) for ticket in self._releasers)
         self._releasers = ()
-        gone = StreamUnavailableError("the stream was handed over, ask again who owns it")
+        gone = StreamUnavailableError("the stream was handed over, ask again for its owner")
         self._fail_everybody(gone, gone, gone)
 
     def _lose(self) -> None:
-        """Another claim is newer, or nothing can be done: whoever waits is told, and nothing more is ever said."""
+        """The claim is lost: fail every waiting request."""
         t, error = self._tenure, self._tenure.lease.error
         assert error is not None
         t.phase = Phase.LOST
@@ -621,8 +620,8 @@ class StreamOwner:
         self._fail_everybody(certain, LeaseLostError(error.message, location=error.location), _not_taken(certain))
 
     def _fail_everybody(self, error: DLogError, unknown: DLogError, not_taken: DLogError) -> None:
-        """error: said to those of whom nothing is in the log. unknown: to those whose entry is on its way. not_taken:
-        to batches that are in no entry."""
+        """Fail all waiting requests. unknown: for those whose entry or import is in flight. not_taken: for batches that
+        are in no entry. error: for all others."""
         t, early = self._tenure, self._taking.early
         t.writing.fail_all(not_taken, unknown, t.out)
         self._confirming.fail(not_taken)
@@ -658,11 +657,11 @@ class StreamOwner:
 
 
 def _lost(error: DLogError) -> LeaseLostError:
-    """This sending was not taken; of earlier ones nothing is said."""
+    """The error for a batch that this attempt did not write; an earlier one may have."""
     return LeaseLostError(f"not written, {error.message}", location=error.location, outcome_unknown=False)
 
 
 def _not_taken(error: DLogError) -> DLogError:
-    """What a batch hears of the end of a claim. Why it ended was found before the batch came, and is no word on what is
-    in the log now: who asks again is told by metadata read since."""
+    """The error for a batch after the claim ended. The reason was found before the batch came, so it does not show
+    what the log holds now: a final error becomes 504, and a retry is judged by metadata read since."""
     return _lost(error) if error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT) else error

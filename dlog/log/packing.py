@@ -1,8 +1,9 @@
-"""Packing: producers' batches into entries, and the few entries that carry no batch.
+"""Packs producers' batches into entries, and makes the entries that carry no batch.
 
-The law of this room: a batch is one record of an entry, its body is never opened or copied, and the price is paid per
-entry. An entry ends with a control record that holds the note (dlog/log/note.py). Slots count every record of the
-entry: a batch of n takes n, the control record one.
+Invariants:
+- a batch is one record of an entry; its body is not opened or copied;
+- an entry with batches ends with a control record that holds the dedup trailer (note.py);
+- a batch of n records takes n slots of its entry, the control record one.
 """
 
 from __future__ import annotations
@@ -27,31 +28,31 @@ from dlog.wire.entry import (
 
 Buffer = bytes | bytearray | memoryview
 
-_NOTED_BYTES = 64  # at most, of one batch in the note
-_NOTE_BYTES = 64  # at most, of a note without batches and snapshot
+_NOTED_BYTES = 64  # upper bound for one batch in the trailer
+_NOTE_BYTES = 64  # upper bound for a trailer without batches and snapshot
 _SNAPSHOT_BYTES_MAX = ENTRY_BYTES_MAX // 2
 
 
 @dataclass(slots=True)
 class OpenSegment:
-    """A segment we append to: how far it is cut (`next_entry` ..), and how far confirmed (`lac`)."""
+    """A segment being appended to: entries below `next_entry` are appended, those up to `lac` confirmed."""
 
     number: int
     place: str
     store: str
-    txid: int  # last user txid, of this segment or before it
+    txid: int  # last user txid, of this segment or an earlier one
     visible_is_final: bool
     next_entry: int = 0
     lac: int = -1
     carried: int = -1  # the highest LAC that an appended entry carries
-    data_entry: int = -1  # the last entry that holds what readers wait for
+    data_entry: int = -1  # the last entry with user records or the end of stream
     records: int = 0
     last_slot: int = -1
     bytes: int = 0
     end_of_stream: bool = False
     snapshot_entry: int = -1
     snapshot_bytes: int = 0  # size of the last snapshot
-    since_snapshot: int = 0  # bytes
+    since_snapshot: int = 0  # bytes appended since
 
     @property
     def is_drained(self) -> bool:
@@ -63,12 +64,12 @@ class OpenSegment:
 
     @property
     def lac_is_carried(self) -> bool:
-        """Whether readers of the store alone can know that the last confirmed data is confirmed."""
+        """Whether a reader of the store alone can learn that the last confirmed data is confirmed."""
         return self.visible_is_final or min(self.lac, self.data_entry) <= self.carried
 
 
 class PendingEntry:
-    """An entry appended and not yet confirmed. parts: its payload."""
+    """An entry that is appended and not yet confirmed. parts: its payload."""
 
     __slots__ = ("batches", "entry", "parts", "place", "segment")
 
@@ -81,14 +82,14 @@ class PendingEntry:
         parts: tuple[Buffer, ...],
     ) -> None:
         self.segment = segment
-        self.place = place  # store and place: a number may come again elsewhere
+        self.place = place  # store and location of the segment, since a number may be reused at another location
         self.entry = entry
         self.batches = batches
         self.parts = parts
 
 
 class Packer:
-    """Cuts entries. unix_ms: label of the next note; never falls."""
+    """Makes entries. unix_ms: time in the next trailer; never decreases."""
 
     __slots__ = ("_options", "table", "unix_ms")
 
@@ -101,7 +102,7 @@ class Packer:
         self.unix_ms = max(self.unix_ms, unix_ms)
 
     def cut(self, waiting: list[Batch], segment: OpenSegment) -> PendingEntry:
-        """Take batches from the head of `waiting` into the segment's next entry."""
+        """Pack batches from the head of `waiting` into the segment's next entry."""
         entry = segment.next_entry
         snapshot = self._snapshot_if_due(segment)
         room = self._options.cut_bytes - (0 if snapshot is None else len(snapshot))
@@ -133,11 +134,11 @@ class Packer:
         return self._append(segment, records, slot, batches)
 
     def control(self, segment: OpenSegment) -> PendingEntry:
-        """An entry that only carries the LAC."""
+        """Make an entry that only carries the LAC."""
         return self._append(segment, (control_record(segment.records, segment.last_txid),), 0, ())
 
     def end_of_stream(self, segment: OpenSegment) -> PendingEntry:
-        """The entry after which nothing comes."""
+        """Make the stream's last entry."""
         segment.end_of_stream = True
         segment.data_entry = segment.next_entry
         return self._append(segment, (end_of_stream_record(segment.records),), 0, ())
@@ -172,8 +173,8 @@ class Packer:
         return pack_snapshot(_thinned(snapshot, 0))
 
     def _fits(self, size: int, snapshot: bytes | None) -> bool:
-        """Whether a batch larger than our usual entries still fits into one with the snapshot; if not, the snapshot
-        goes first, alone."""
+        """Whether a batch larger than `cut_bytes` fits into one entry with the snapshot; if not, the snapshot gets an
+        entry of its own, before it."""
         return snapshot is None or size + len(snapshot) + _NOTE_BYTES <= ENTRY_BYTES_MAX
 
 

@@ -1,16 +1,16 @@
-"""What a reader's machine (dlog/log/reading.py) says to the source of its stream, and what it hears.
+"""Messages between a reader's state machine (dlog/log/reading.py) and the source of its stream.
 
-The source is a peer like any other: behind it stand the stream's metadata, a cache of entries and the segment stores
-(actors), or a model of them (simulation). Its duties:
+The source is a peer like any other: it stands for the stream's metadata, a cache of entries and the segment stores
+(actors), or for a model of them (simulation). Its duties:
 
-- answer every question once, with the answer that names it; a lost source is `PeerLost(SOURCE)`;
-- after the first `GetStream` push a new `StreamSeen`, not fresh, whenever the stream's metadata changed;
-- what it says is heard in the order it was said, and a list of segments is never older than one before it;
-- it may push `LacSeen` unasked, whenever it learns that the LAC of a segment moved or that a segment ended;
-- `lac` is what is confirmed for good: an entry above it may still vanish and is never asked for.
+- it answers every request once, with a reply that names the request; a lost source is `PeerLost(SOURCE)`;
+- after the first `GetStream` it sends a `StreamSeen`, not fresh, whenever the stream's metadata changed;
+- messages arrive in the order in which it sent them, and no segment list is older than an earlier one;
+- it may send `LacSeen` without a request when the LAC of a segment moved or a segment ended;
+- entries up to `lac` are durable for good; an entry above it may still vanish and is never requested.
 
-The other peer, READER, is whom we read for: it sends dlog.wire.proxy.Read, then Credit and Cancel, and hears Entries
-and ReaderEvent, all of them the wire values themselves.
+The other peer, READER, is the client: it sends dlog.wire.proxy.Read, then Credit and Cancel, and receives Entries and
+ReaderEvent; all of these are the wire values themselves.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ SOURCE = "source"
 READER = "reader"
 
 
-# ---- questions to the source ----------------------------------------------------------------------------------------
+# ---- requests to the source -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GetStream:
-    """The stream's metadata, answered by StreamSeen; fresh: read it anew instead of what a watch keeps current."""
+    """Ask for the stream's metadata; answered by StreamSeen. fresh: read it now, do not use the watched copy."""
 
     fresh: bool = False
 
 
 @value
 class GetEntries:
-    """Entries `first`..`last` of a segment, all at or below its LAC; answered by EntriesGot or EntriesFailed.
+    """Ask for entries `first`..`last` of a segment, not above its LAC; answered by EntriesGot or SourceFailed.
 
-    max_bytes: enough once the payloads sum up to it; the first entry is always wanted, whatever its size.
+    max_bytes: stop once the payloads reach it; the first entry is sent whatever its size.
     """
 
     segment: Segment
@@ -53,24 +53,24 @@ class GetEntries:
 
 @value
 class WatchLac:
-    """Tell me (LacSeen) once the LAC of this segment is above `known`, or it ended.
+    """Ask for a LacSeen once the LAC of this segment is above `known`, or the segment ended.
 
-    Of a completed one the end is told, as its store has it and whatever the list says.
+    For a completed segment: its end as its store knows it, whatever the list shows.
     """
 
     segment: Segment
     known: EntryId
 
 
-# ---- what the source says -------------------------------------------------------------------------------------------
+# ---- messages from the source ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSeen:
-    """Metadata as it stands; None: there is no such stream (any more).
+    """The stream's current metadata; None: there is no such stream (any more).
 
-    fresh: it was read after the question that this answers. False for what is pushed, and for what is only remembered
-    because metadata is out of reach.
+    fresh: it was read after the request that this answers. False if it was sent without a request, or is a remembered
+    copy because metadata cannot be reached.
     """
 
     metadata: StreamMetadata | None
@@ -79,9 +79,9 @@ class StreamSeen:
 
 @dataclass(frozen=True, slots=True)
 class EntriesGot:
-    """At least one entry, contiguous from `first`; may be fewer than asked. Payloads are as stored (enveloped).
+    """At least one entry, contiguous from `first`; may be fewer than requested. Payloads are as stored (enveloped).
 
-    Many readers may hear the same one: what they send on is made once, by the first of them.
+    Many readers may get the same object: the bytes to send are joined once, by the first of them.
     """
 
     number: SegmentNumber
@@ -91,7 +91,7 @@ class EntriesGot:
     _made: list[tuple[tuple[int, ...], Buffer]] = field(default_factory=list, repr=False, compare=False)
 
     def joined(self) -> tuple[tuple[int, ...], Buffer]:
-        """The payloads' lengths, and all of them in a row."""
+        """The payloads' lengths, and the payloads joined."""
         if not self._made:
             payloads = self.payloads
             body = payloads[0] if len(payloads) == 1 else b"".join(payloads)
@@ -99,7 +99,7 @@ class EntriesGot:
         return self._made[0]
 
     def without(self, count: int) -> EntriesGot:
-        """What is left behind the first `count` entries; may be nothing."""
+        """The rest after the first `count` entries; may be empty."""
         if not count:
             return self
         return EntriesGot(self.number, self.place, EntryId(self.first + count), self.payloads[count:])
@@ -107,7 +107,7 @@ class EntriesGot:
 
 @value
 class LacSeen:
-    """Segment `number` at `place` is confirmed up to `lac`; ended: nothing comes after it there."""
+    """Segment `number` at location `place` is confirmed up to `lac`; ended: that is its last entry."""
 
     number: SegmentNumber
     place: str
@@ -117,7 +117,7 @@ class LacSeen:
 
 @dataclass(frozen=True, slots=True)
 class SourceFailed:
-    """The question failed. Retryable errors (Remedy.RETRY) are asked again; others end the reader with an event."""
+    """The request failed. The reader repeats it, or ends with an event if that cannot help."""
 
     question: GetStream | GetEntries | WatchLac
     error: DLogError

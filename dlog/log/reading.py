@@ -1,17 +1,20 @@
-"""Reading a stream: one machine per reader, from a position on, across segments, up to the tail and along with it.
+"""Reads a stream: one state machine per reader, from a position across segments up to the tail, and following it.
 
-The law of this room: a reader sees a contiguous run of what is confirmed, and if it cannot it hears why. No entry above
-a segment's LAC is ever asked for, and the LAC comes from the source: of a completed segment that is its end as its
-store decided it, which the list may state wrongly (a Java writer that was fenced completes its segment at the last
-entry that it knew to be acknowledged). A segment that was moved to another store is read on there, from the same
-position. What ends a reader is a typed event: the stream's end, truncation, damage, deletion, a position beyond the
-end; never silence. That the stream is another one than the position is of, or ends before it, is said only of a list,
-and a LAC, that were read after the reader was opened. Damage is said only of a segment that the list, read after the
-store said so, still has at that place.
+Invariants:
+- a reader gets a contiguous run of confirmed entries, or an event with the reason why not;
+- no entry above a segment's LAC is requested; the LAC comes from the source. For a completed segment it is the end in
+  its store, which the list may show wrongly (a fenced Java writer completes its segment at the last entry that it knew
+  to be acknowledged);
+- a segment that was moved to another store is read there from the same position;
+- a reader ends with a typed event (end of stream, truncation, damage, deletion, a position beyond the end), never
+  silently;
+- that the stream is another incarnation than the position's, or ends before the position, is reported only from a list
+  and a LAC that were read after the reader was opened;
+- damage is reported only if a list that was read after the store's error still has the segment at that location.
 
-Facts it hears: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/read_messages.py),
-PeerLost(SOURCE), TimerFired. It sends questions to SOURCE and proxy.Entries and ReaderEvent to READER. `has_ended` says
-that it may be put away.
+Facts: Received(READER, proxy.Read | Credit | Cancel), Received(SOURCE, ...) (dlog/log/read_messages.py),
+PeerLost(SOURCE), TimerFired. Sends requests to SOURCE, proxy.Entries and ReaderEvent to READER. Once `has_ended`, it
+can be discarded.
 
 Source: DistributedLog's readers; positions by txid and time are ours.
 """
@@ -47,15 +50,15 @@ Buffer = bytes | bytearray | memoryview
 
 RETRY_TIMER = ("retry",)
 _LAC_UNKNOWN = EntryId(-2)
-_GONE_MAX = 3  # times that a place must be said to be gone before its entries count as lost
+_GONE_MAX = 3  # a segment's store must answer that often that it is gone before its entries count as lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingOptions:
-    """Of one reader."""
+    """Options of one reader."""
 
-    chunk_bytes: int = option(512 * KiB, sim=(1, 4 * KiB))  # of entries asked for at once
-    retry_after_s: float = option(0.1, sim=(0.001, 0.2))  # after a failure of the source that may pass
+    chunk_bytes: int = option(512 * KiB, sim=(1, 4 * KiB))  # of entries in one request
+    retry_after_s: float = option(0.1, sim=(0.001, 0.2))  # after a failed request
 
 
 def _may_pass(error: DLogError) -> bool:
@@ -65,7 +68,7 @@ def _may_pass(error: DLogError) -> bool:
 class StreamReader:
     """Reads one stream for one reader.
 
-    position: the next place that is looked at. Bytes delivered never exceed the credit by more than one entry.
+    position: the next DLSN to read. Bytes delivered exceed the credit by at most one entry.
     """
 
     def __init__(self, options: ReadingOptions | None = None) -> None:
@@ -74,31 +77,31 @@ class StreamReader:
         self._read: Read | None = None
         self._credit = 0
         self._stream: StreamMetadata | None = None
-        self._number = 0  # of the segment at hand; 0: the first that appears
-        self._segment: Segment | None = None  # None: it is not in the list yet
+        self._number = 0  # of the current segment; 0: the first that appears
+        self._segment: Segment | None = None  # None: it is not listed yet
         self._entry = 0
         self._slot = 0
         self._lac = int(_LAC_UNKNOWN)
-        self._lac_is_final = False  # nothing comes after it in this segment
-        self._has_taken = False  # entries of it, from where it lies
-        self._is_void = False  # it ended without an entry: its number comes again, at another place
-        self._is_placed = False  # the position is decided, STARTED was said
+        self._lac_is_final = False  # it is the segment's last entry
+        self._has_taken = False  # entries of the current segment were received from its current location
+        self._is_void = False  # the segment ended empty: its number will be reused at another location
+        self._is_placed = False  # the start position is decided, STARTED was sent
         self._goal: Goal | None = None  # drop records until one matches
         self._halving: Halving | None = None
         self._from_tail = False
         self._stop: tuple[int, int] | None = None  # segment and entry after which a reader that does not follow ends
         self._stop_segment = 0
-        self._is_sure = False  # a list has come that was read after we were opened
-        self._wanted: DLSN | None = None  # where to begin, until it is known that the stream reaches that far
-        self._is_looking = False  # we have asked for a fresh list
+        self._is_sure = False  # a list has come that was read after the reader was opened
+        self._wanted: DLSN | None = None  # start position, until it is known that the stream reaches that far
+        self._is_looking = False  # a request for a fresh list is in flight
         self._caught_up = False
-        self._asked: GetEntries | None = None
-        self._watched: WatchLac | None = None
-        self._gone = 0  # times in a row that entries were not there which a list, each time a newer one, says are
-        self._denial: DLogError | None = None  # what was said of them last
-        self._looks = 0  # fresh lists that are asked for
-        self._looks_old = 0  # of them: asked for before the denial
-        self._has_looked = False  # a fresh list came that was asked for after it
+        self._asked: GetEntries | None = None  # in flight
+        self._watched: WatchLac | None = None  # in flight
+        self._gone = 0  # consecutive errors for listed entries that are gone, each after a newer list
+        self._denial: DLogError | None = None  # the last of these errors
+        self._looks = 0  # requests for fresh lists in flight
+        self._looks_old = 0  # of these: sent before the last error
+        self._has_looked = False  # a fresh list came that was requested after the last error
         self._retrying = False
         self._out: list[Effect] = []
 
@@ -106,7 +109,7 @@ class StreamReader:
     def position(self) -> DLSN:
         return of(self._number, self._entry, self._slot)
 
-    # ---- the door ---------------------------------------------------------------------------------------------------
+    # ---- facts ------------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Fact) -> list[Effect]:
         self._out = []
@@ -160,7 +163,7 @@ class StreamReader:
             if self._stream is not None or fresh:
                 self._end_deleted(life=stream.life)
             else:
-                self._look_again()  # it may be the remembered one that is over
+                self._look_again()  # the remembered copy may be of the deleted incarnation
             return
         is_first, self._stream = self._stream is None, stream
         if is_first:
@@ -179,13 +182,13 @@ class StreamReader:
             self._judge_denial(stream)
 
     def _is_another(self, stream: StreamMetadata) -> bool:
-        """Whether this is another stream of the name than the one that is read, or that the position is of."""
+        """Whether this is another incarnation than the one being read, or than the position's."""
         assert self._read is not None
         ours = self._stream.life if self._stream is not None else self._read.life
         return bool(ours) and stream.life != ours
 
     def _choose_segment(self, stream: StreamMetadata) -> None:
-        """Find the segment of the start position; where in it, may need its LAC and a look at its entries."""
+        """Find the segment of the start position; the position within it may need its LAC and its entries."""
         assert self._read is not None
         segments = stream.segments
         self._stop_segment = segments[-1].number if segments else 0
@@ -213,14 +216,14 @@ class StreamReader:
         first = stream.first_dlsn
         if dlsn < first:
             if first <= of(1, 0, 0):
-                self._begin_at_first(stream)  # nothing was ever before it
+                self._begin_at_first(stream)  # nothing is truncated
             else:
                 self._end_truncated(first)
             return
         self._wanted = dlsn
         last = stream.segments[-1] if stream.segments else None
         if last is not None and dlsn.segment > last.number and not last.completed:
-            self._from_tail = True  # the tail of the last segment tells whether the stream reaches that far
+            self._from_tail = True  # the tail of the last segment decides whether the stream reaches that far
             self._number = last.number
             return
         self._number, self._entry, self._slot = dlsn.segment, max(0, dlsn.entry), max(0, dlsn.slot)
@@ -229,9 +232,9 @@ class StreamReader:
             self._entry, self._slot = self._entry + 1, 0
 
     def _begin_again_at(self, stream: StreamMetadata, dlsn: DLSN) -> None:
-        """Look for the position again in a newer list; the LAC known so far may be as old as the list before.
+        """Look for the position again in a newer list; the known LAC may be as old as the previous list.
 
-        Errors that the store told of the segment still count, unless the position is now in another segment.
+        The store's errors for the segment still count, unless the position is now in another segment.
         """
         number = self._number
         self._asked = self._watched = None
@@ -242,7 +245,7 @@ class StreamReader:
             self._segment = None
 
     def _follow_segment(self, stream: StreamMetadata) -> None:
-        """Is the segment at hand still what it was? It may have begun, ended, been replaced or truncated."""
+        """Update the current segment from the list: it may have started, ended, been replaced, moved or truncated."""
         if self._number == 0 and stream.segments:
             self._begin_at_first(stream)
         segment = stream.segment(self._number)
@@ -250,19 +253,19 @@ class StreamReader:
             self._next_segment()
             segment = stream.segment(self._number)
         if segment is None and self._has_no_position and stream.has_lost(self._number):
-            # the segment that was the last when this reader began is truncated: all that is left was written after it
-            # began
+            # the segment that was the last when this reader began is truncated: everything that is left was written
+            # after it began
             self._number, self._from_tail, self._segment = 0, False, None
             self._begin_at_first(stream)
             segment = stream.segment(self._number)
         if segment is None:
-            # an empty list does not say whether a segment that was in progress was truncated or had no entry: a Java
-            # writer drops all empty ones, and begins again with the first of their numbers
+            # an empty list does not show whether an in-progress segment was truncated or was empty: a Java writer drops
+            # all empty ones, and reuses the first of their numbers
             is_told_later = not stream.segments and self._segment is not None and not self._segment.completed
             if self._number > 0 and stream.has_lost(self._number) and not (is_told_later and self._is_untouched):
                 self._end_truncated(stream.first_dlsn)
             elif self._segment is not None and self._is_untouched:
-                self._segment = None  # it was empty and is gone; its number comes again
+                self._segment = None  # it was empty and is gone; its number is reused
                 self._asked = self._watched = None
             return
         if self._is_cut_off(segment):
@@ -270,36 +273,37 @@ class StreamReader:
         known = self._segment
         if known is None or known.place != segment.place:
             if known is not None and not self._is_untouched and not segment.is_move_of(known):
-                self._end_damaged(DamagedError(f"segment {segment.number} lies elsewhere than what was read of it"))
+                self._end_damaged(DamagedError(f"segment {segment.number} was replaced by another while it was read"))
                 return
             self._lac, self._lac_is_final, self._is_void = int(_LAC_UNKNOWN), False, False
             self._asked = self._watched = None
             self._gone = 0
         elif known.completed:
-            return  # nothing that we go by changes of a completed one but truncation
+            return  # of a completed segment only truncation can change what matters here
         elif segment.completed:
-            self._watched, self._is_void = None, False  # its end is asked for anew, also that of one that ended empty
+            self._watched, self._is_void = None, False  # request its end again, also if it ended empty
         self._segment = segment
 
     @property
     def _is_untouched(self) -> bool:
-        """Whether nothing was taken from the place at hand; a reader may begin within a segment, so it counts."""
+        """Whether no entry was received from the current location. The position does not show it: a reader may start
+        within a segment."""
         return not self._has_taken
 
     @property
     def _has_no_position(self) -> bool:
-        """Whether this reader begins at the tail, and has not said where that is."""
+        """Whether this reader starts at the tail and has not sent STARTED."""
         assert self._read is not None
         return self._read.start is Start.TAIL and not self._is_placed
 
     @property
     def _is_read(self) -> bool:
-        """Whether the segment at hand is delivered to its end."""
+        """Whether the current segment is delivered to its end."""
         return self._lac_is_final and self._entry > self._lac
 
     def _is_cut_off(self, segment: Segment) -> bool:
-        """Whether the truncation point has passed the position of this reader; if so, the reader ends. One that begins
-        at the tail has no position before it knows the LAC: it begins at the first record that is left."""
+        """Whether the truncation point has passed this reader's position; if so, the reader ends. A reader that starts
+        at the tail has no position before it knows the LAC: it is moved to the first record that is left."""
         assert self._stream is not None
         if self._from_tail or self.position >= segment.first_dlsn or self._is_read:
             return False
@@ -309,7 +313,7 @@ class StreamReader:
         self._end_truncated(self._stream.first_dlsn)
         return True
 
-    # ---- what the source says ---------------------------------------------------------------------------------------
+    # ---- messages from the source -----------------------------------------------------------------------------------
 
     def _note_lac(self, seen: LacSeen) -> None:
         segment = self._segment
@@ -360,7 +364,7 @@ class StreamReader:
             self._retry_later()
 
     def _note_denial(self, error: DLogError) -> None:
-        """Entries are not there, or not whole. Truncated, most likely: then a list that is read from now on says so."""
+        """Entries are missing or damaged. Most likely they are truncated, which a list that is read now will show."""
         if self._has_looked or not self._gone:
             self._gone = self._gone + 1 if error.remedy is Remedy.STOP else _GONE_MAX
             self._denial = error
@@ -368,7 +372,7 @@ class StreamReader:
             self._has_looked = False
 
     def _note_look(self) -> None:
-        """A fresh list has come; they come in the order in which they were asked for."""
+        """A fresh list has come; replies come in the order of the requests."""
         self._looks = max(0, self._looks - 1)
         if self._looks_old:
             self._looks_old -= 1
@@ -376,7 +380,7 @@ class StreamReader:
             self._has_looked = True
 
     def _judge_denial(self, stream: StreamMetadata) -> None:
-        """Whether what was said to be gone or damaged should be there."""
+        """End the reader as damaged if the list still has the segment whose entries are missing or damaged."""
         if self._gone < _GONE_MAX or not self._has_looked or self._segment is None:
             return
         named = stream.segment(self._number)
@@ -398,7 +402,7 @@ class StreamReader:
     # ---- settle -----------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Go on until something must be waited for."""
+        """Take steps until a reply must be awaited."""
         while not self.has_ended and self._stream is not None and not self._retrying and self._asked is None:
             segment = self._segment
             if segment is None:
@@ -435,7 +439,7 @@ class StreamReader:
                 return
 
     def _at_missing_segment(self, stream: StreamMetadata) -> bool:
-        """The segment at hand is not in the list (yet). Whether there is more to do now."""
+        """The current segment is not listed (yet). Returns whether there is more to do now."""
         if self._wanted is not None and not self._is_reached(stream, self._wanted):
             return False
         if stream.is_sealed and (not stream.segments or self._number > stream.segments[-1].number):
@@ -450,7 +454,7 @@ class StreamReader:
         return False
 
     def _is_reached(self, stream: StreamMetadata, wanted: DLSN) -> bool:
-        """Whether the stream reaches as far as the position; if not, that ends the reader, once it is certain."""
+        """Whether the stream reaches as far as the position. If not, and that is certain, the reader ends."""
         end = self._end_before(stream, wanted)
         if end is None or wanted <= end:
             self._wanted = None
@@ -463,7 +467,7 @@ class StreamReader:
         return False
 
     def _end_before(self, stream: StreamMetadata, wanted: DLSN) -> DLSN | None:
-        """Behind the last record, of a stream that may end before this position; None: it goes on in later segments."""
+        """The DLSN after the stream's last record, if that may be before this position; None: later segments follow."""
         if not stream.segments:
             return of(stream.max_segment + 1, 0, 0)
         last = stream.segments[-1].number
@@ -473,12 +477,12 @@ class StreamReader:
         return of(last + 1, 0, 0) if is_at_its_end else of(last, self._lac + 1, 0)
 
     def _is_beyond_its_end(self) -> bool:
-        """Whether we were asked to begin at a place behind the last one of its segment, which had come to its end."""
+        """Whether the requested DLSN is after the last entry of its segment, which has ended."""
         assert self._read is not None
         return self._read.start is Start.DLSN and self._is_read
 
     def _place(self, segment: Segment) -> None:
-        """Decide where in its segment the reader begins, now that the LAC is known."""
+        """Decide where in its segment the reader starts, now that the LAC is known."""
         if self._from_tail:
             self._from_tail = False
             self._entry, self._slot = self._lac + 1, 0
@@ -497,12 +501,12 @@ class StreamReader:
                 self._entry, self._slot = self._halving.low, 0
             self._halving = None
             if self._entry <= self._lac:
-                self._is_placed = True  # STARTED is said when the record is found
+                self._is_placed = True  # STARTED is sent when the record is found
                 return
         self._started()
 
     def _started(self) -> None:
-        """The position is decided. Who waits for a txid or a time that is not written yet is told of it later."""
+        """The start position is decided: report it, or later if a txid or time is sought that is not written yet."""
         self._is_placed = True
         if self._goal is None:
             self._say(ReaderEventKind.STARTED, dlsn=list(self.position), life=self._life)
@@ -512,16 +516,16 @@ class StreamReader:
         return self._stream.life if self._stream is not None else ""
 
     def _is_stop_in_doubt(self) -> bool:
-        """What we took for the last segment is behind us, but the list that said so may be older than our opening.
+        """Whether a reader that does not follow would stop by a list that may be older than its opening.
 
-        Then others may have followed it before we came, with records that were acknowledged: look at the list first.
+        Segments with acknowledged records may have followed before it was opened: a fresh list is needed first.
         """
         assert self._read is not None
         is_there = self._stop is None and self._number >= self._stop_segment
         return is_there and not self._read.follow and not self._is_sure
 
     def _is_past_stop(self) -> bool:
-        """A reader that does not follow ends at the tail as it was when the reader reached the last segment."""
+        """Whether a reader that does not follow has passed the tail, as it was when it reached the last segment."""
         assert self._read is not None
         if self._read.follow:
             return False
@@ -585,7 +589,7 @@ class StreamReader:
         self._entry, self._slot = self._entry + len(payloads), 0
 
     def _is_control_only(self, payload: Buffer) -> bool:
-        """Whether an entry holds nothing for a reader. Cheap for those that do: their first record says so."""
+        """Whether an entry has nothing for a reader. Usually cheap: the flags of its first record show that it has."""
         assert self._segment is not None
         is_plain = self._segment.version >= 4 and len(payload) > 20 and not payload[4] & 3
         if is_plain and not payload[20] & 1:  # low byte of the first record's flags
@@ -596,7 +600,7 @@ class StreamReader:
         assert self._segment is not None
         return read_contents(payload, enveloped=self._segment.version >= 4)
 
-    # ---- saying -----------------------------------------------------------------------------------------------------
+    # ---- events -----------------------------------------------------------------------------------------------------
 
     def _tell_caught_up(self) -> None:
         assert self._read is not None
@@ -618,7 +622,7 @@ class StreamReader:
         self._end()
 
     def _end_deleted(self, **now: Any) -> None:
-        """now: the life of the stream that has the name, if there is one."""
+        """now: `life` of the incarnation that has the name now, if there is one."""
         self._say(ReaderEventKind.DELETED, **now)
         self._end()
 

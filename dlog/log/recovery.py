@@ -1,18 +1,18 @@
-"""Recovery: end what former writers left open, and learn what only the log knows.
+"""Recovery of a stream: ends the segments that former writers left open, and reads the producer table back.
 
-The law of this room: first *every* segment in progress is fenced and ended by its store (a writer may still be at work
-on the last but one while the last is being opened), only then is anything concluded. From what is then final we read
-back: per ended segment its last entry (record count, last txid, last slot); and the producer table from the newest
-snapshot on.
+Invariants:
+- *every* segment in progress is fenced and ended by its store before anything is concluded (a writer may still append
+  to the last but one while the last one is being opened);
+- only final entries are read: per ended segment its last entry (record count, last txid, last slot), and the producer
+  table from its newest snapshot on;
+- the store decides where a segment ends, also one listed as completed: a fenced Java writer may have completed it at
+  the last entry that it knew to be acknowledged. The store is asked about the last completed segment, which the next
+  one follows, and about those with entries of ours in flight that another writer recovered and completed.
 
-Where a segment ends its store says, also of one that the list calls completed: a Java writer that was fenced may have
-completed it, at the last entry that it knew to be acknowledged. Asked are the last completed one, which the next one
-follows, and those that entries of ours were on their way to when somebody else recovered and completed them.
-
-A segment with entries but without a note in its last few was written by another implementation: it holds no producers
-of ours, so the table is looked for one segment further back. If it is not found within reach, it begins empty, with all
-that was written so far below its horizon. Segments that were taken in (dlog/log/taking_in.py) say so in their notes,
-and do not count.
+A segment with entries but no dedup trailer in its last few was written by another implementation: it has no producers
+in the table, so the table is looked for one segment further back. If `recover_segments_max` segments have none, the
+table starts empty, with its horizon above all that is written. Imported segments (dlog/log/taking_in.py) are marked in
+their trailers and do not count.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from dlog.model.segment import Segment, StreamMetadata
 
 TIMER = ("recovery",)
 _ANY_ENTRY = 2**63 - 1  # above every entry of its segment
-_LOOK_BACK = 6  # entries without a note that may follow one with a note: LAC, end of stream and their control records
+_LOOK_BACK = 6  # entries without a trailer that may follow the last one with it: LAC, end of stream, control records
 
 
 @dataclass(slots=True)
 class _Ending:
-    """A segment being ended, or asked for its end. last_entry is None until its store has said where it ends."""
+    """A segment whose end is requested from its store. last_entry: None until the store has answered."""
 
     segment: Segment
     last_entry: EntryId | None = None
@@ -59,17 +59,17 @@ class _Ending:
 
     @property
     def is_as_listed(self) -> bool:
-        """Whether the list says the same; of a completed one that holds nothing there is nothing to say."""
+        """Whether the list has the segment completed at this end; true for an empty one that is completed."""
         return self.segment.completed and (self.is_empty or self.last_entry == self.segment.last_entry)
 
 
 class Recovery:
-    """Of one take-over, or of one's own segment after its store failed.
+    """Recovers one stream, after a take-over or after the owner's own segment failed.
 
-    under_way: store and place, by number, of the segments that hold entries of ours without an answer.
+    under_way: store and location, by number, of the segments with unconfirmed entries of this owner.
 
-    `is_done`: `ends` has the end of each segment in progress, and of the completed ones that were asked about, None for
-    an empty one, and (if a table was handed in) the table is as the log has it. `error`: it cannot be done.
+    `is_done`: `ends` has the end of each segment in progress and of the completed ones asked about (None: empty), and
+    `table`, if given, is as in the log. `error`: why it cannot be done.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Recovery:
     ) -> None:
         self.is_done = False
         self.error: DLogError | None = None
-        self.unix_ms = 0  # the newest label found
+        self.unix_ms = 0  # the latest time found in trailers
         self._epoch = epoch
         self._options = options
         self._table = table
@@ -90,13 +90,13 @@ class Recovery:
         self._endings: dict[int, _Ending] = {s.number: _Ending(s) for s in self._to_recover(value, under_way or {})}
         self._value = value
         self._failed: list[StoreQuestion] = []
-        self._search: Iterator[Segment] = iter(())  # segments in which the table may be, newest first
+        self._search: Iterator[Segment] = iter(())  # segments to search for the table, newest first
         self._candidate: Segment | None = None  # the next of them
-        self._budget = options.recover_segments_max  # how many of them may be looked into
-        self._sees_all = False  # no segment before those, and none that is gone
+        self._budget = options.recover_segments_max  # how many of them may still be searched
+        self._sees_all = False  # the list goes back to the stream's beginning
         self._replaying: Segment | None = None
         self._newest_note: Note | None = None  # of that segment
-        self._replay_from = -1  # the next entry to learn
+        self._replay_from = -1  # the next entry to replay into the table; -1: the snapshot is not found yet
 
     @property
     def ends(self) -> dict[int, SegmentEnd | None]:
@@ -109,11 +109,11 @@ class Recovery:
 
     @property
     def misstated(self) -> list[SegmentNumber]:
-        """Segments that the list does not say the end of, or another one."""
+        """Segments without an end, or with another end, in the list."""
         return [e.segment.number for e in self._endings.values() if not e.is_as_listed]
 
     def places(self) -> dict[int, tuple[str, str]]:
-        """Store and place of the segments whose ends are known."""
+        """Store and location of the segments in `ends`."""
         return {number: (e.segment.store, e.segment.place) for number, e in self._endings.items()}
 
     @property
@@ -122,7 +122,7 @@ class Recovery:
 
     @property
     def next_number(self) -> SegmentNumber:
-        """The number of the segment that follows: numbers are dense, that of an empty segment is used again."""
+        """The number of the next segment: numbers are dense, that of an empty segment is reused."""
         assert self.are_ends_known
         return self._value.next_number({number for number, end in self.ends.items() if end is None})
 
@@ -131,7 +131,7 @@ class Recovery:
         return effects or self._learn()
 
     def handle(self, message: SegmentRecovered | EntriesRead | StoreFailed) -> list[Effect]:
-        """Hear the store. A reply to a question that is not open any more changes nothing."""
+        """Take a reply of the store; ignored if no request waits for it."""
         try:
             match message:
                 case SegmentRecovered(number, place, last_entry):
@@ -145,7 +145,7 @@ class Recovery:
             return []
 
     def retry(self) -> list[Effect]:
-        """The timer fired: ask again what failed."""
+        """The timer fired: repeat the failed requests."""
         failed, self._failed = self._failed, []
         return [Send(STORE, question) for question in failed]
 
@@ -180,10 +180,10 @@ class Recovery:
         ending.note = contents.note
         ending.end = SegmentEnd(ending.last_entry, contents.last_slot, Txid(contents.last_txid), contents.position)
 
-    # ---- learning the table -----------------------------------------------------------------------------------------
+    # ---- reading the producer table back ----------------------------------------------------------------------------
 
     def _learn(self) -> list[Effect]:
-        """Once every end is known: look for the table, then be done."""
+        """Once every end is known, read the producer table back."""
         if self.is_done or not self.are_ends_known:
             return []
         if self._table is None:
@@ -197,7 +197,7 @@ class Recovery:
         return []
 
     def _as_ended(self, segment: Segment) -> Segment | None:
-        """The segment with its end known; None if it holds nothing."""
+        """The segment with its end set; None if it is empty."""
         ending = self._endings.get(segment.number)
         if ending is None:
             return segment if segment.last_entry != NO_ENTRY else None
@@ -207,14 +207,14 @@ class Recovery:
         return replace(segment, last_entry=ending.last_entry)
 
     def _reaches_back(self) -> bool:
-        """Whether the list goes back to the stream's beginning, with nothing truncated."""
+        """Whether the list goes back to the stream's beginning: nothing is truncated."""
         return self._value.first_number == 1 if self._value.segments else self._value.next_number() <= 1
 
     def _look_into_next(self) -> list[Effect]:
         assert self._table is not None
         segment = self._candidate
         if segment is None or not self._budget:
-            if segment is not None or not self._sees_all:  # else nobody wrote with a producer id
+            if segment is not None or not self._sees_all:  # else no producer has written
                 self._table.horizon = (self.next_number - 1, _ANY_ENTRY)
             self.is_done = True
             return []
@@ -242,7 +242,7 @@ class Recovery:
     def _replay(self, segment: Segment, first: int, payloads: tuple[bytes, ...]) -> list[Effect]:
         assert self._table is not None
         last = first + len(payloads) - 1
-        if self._replay_from < 0:  # still looking for a note that names the snapshot
+        if self._replay_from < 0:  # still looking for a trailer that names the snapshot's entry
             notes = [c.note for c in (_contents(segment, p) for p in payloads) if c.note is not None]
             self._newest_note = notes[-1] if notes else self._newest_note
             if last < segment.last_entry:
@@ -259,7 +259,7 @@ class Recovery:
         return []
 
     def _replay_since(self, note: Note) -> list[Effect]:
-        """Read from the snapshot that a note names to the segment's end; further back if it was taken in."""
+        """Read from the snapshot that a trailer names to the segment's end; skip an imported segment."""
         assert self._replaying is not None
         if note.snapshot_entry == NO_ENTRY:
             self._budget += 1
@@ -277,7 +277,7 @@ class Recovery:
         if note.snapshot is not None and note.snapshot_entry == entry:
             self._table.restore(note.snapshot, (segment.number, entry))
         if len(note.batches) != len(contents.txids):
-            raise DamagedError(f"a note and its entry differ: segment={segment.number} entry={entry}")
+            raise DamagedError(f"a dedup trailer does not match its entry: segment={segment.number} entry={entry}")
         for noted, txid in zip(note.batches, contents.txids, strict=True):
             self._table.replay(noted, segment.number, entry, txid)
 

@@ -1,9 +1,11 @@
-"""A stream's metadata under one's own claim: changes in, compare-and-sets out.
+"""Reads and writes a stream's metadata under the owner's claim, by compare-and-set.
 
-The law of this room: no write without a fresh look at the owner. A change is written with the version of the value it
-was computed from; a conflict or an unknown outcome is followed by a read, and the read decides: another claim means
-that everything is over, ours means that the change is computed again from what was read. One question at a time, and
-only the newest question's answer counts. A change that metadata refuses for good is given up, and no other with it.
+Invariants:
+- a change is written with the version of the value it was computed from;
+- after a conflict or an unknown outcome the stream is read again: with another claim in it the lease is lost, with
+  ours the change is computed again from what was read;
+- one request is in flight at a time, and only the answer to the newest one counts;
+- a change that metadata refuses for good is dropped, and no other change with it.
 """
 
 from __future__ import annotations
@@ -34,20 +36,20 @@ from dlog.model.segment import StreamMetadata
 
 @dataclass(slots=True)
 class _Question:
-    """In flight: a read, numbered, or a write that carries `changes`."""
+    """The request in flight: read number `read`, or a write of `changes`."""
 
     changes: tuple[Change, ...]
     read: int = 0
 
 
 class Register:
-    """One stream's metadata, written by its owner only.
+    """One stream's metadata, changed under one claim.
 
-    `want` queues a change, `effects` asks what may be asked now, `handle` hears answers, `take_done` hands out what has
-    taken place since the last call. When the lease is lost nothing is asked any more.
+    `want` queues a change, `effects` returns the next request, `handle` takes answers, `take_done` returns the changes
+    done since the last call. Once the lease is lost no request is made.
 
-    confirmed_read, failed_read: number of the newest read that found the claim ours, and of the newest without an
-    answer. See `request_read`.
+    confirmed_read, failed_read: number of the newest read that found our claim, and of the newest that failed. See
+    `request_read`.
     """
 
     __slots__ = (
@@ -70,7 +72,7 @@ class Register:
     )
 
     def __init__(self, lease: Lease, options: OwnerOptions) -> None:
-        seen = lease.take_seen()  # a register begins with what the claim wrote
+        seen = lease.take_seen()  # the stream as the claim wrote it
         self.value: StreamMetadata = seen.value
         self._version = seen.version
         self._lease = lease
@@ -80,28 +82,28 @@ class Register:
         self._question: _Question | None = None
         self._number = 0
         self._refused: tuple[tuple[Change, DLogError], ...] = ()
-        self._tries_alone = False  # what waits together was refused together
+        self._tries_alone = False  # write one change at a time: several together were refused
         self._waiting = False  # for the retry timer
-        self._reads = 0  # begun so far
-        self._needed_read = 0  # changes wait until one of this number or a later one has found the claim ours
-        self._requested_read = 0  # one of this number or a later one is to be begun
+        self._reads = 0  # number of the newest read
+        self._needed_read = 0  # changes wait until this read, or a later one, has found our claim
+        self._requested_read = 0  # this read, or a later one, shall be made
         self.confirmed_read = 0
         self.failed_read = 0
 
     def want(self, change: Change) -> None:
-        """Queue a change; what waits together travels together, in order."""
+        """Queue a change; queued changes are written together, in order."""
         self._wanted += (change,)
-        if isinstance(change, Refresh | Relocate):  # "no such segment" is answered only after this read
+        if isinstance(change, Refresh | Relocate):  # Relocate: "no such segment" needs metadata read after the request
             self._needed_read = self._reads + 1
 
     def request_read(self) -> int:
-        """Have the stream read once more; returns the number of that read, which begins after this call. Changes go
-        first, so that requests cannot hold them up."""
+        """Have the stream read again; returns the number of that read, which begins after this call. Queued changes
+        are written first, so reads cannot delay them."""
         self._requested_read = self._reads + 1
         return self._requested_read
 
     def wants(self, kind: type[Change]) -> bool:
-        """Whether a change of this kind waits or is in flight."""
+        """Whether a change of this kind is queued or in flight."""
         return any(isinstance(c, kind) for c in self._wanted)
 
     def take_done(self) -> tuple[Change, ...]:
@@ -109,12 +111,12 @@ class Register:
         return done
 
     def take_refused(self) -> tuple[tuple[Change, DLogError], ...]:
-        """Changes that were given up since the last call, because metadata will never take them."""
+        """Changes dropped since the last call because metadata refused them for good, with the errors."""
         refused, self._refused = self._refused, ()
         return refused
 
     def effects(self) -> list[Effect]:
-        """Ask the next question, if there is one to ask and none in flight."""
+        """Make the next request, unless one is in flight."""
         if self._question is not None or self._waiting or not self._is_held():
             return []
         if self._wanted and self.confirmed_read >= self._needed_read:
@@ -126,7 +128,7 @@ class Register:
         return []
 
     def handle(self, fact: MetadataSeen | TimerFired) -> list[Effect]:
-        """Hear an answer, or that it is overdue; facts of older questions change nothing."""
+        """Take an answer or a timeout; those of older requests are ignored."""
         if isinstance(fact, TimerFired):
             if fact.key != self._token():
                 return []
@@ -161,7 +163,7 @@ class Register:
                 self._needed_read = self._reads + 1
 
     def _hear_refusal(self, question: _Question, error: DLogError) -> None:
-        """One of the changes will never be taken: which of them, shows when each is tried alone."""
+        """A read or write was refused for good. Of several changes, writing each alone shows which one is refused."""
         if question.read:
             self._lease.lose(error)
         elif len(question.changes) > 1:
@@ -188,7 +190,7 @@ class Register:
         for change in changes:
             value = change.apply(value)
         if value == self.value and not any(isinstance(change, Touch) for change in changes):
-            self._finish(changes)  # it is so already: an earlier write with its reply lost, or nothing to do
+            self._finish(changes)  # already done by an earlier write whose reply was lost, or nothing to change
             return []
         self._question = _Question(changes)
         self._number += 1

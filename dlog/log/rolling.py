@@ -1,8 +1,9 @@
-"""Rolling: from a full or old segment onto the next one, which was created ahead of need.
+"""Rolls from a full or old segment to the next one, which was created in advance.
 
-The law of this room: the next segment enters the list while the current one is still appended to, so a new owner finds
-and fences both; it is appended to only when the current one is sealed, with nothing on its way. Writes wait in between,
-none is refused.
+Invariants:
+- the next segment is listed while the current one still takes entries, so a new owner finds and fences both;
+- the next segment takes entries only after the current one is drained and sealed; writes wait meanwhile, none is
+  refused.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ AGE_TIMER = ("age",)
 
 class Roll(enum.Enum):
     NONE = 0
-    LISTING = 1  # the next segment is being put into the list, the current one is still appended to
-    CLOSING = 2  # it is in the list, the current one drains and is sealed
+    LISTING = 1  # the next segment is being added to the list; the current one still takes entries
+    CLOSING = 2  # the next segment is listed; the current one drains and is sealed
 
 
 class Rolling:
-    """state: how far the roll at hand is."""
+    """state: the stage of the current roll."""
 
     __slots__ = ("_age_due", "_starting", "_tenure", "state")
 
@@ -36,7 +37,7 @@ class Rolling:
         self._age_due = False
 
     def restart(self) -> None:
-        """A segment was opened: no roll is at hand, and its age counts from now."""
+        """A segment was opened: no roll is under way, and its age starts now."""
         t = self._tenure
         age_s = t.value.settings.segment_age_s
         self.state = Roll.NONE
@@ -46,13 +47,13 @@ class Rolling:
         t.out.append(SetTimer(AGE_TIMER, age_s * t.options.allocate_ahead))
 
     def abandon(self) -> None:
-        """The store failed: a recovery finds whatever is in the list."""
+        """The store failed: a recovery handles the listed segments."""
         self.state = Roll.NONE
         self._starting = None
 
     def aged(self) -> None:
-        """The current segment is so old that the next one is created; the second time it has reached its age, and an
-        empty one gets a new one."""
+        """The age timer fired: the first time the next segment becomes due for creation, the second time the current
+        one is rolled; an empty one starts a new age."""
         t, segment = self._tenure, self._tenure.writing.current
         if not t.allocation.is_due:
             t.allocation.is_due = True
@@ -77,20 +78,20 @@ class Rolling:
             t.ask_seal()
 
     def started(self, segment: Segment) -> None:
-        """The list names the next segment: nothing is cut into the current one any more."""
+        """The next segment is listed: the current one takes no new entries."""
         if self.state is Roll.LISTING and self._starting is not None and self._starting.place == segment.place:
             self.state = Roll.CLOSING
             self._tenure.writing.is_cutting = False
 
     def closed(self, end: SegmentEnd) -> None:
-        """The old segment is sealed: only now is the next one appended to."""
+        """The old segment is sealed: append to the next one from now on."""
         t, segment = self._tenure, self._starting
         assert segment is not None and self.state is Roll.CLOSING
         self.restart()
         t.open(segment, end.last_txid)
 
     def _progress_allocation(self, segment: OpenSegment) -> None:
-        """Create the next segment ahead of need, and let metadata remember its place until it is used."""
+        """Create the next segment in advance, and record it in `allocated` until it is used."""
         t = self._tenure
         t.out += t.allocation.want(segment.number + 1, t.lease.epoch, t.value.settings)
         change = t.allocation.to_record(t.value.allocated)

@@ -1,8 +1,8 @@
-"""Seeking: from a txid or a time to the first record that is not before it. Pure arithmetic over what entries say.
+"""Finds the first record at or after a txid or a time, by binary search. Pure functions of segments and entries.
 
-Segments say the txid and the time of their end, entries those of their records, so both are found by halving. An entry
-that cannot say its time (a control record alone) counts as late enough: the search then ends a little early and the
-reader drops entries until one matches.
+Segments have the txid and the time of their end, entries those of their records. An entry without a time (a control
+record alone) counts as late enough: the search then ends a little early, and the reader drops entries until one
+matches.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dlog.model.segment import Segment, StreamMetadata
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """The first record with a txid, or written at a time (unix milliseconds), of at least `least`."""
+    """Search target: the first record whose txid, or time of writing (unix milliseconds), is at least `least`."""
 
     by_time: bool
     least: int
 
     def segment_of(self, stream: StreamMetadata) -> Segment | None:
-        """The first readable segment that may hold it; None: it is not written yet."""
+        """The first readable segment that may hold the record; None: it is not written yet."""
         return stream.first_reaching(self.least, by_time=self.by_time)
 
     def is_before(self, contents: Contents) -> bool:
-        """Whether everything in this entry is certainly too early."""
+        """Whether every record of this entry is certainly too early."""
         if not self.by_time:
             return contents.last_txid < self.least
         if contents.note is not None:
@@ -41,7 +41,7 @@ class Goal:
 
 
 class Halving:
-    """Finds the first entry of low..high that is not before the goal: ask for `middle`, `hear` what it holds."""
+    """Binary search for the first entry of low..high that is not before the goal: read `middle`, pass it to `hear`."""
 
     def __init__(self, goal: Goal, low: int, high: int) -> None:
         self._goal = goal
@@ -57,7 +57,7 @@ class Halving:
         return (self.low + self._end) // 2
 
     def hear(self, contents: Contents) -> None:
-        """What the entry at `middle` holds."""
+        """Take the contents of the entry at `middle`."""
         if self._goal.is_before(contents):
             self.low = self.middle + 1
         else:

@@ -1,7 +1,8 @@
-"""Staging: the entries of a segment that is written before it is in any list, by whoever has it taken in later.
+"""Packs the entries of a stage: a segment that a task writes before the stream's owner imports it.
 
-The law of this room: an entry is as an owner packs it (packing.py), so that no reader can tell where it came from; only
-its note says that no table of producers lies here, by naming no snapshot.
+Invariants:
+- entries are as an owner packs them (packing.py), so readers see no difference; only the dedup trailer names no
+  snapshot, which marks that the segment holds no producer table.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class StagedSet(NamedTuple):
-    """A record set of so many records under one txid."""
+    """A record set with one txid."""
 
     txid: int
     records: int
@@ -26,16 +27,16 @@ class StagedSet(NamedTuple):
 
 
 class StagePacker:
-    """Packs the entries of one segment, from its first on. producer: what its notes name, 16 bytes. position: records
-    so far."""
+    """Packs the entries of one segment, in order. producer: the producer id in its trailers, 16 bytes. position:
+    records so far."""
 
     def __init__(self, producer: bytes) -> None:
         self.position = 0
         self._producer = producer
 
     def entry(self, sets: Sequence[StagedSet], unix_ms: int) -> tuple[Buffer, ...]:
-        """The parts of the next entry; txids may not fall, neither here nor from one entry to the next. unix_ms: when
-        its records were taken."""
+        """The parts of the next entry. Txids may not decrease within or between entries. unix_ms: when its records were
+        taken."""
         records: list[Record] = []
         noted: list[tuple[bytes, int, int, int, int]] = []
         slot = 0

@@ -1,8 +1,10 @@
-"""Taking a stream over, and taking one's own segment over when its writer died: recover, complete, start, serve.
+"""Take-over of a stream, and of the owner's own segment after it failed: recover, complete, start the next, serve.
 
-The law of this room: nothing is served before every segment in progress is fenced and ended, its last txid and the
-producers are known, and one compare-and-set has completed them all and put the next one into the list. What was on its
-way when a writer died is answered by what the recovery found, and the rest is appended again in its old order.
+Invariants:
+- nothing is served before every segment in progress is fenced and ended, the last txid and the producer table are
+  known, and one compare-and-set has completed these segments and listed the next one;
+- after a failure, entries in flight that recovery found are answered as written; the other batches are appended again
+  in their old order.
 """
 
 from __future__ import annotations
@@ -23,34 +25,34 @@ MEND_TIMER = ("mend",)
 
 
 class Writer(Protocol):
-    """Who writes the stream, as those see it that work for it."""
+    """The StreamOwner, as its components call it."""
 
     def serving(self, segment: Segment) -> None:
-        """The segment is appended to from now on."""
+        """The segment takes entries from now on."""
 
     def refusal(self) -> DLogError | None:
-        """What to say to new writes now."""
+        """The error for new writes; None while they are admitted."""
 
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
-        """Take a batch, or refuse it."""
+        """Admit a batch, or refuse it."""
 
 
 class _Nobody:
     def serving(self, segment: Segment) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
     def refusal(self) -> DLogError | None:
         return None
 
     def write(self, ticket: Ticket, request: WriteBatch, *, is_confirmed: bool = False) -> None:
-        """Nobody writes."""
+        """Do nothing."""
 
 
-NOBODY = _Nobody()  # once the stream is let go
+NOBODY = _Nobody()  # in the place of the owner after `let_go`
 
 
 class Taking:
-    """writer: hears when the stream is served, and says what new writes hear."""
+    """Recovers the stream and starts its next segment. writer: the owner."""
 
     __slots__ = (
         "_mend_after_s",
@@ -66,30 +68,30 @@ class Taking:
 
     def __init__(self, tenure: Tenure, writer: Writer) -> None:
         self.table_known = False
-        self.early: list[tuple[Ticket, WriteBatch]] = []  # asked before the table was known
+        self.early: list[tuple[Ticket, WriteBatch]] = []  # batches that wait for the producer table
         self.early_bytes = 0
-        self.obstacle: NotEnoughBookiesError | None = None  # why there is no segment, as far as somebody must see to it
+        self.obstacle: NotEnoughBookiesError | None = None  # why there is no segment, if an operator must act
         self._tenure = tenure
         self._writer: Writer = writer
         self._recovery: Recovery | None = None
-        self._starting: Segment | None = None  # the segment that the recovery ends with
+        self._starting: Segment | None = None  # the segment that the recovery starts at its end
         self._mend_after_s = 0.0
 
     def let_go(self) -> None:
-        """Call back no more."""
+        """Drop the reference to the owner."""
         self._writer = NOBODY
 
     # ---- recovering -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Recover the stream as metadata shows it now."""
+        """Recover the stream as metadata now shows it."""
         t = self._tenure
         t.phase = Phase.RECOVERING
         self._starting = None
         t.tell_dropped()
         pending = t.writing.under_way
         if pending is not None and t.value.has_lost(pending.segment):
-            t.lease.lose(LeaseLostError(f"truncated while records were on their way to it: segment={pending.segment}"))
+            t.lease.lose(LeaseLostError(f"segment truncated while entries were in flight: segment={pending.segment}"))
             return
         table = None if self.table_known else t.table
         places = {} if pending is None else {pending.segment: pending.place}
@@ -97,7 +99,7 @@ class Taking:
         t.out += self._recovery.begin()
 
     def restart(self) -> None:
-        """Our segment is complete, and more behind it: begin the next one, unless a recovery is under way or due."""
+        """The current segment is completed, stages are listed: start the next one, unless recovering."""
         t = self._tenure
         if t.phase is Phase.SERVING:
             t.lose_segment()
@@ -109,13 +111,13 @@ class Taking:
             self._tenure.out += self._recovery.handle(message)
 
     def ask_again(self) -> None:
-        """The recovery's timer fired."""
+        """The recovery's timer fired: repeat failed requests."""
         if self._recovery is not None:
             self._tenure.out += self._recovery.retry()
 
     def stall(self, error: DLogError) -> None:
-        """The store has too few members to recover from, or for a segment. We try on; whoever waits hears so now, and
-        may come again. While a segment is appended to this is nobody's concern: it grows beyond its size."""
+        """The store has too few bookies for recovery or for a new segment. Refuse waiting batches, which may be sent
+        again, and keep trying. While serving, do nothing: the current segment grows beyond its size."""
         t = self._tenure
         if t.phase is not Phase.RECOVERING:
             return
@@ -127,7 +129,7 @@ class Taking:
         self.early_bytes = 0
 
     def progress(self) -> None:
-        """Fenced, ended and read back? Then complete what was open and start the next, in one change."""
+        """When recovered: complete the open segments and start the next, in one change."""
         t, recovery = self._tenure, self._recovery
         if recovery is None or self._starting is not None or t.is_closing:
             return
@@ -155,10 +157,10 @@ class Taking:
             t.register.want(StartSegment(self._starting, ahead.name))
 
     def started(self, segment: Segment) -> None:
-        """The list names it; if that was our recovery's end, serve."""
+        """The segment is listed; if this recovery started it, serve."""
         t, recovery = self._tenure, self._recovery
         if recovery is None or self._starting is None or self._starting.place != segment.place:
-            return  # there was trouble meanwhile: the coming recovery finds it in the list
+            return  # the store failed meanwhile: the next recovery finds the segment in the list
         self._recovery = self._starting = None
         t.phase = Phase.SERVING
         t.open(segment, segment.first_txid)
@@ -170,7 +172,7 @@ class Taking:
         self.obstacle = None
 
     def _have_next_created(self, recovery: Recovery) -> None:
-        """Ask for the next segment as early as its number is known, while the log is still being read back."""
+        """Create the next segment as soon as its number is known, while the log is being read."""
         t = self._tenure
         other = t.allocation.discard_other(recovery.next_number)
         if other is not None:
@@ -178,9 +180,9 @@ class Taking:
         t.out += t.allocation.want(recovery.next_number, t.lease.epoch, t.value.settings)
 
     def _learn(self, recovery: Recovery, is_sealed: bool) -> None:
-        """Take over what the log knows; what was on its way and survived is answered.
+        """Use the result: report segments' ends, answer batches in flight that survived, admit early ones.
 
-        Who follows us is told first: a reader that comes behind an answer must find what was answered.
+        Followers are notified before that: a reader that starts after an answer must see the batch.
         """
         t = self._tenure
         self.table_known = True
@@ -195,13 +197,13 @@ class Taking:
             self.admit_early()
 
     def admit_early(self) -> None:
-        """Admit what was asked before the table was known, in its order."""
+        """Admit the batches that waited for the producer table, in order."""
         early, self.early, self.early_bytes = self.early, [], 0
         for ticket, request in early:
             self._writer.write(ticket, request)
 
     def _txid_floor(self, recovery: Recovery) -> int:
-        """No txid below this one may be given out: a completed segment's, or one found in the log."""
+        """The lowest txid that may be assigned: the last of completed segments or of the log."""
         found = (end.last_txid for end in recovery.ends.values() if end is not None)
         return max(self._tenure.value.max_txid, 0, *found)
 
@@ -214,13 +216,13 @@ class Taking:
                 t.register.want(CompleteSegment(number, place, end, t.unix_ms))
                 continue
             t.register.want(DropEmptySegment(number, place, allocated_name(store, place)))
-            # Before its number is told again: who follows us takes a number for a place.
+            # Before its number is reported again: followers identify a segment by its number.
             t.out.append(Tell(LacMoved(t.stream, number, NO_ENTRY, True)))
 
-    # ---- mending ----------------------------------------------------------------------------------------------------
+    # ---- own segment failed -----------------------------------------------------------------------------------------
 
     def trouble(self) -> None:
-        """Our segment's writer is dead. Is the stream still ours? Then recover what is open, ourselves, and go on."""
+        """The current segment failed: read the claim, after a back-off if repeated, and recover if it still stands."""
         t = self._tenure
         t.phase = Phase.RECOVERING
         t.is_closing = False
@@ -234,16 +236,16 @@ class Taking:
         self._mend_after_s = min(max(least, self._mend_after_s * 2), most)
 
     def calm(self) -> None:
-        """The store confirms entries: the next trouble is the first."""
+        """The store confirms entries: reset the back-off."""
         self._mend_after_s = 0.0
 
     def look_again(self) -> None:
-        """Read the stream anew; `refreshed` goes on if it is still ours."""
+        """Read the stream again; `refreshed` goes on if the claim still stands."""
         if self._tenure.phase is Phase.RECOVERING and self._recovery is None:
             self._tenure.register.want(Refresh())
 
     def refreshed(self) -> None:
-        """Go on, unless a roll of ours may still come into the list: the reading that we asked for comes behind it."""
+        """Start recovery, unless a StartSegment is queued: the Refresh after it comes here again."""
         t = self._tenure
         if t.phase is Phase.RECOVERING and self._recovery is None and not t.register.wants(StartSegment):
             self.begin()

@@ -1,10 +1,12 @@
-"""Taking in: closed segments that were written elsewhere become the stream's, and sinks write each batch once.
+"""Import of stages (closed segments written elsewhere for the stream), and batches of sinks, each written once.
 
-The law of this room: what is taken in lies behind all that was acknowledged and before all that comes. So writes wait,
-what was admitted is confirmed and the current segment sealed; then one compare-and-set completes it, lists what is
-taken in and remembers whose batch it was; then the next segment is started as after a recovery. What a stage holds its
-store says, not who asks. A batch of a sink is judged by what metadata remembers, at the moment it is admitted; batches
-of one sink are dealt with one after another, so that who was shut out has nothing on its way.
+Invariants:
+- imported segments come after all acknowledged records and before all later ones: writes wait, admitted batches are
+  confirmed and the current segment is sealed; then one compare-and-set completes it, lists the stages and records the
+  sink's batch; then the next segment is started as after a recovery;
+- the contents of a stage are read from its store, not taken from the request;
+- a sink's batch is judged by the sink's record in metadata when it is admitted; requests are handled one at a time, so
+  a program that was shut out adds nothing later.
 
 Source: ours; docs/decisions/0021.
 """
@@ -60,7 +62,7 @@ _EXAMINED_AT_ONCE = 16
 
 @dataclass(slots=True)
 class _Taking:
-    """Segments to be taken in, or a batch of none. found: by place. change: on its way to metadata."""
+    """A request to import stages, maybe none. asked, found: by location. change: being written to metadata."""
 
     ticket: Ticket
     request: TakeIn
@@ -72,7 +74,7 @@ class _Taking:
 
 @dataclass(slots=True)
 class _Appending:
-    """A batch to be appended. change: on its way to metadata."""
+    """A batch to be appended. change: being written to metadata."""
 
     ticket: Ticket
     request: AppendOnce
@@ -80,8 +82,8 @@ class _Appending:
 
 
 class TakingIn:
-    """taking: hands over what was held back, and begins the next segment once the current one is complete. writer:
-    takes batches, and says what new writes hear."""
+    """Imports stages and appends sinks' batches. taking: admits writes that waited, and starts the next segment once
+    the current one is completed. writer: the owner."""
 
     __slots__ = ("_relocating", "_taking", "_tenure", "_waiting", "_writer")
 
@@ -94,7 +96,7 @@ class TakingIn:
 
     @property
     def is_sealing(self) -> bool:
-        """Whether the seal of the current segment was asked for by us."""
+        """Whether the current segment is being sealed for an import."""
         return self._tenure.is_holding and self._head is not None
 
     @property
@@ -104,9 +106,9 @@ class TakingIn:
 
     def ask(self, ticket: Ticket, request: TakeIn | AppendOnce) -> None:
         if len(self._waiting) >= WAITING_MAX:
-            self._answer(ticket, OverCapacityError("too many batches of sinks wait for this stream"))
+            self._answer(ticket, OverCapacityError("too many sink batches wait for this stream, try later"))
         elif isinstance(request, TakeIn) and len(dict(request.parts)) < len(request.parts):
-            self._answer(ticket, InvalidRequestError("stages are named, each of them once"))
+            self._answer(ticket, InvalidRequestError("a stage is named more than once"))
         elif isinstance(request, TakeIn) and not request.parts and request.batch is None:
             self._answer(ticket, InvalidRequestError("no stage is named, and no batch"))
         elif isinstance(request, TakeIn):
@@ -114,17 +116,17 @@ class TakingIn:
         else:
             self._waiting += (_Appending(ticket, request),)
 
-    # ---- going on ---------------------------------------------------------------------------------------------------
+    # ---- progress ---------------------------------------------------------------------------------------------------
 
     def progress(self) -> None:
-        """While no segment is being changed: deal with what waits, in its order."""
+        """Handle waiting requests in order; not during a roll."""
         while self._waiting and self._is_dealt_with(self._waiting[0]):
             pass
 
     def _is_dealt_with(self, head: _Taking | _Appending) -> bool:
-        """Whether the head waits no longer."""
+        """Handle the first request; whether it is answered or admitted."""
         if head.change is not None:
-            return False  # on its way to metadata
+            return False  # being written to metadata
         verdict = self._judge(head.request.batch)
         if isinstance(verdict, DLogError):
             return self._drop(verdict)
@@ -136,7 +138,9 @@ class TakingIn:
         if verdict is Standing.DONE or (head.request.batch is None and len(listed) == len(head.request.parts)):
             return self._drop(TakenIn(SegmentNumber(0), len(head.request.parts), 0, True))
         if listed:
-            return self._drop(InvalidRequestError(f"these are segments already: places={', '.join(listed)[:100]}"))
+            return self._drop(
+                InvalidRequestError(f"these stages are segments already: locations={', '.join(listed)[:100]}")
+            )
         return self._is_taken_in(head)
 
     def _judge(self, batch: SinkBatch | None) -> Standing | DLogError:
@@ -145,7 +149,7 @@ class TakingIn:
         value = self._tenure.value
         record = value.sink(batch.sink)
         if record is None:
-            full = f"a stream remembers {SINKS_MAX} sinks at most: sink={batch.sink}"
+            full = f"a stream records at most {SINKS_MAX} sinks, see `dlog sink retire`: sink={batch.sink}"
             return Standing.NEW if len(value.sinks) < SINKS_MAX else InvalidRequestError(full)
         verdict = standing(record, batch)
         if verdict is Standing.SHUT_OUT:
@@ -179,12 +183,12 @@ class TakingIn:
         return False
 
     def remembered(self, change: RememberSink) -> None:
-        """A sink's batch may be appended now; one that has nothing is done."""
+        """The sink's batch is recorded: append it; an empty one is done."""
         head = self._waiting[0]
         assert head.change is change
         head.change = None
         if self._tenure.value.sink(change.record.last.sink) != change.record:
-            return  # somebody else was remembered: it is judged again
+            return  # metadata has another record: judge the request again
         if isinstance(head, _Appending):
             self._append(change.record)
         else:
@@ -197,16 +201,18 @@ class TakingIn:
         write = replace(head.request.write, producer=record.last.producer, sequence=0, since=since)
         self._writer.write(head.ticket, write)
 
-    # ---- batches of nothing -----------------------------------------------------------------------------------------
+    # ---- empty batches ----------------------------------------------------------------------------------------------
 
     def _is_empty(self, head: _Taking, verdict: Standing) -> bool:
-        """It is remembered, and who wrote for this sink before is shut out."""
+        """Record an empty batch, which shuts out earlier programs of its sink."""
         t, batch = self._tenure, head.request.batch
-        assert batch is not None, "or it was refused when it came"
+        assert batch is not None, "refused on arrival otherwise"
         if verdict is Standing.DONE:
             return self._drop(TakenIn(SegmentNumber(0), 0, 0, True))
         if verdict is Standing.REPEATED:
-            return self._drop(InvalidRequestError(f"this batch was to be appended: sink={batch.sink} {batch.batch}"))
+            return self._drop(
+                InvalidRequestError(f"this batch was recorded for appending: sink={batch.sink} {batch.batch}")
+            )
         refusal = self._writer.refusal()
         if refusal is not None:
             return self._drop(refusal)
@@ -217,13 +223,13 @@ class TakingIn:
     # ---- segments ---------------------------------------------------------------------------------------------------
 
     def _listed(self, request: TakeIn) -> list[str]:
-        """Places of a request that are in the list, or were when they were taken in: a segment that was moved since
-        names the ledger where it lay, until it leaves the list, and that ledger is deleted before it does."""
+        """Locations of the request that are, or were, those of listed segments: a segment that was moved names its
+        former ledger until it leaves the list, and that ledger is deleted before."""
         value = self._tenure.value
         return [place for place, _ in request.parts if value.segment_at(request.store, place) is not None]
 
     def _is_taken_in(self, head: _Taking) -> bool:
-        """Whether it waits no longer: given up, since what is taken in answers once metadata says so."""
+        """Take the next step of an import. True only if it was refused; a success is answered after the change."""
         t = self._tenure
         if t.is_seal_asked:
             return False
@@ -236,7 +242,7 @@ class TakingIn:
                 t.out.append(Send(STORE, ExamineStage(head.request.store, place)))
         if len(head.found) < len(head.request.parts):
             return False
-        t.is_holding = True  # from here on, until it is decided, nothing is given a txid
+        t.is_holding = True  # from here on until the import is decided, no txid is assigned
         if not t.writing.is_drained:
             return False
         error = self._order(head)
@@ -247,52 +253,53 @@ class TakingIn:
         return False
 
     def _doubt(self, request: TakeIn) -> DLogError | None:
-        """If it was to be appended before, it must be certain that it was not."""
+        """The error if the batch may have been appended before: an import needs certainty that it was not."""
         t, batch = self._tenure, request.batch
         record = None if batch is None else t.value.sink(batch.sink)
         if record is None or record.last != batch or record.since is None:
             return None
         if t.table.has_certainly_not_written(record.last.producer, _later(record.since, request.since)):
             return None
-        text = f"this batch was appended before, or may have been: batch={record.last.batch}"
+        text = f"this batch was appended before, or may have been, read the log: batch={record.last.batch}"
         return ProducerUnknownError(text, since=t.writing.undecided)
 
     def _order(self, head: _Taking) -> DLogError | None:
-        """Txids may not fall, from what is written to the first stage and from one to the next."""
+        """The error if txids decrease, from written records to the first stage or between stages."""
         last = self._tenure.writing.txid
         for place, _ in head.request.parts:
             stage = head.found[place]
             if stage.first_txid < last:
                 return TxidOutOfOrderError(
-                    f"a txid may not fall: place={place} txid={stage.first_txid} last={last}", last=last
+                    f"txids may not decrease: location={place} txid={stage.first_txid} last={last}", last=last
                 )
             last = stage.end.last_txid
         return None
 
     def hear(self, message: StageExamined) -> None:
-        """The store has looked at a stage; an answer that nobody waits for changes nothing."""
+        """The store examined a stage; ignored if no request waits for it."""
         head = self._head_for(message.place)
         if head is None:
             return
         expected = dict(head.request.parts)[message.place]
         if message.last_entry != expected or not message.payloads:
             head.error = InvalidRequestError(
-                f"a stage ends elsewhere: place={message.place} said={expected} found={message.last_entry}"
+                f"a stage ends at another entry than requested: location={message.place} requested={expected} "
+                f"found={message.last_entry}"
             )
             return
         try:
             head.found[message.place] = _stage_of(message)
         except DamagedError as error:
-            head.error = InvalidRequestError(f"a stage cannot be read: place={message.place}: {error.message}")
+            head.error = InvalidRequestError(f"a stage cannot be read: location={message.place}: {error.message}")
 
     def failed(self, question: ExamineStage, error: DLogError) -> None:
         head = self._head_for(question.place)
         if head is not None:
-            gone = InvalidRequestError(f"no such stage, it may have been swept: place={question.place}")
+            gone = InvalidRequestError(f"no such stage, it may have been swept: location={question.place}")
             head.error = gone if error.remedy is Remedy.STOP else error
 
     def lost(self) -> None:
-        """The store is gone: what was asked is not answered."""
+        """The store is lost: requests in flight are not answered, send them again."""
         head = self._head
         if head is not None and head.change is None:
             head.asked = set(head.found)
@@ -304,7 +311,7 @@ class TakingIn:
         return head
 
     def sealed(self, segment: OpenSegment, end: SegmentEnd) -> None:
-        """The current segment is sealed as we asked: now all of it in one change."""
+        """The current segment is sealed for the import: write it all in one change."""
         t, head = self._tenure, self._head
         assert head is not None and head.change is None
         number, place = SegmentNumber(segment.number), segment.place
@@ -318,11 +325,11 @@ class TakingIn:
         t.register.want(head.change)
 
     def taken_in(self, change: TakeSegmentsIn) -> None:
-        """The change has been applied: it took place, or could not, since somebody else writes."""
+        """The change was applied: the stages are listed, or another writer was faster."""
         t, head = self._tenure, self._head
         assert head is not None and head.change is change
         found = [s for stage in change.stages if (s := t.value.segment_at(stage.store, stage.place)) is not None]
-        t.tell_dropped()  # before its number is told again
+        t.tell_dropped()  # before its number is reported again
         for s in found:
             t.out.append(Tell(SegmentCompleted(t.stream, s.number, s.last_entry, s.record_count)))
             t.out.append(Tell(LacMoved(t.stream, s.number, s.last_entry, True)))
@@ -331,12 +338,12 @@ class TakingIn:
             first = found[0].number if found else SegmentNumber(0)
             self._drop(TakenIn(first, len(change.stages), sum(s.end.records for s in change.stages)))
         else:
-            self._drop(StreamUnavailableError("not taken in, somebody else writes to the stream: ask again"))
+            self._drop(StreamUnavailableError("not imported, another writer is active on the stream: try again"))
         self._release_held()
         self._taking.restart()
 
     def refused(self, change: TakeSegmentsIn | RememberSink | Relocate, error: DLogError) -> None:
-        """Metadata does not take the change, and never will: whoever asked for it hears why."""
+        """Metadata refused the change for good: answer the request with the error."""
         if isinstance(change, Relocate):
             self._answer_relocation(change, error)
             return
@@ -346,18 +353,18 @@ class TakingIn:
             self._release_held()
             self._taking.restart()
 
-    # ---- places -----------------------------------------------------------------------------------------------------
+    # ---- locations --------------------------------------------------------------------------------------------------
 
     def relocate(self, ticket: Ticket, request: RelocateSegment) -> None:
         if not self._tenure.is_held:
-            self._answer(ticket, StreamUnavailableError("the stream is being taken over: ask again"))
+            self._answer(ticket, StreamUnavailableError("the stream is being taken over: try again"))
             return
         change = Relocate(request.number, request.store, request.place, request.to_store, request.to_place)
         self._relocating += ((ticket, change),)
         self._tenure.register.want(change)
 
     def relocated(self, change: Relocate) -> None:
-        """The change has been applied to metadata that was read since it was asked for, or changes nothing of it."""
+        """The change was applied to metadata read after the request, or changes nothing there."""
         is_done = change.took_place(self._tenure.value)
         self._answer_relocation(change, None if is_done else self._not_relocated(change))
 
@@ -369,8 +376,8 @@ class TakingIn:
 
     def _not_relocated(self, change: Relocate) -> DLogError:
         if self._tenure.value.segment(change.number) is not None:
-            where = f"segment={change.number} store={change.store} place={change.place}"
-            return InvalidRequestError(f"the segment is not completed, or lies elsewhere: {where}")
+            where = f"segment={change.number} store={change.store} location={change.place}"
+            return InvalidRequestError(f"the segment is not completed, or has another location: {where}")
         if change.number <= self._tenure.value.max_segment:
             return TruncatedError(f"no such segment, it was truncated: segment={change.number}")
         return InvalidRequestError(f"no such segment: segment={change.number}")
@@ -378,13 +385,13 @@ class TakingIn:
     # ---- giving up --------------------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """The current segment failed. What is on its way to metadata is decided there; the rest begins anew later."""
+        """The current segment failed. A change being written is decided by metadata; other imports start again."""
         head = self._head
         if head is None or head.change is None:
             self._release_held()
 
     def fail(self, error: DLogError, unknown: DLogError) -> None:
-        """Nothing will be done any more. unknown: said to those whose change is on its way."""
+        """Fail all requests. unknown: the error for those whose change is being written."""
         for waiting in self._waiting:
             is_on_its_way = isinstance(waiting, _Taking) and waiting.change is not None
             self._answer(waiting.ticket, unknown if is_on_its_way else error)
@@ -395,11 +402,11 @@ class TakingIn:
         self._tenure.is_holding = False
 
     def let_go(self) -> None:
-        """Call back no more."""
+        """Drop the reference to the owner."""
         self._writer = NOBODY
 
     def _let_on(self, error: DLogError) -> bool:
-        """The head is not taken in: answer it, and let writes go on."""
+        """Refuse the first request, and let writes go on."""
         self._drop(error)
         self._release_held()
         return True
@@ -426,6 +433,6 @@ def _stage_of(found: StageExamined) -> Stage:
     """Raises DamagedError."""
     first, last = read_contents(found.payloads[0]), read_contents(found.payloads[-1])
     if not first.txids:
-        raise DamagedError("its first entry holds no record")
+        raise DamagedError("its first entry has no records")
     end = SegmentEnd(found.last_entry, last.last_slot, Txid(last.last_txid), last.position)
     return Stage(found.store, found.place, Txid(first.txids[0]), end)

@@ -1,7 +1,7 @@
-"""What the parts of one owner share: the claim, the stream's metadata under it, what is written, and the effects.
+"""State shared by the components of one owner under one claim: the claim, metadata, the writer, pending effects.
 
-A tenure is one claim's life. The parts are dlog/log/taking.py (recover, mend), rolling.py, truncating.py and owner.py
-(the door, and how it ends); each keeps its own state and changes only what is written here beside its own.
+The components are taking.py (recovery), rolling.py, truncating.py, owner.py (fact handling, the end) and others; each
+changes only its own state and the state here.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Phase(enum.Enum):
 
 
 class Tenure:
-    """out: effects of the fact at hand, in order. register: the stream's metadata, there from `hold` on. is_draining:
-    no new writes; the stream is sealed or handed over. is_holding: writes wait, and no segment is begun; others are
-    taken in."""
+    """State of one owner. out: effects of the fact being handled, in order. register: the stream's metadata, set by
+    `hold`. is_draining: new writes are refused; the stream is being sealed or handed over. is_holding: writes wait and
+    no segment is started; stages are being imported."""
 
     __slots__ = (
         "_clock",
@@ -72,25 +72,25 @@ class Tenure:
         self.out: list[Effect] = []
         self.is_draining = False
         self.is_holding = False
-        self.is_held = False  # whether the claim was made; it may have been lost since
-        self.is_closing = False  # the end of the last segment, or of the tenure, is on its way to metadata
+        self.is_held = False  # whether the claim succeeded; it may have been lost since
+        self.is_closing = False  # the end of the stream or of the claim is being written to metadata
         self._final_stores = final_stores
         self._seal_asked = False
-        self._opened: Segment | None = None  # the last that was
-        self._clock: tuple[int, float] | None = None  # wall ms and monotonic s at the claim
+        self._opened: Segment | None = None  # the segment opened last
+        self._clock: tuple[int, float] | None = None  # wall clock in ms and monotonic clock in s at the claim
 
     # ---- metadata ---------------------------------------------------------------------------------------------------
 
     @property
     def value(self) -> StreamMetadata:
-        """The stream as last read or written under our claim."""
+        """The stream as last read or written under this claim."""
         return self.register.value
 
     def hold(self) -> None:
         self.register = Register(self.lease, self.options)
         self.is_held = True
 
-    # ---- time, a label ----------------------------------------------------------------------------------------------
+    # ---- time (labels only) -----------------------------------------------------------------------------------------
 
     def saw_clock(self, unix_ms: int, now_s: float) -> None:
         self._clock = self._clock or (unix_ms, now_s)
@@ -100,7 +100,7 @@ class Tenure:
         self.writing.packer.saw_time(self.clock_unix_ms(now_s))
 
     def clock_unix_ms(self, now_s: float) -> int:
-        """What this proxy's clock said at the claim, and the monotonic seconds since; never a record's timestamp."""
+        """This proxy's wall clock at the claim plus monotonic time since; never a record's timestamp."""
         unix_ms, seen_s = self._clock or (0, now_s)
         return unix_ms + max(0, int((now_s - seen_s) * 1000))
 
@@ -111,7 +111,7 @@ class Tenure:
     # ---- segments ---------------------------------------------------------------------------------------------------
 
     def in_progress(self, number: int, place: str, store: str, txid: int) -> Segment:
-        """A segment to put into the list; txid: no record of it will have a lower one."""
+        """A new segment for the list; txid: lower bound of its records' txids."""
         return Segment(number=SegmentNumber(number), place=place, store=store, first_txid=Txid(txid))
 
     def open(self, segment: Segment, txid: int) -> None:
@@ -124,15 +124,15 @@ class Tenure:
         self.writing.begin_segment(opened, self.out)
 
     def tell_dropped(self) -> None:
-        """If somebody else found our segment empty and dropped it, say so before its number is told again: who follows
-        us takes a number for a place."""
+        """If another writer dropped this owner's segment as empty, report its end before its number is reported again:
+        followers identify a segment by its number."""
         opened = self._opened
         if opened is not None and self.value.has_dropped(opened.number, opened.place):
             self._opened = None
             self.out.append(Tell(LacMoved(self.stream, opened.number, NO_ENTRY, True)))
 
     def ask_seal(self) -> None:
-        """Seal the current segment once nothing is on its way to it; asked once."""
+        """Seal the current segment, once, when every appended entry is confirmed."""
         segment = self.writing.current
         if segment is not None and self.writing.pipe_is_empty and not self._seal_asked:
             self._seal_asked = True
@@ -143,7 +143,7 @@ class Tenure:
         return self._seal_asked
 
     def hears_seal(self, number: int) -> bool:
-        """Whether this is the answer to our question."""
+        """Whether a seal reply answers the pending request."""
         segment = self.writing.current
         return segment is not None and segment.number == number and self._seal_asked
 
@@ -154,5 +154,5 @@ class Tenure:
 
 @lru_cache(maxsize=64)
 def _lease_options(answer_timeout_s: float, retry_after_s: float) -> LeaseOptions:
-    """One for all streams."""
+    """One object for all streams."""
     return LeaseOptions(answer_timeout_s=answer_timeout_s, retry_after_s=retry_after_s)

@@ -1,14 +1,14 @@
-"""Truncation: one change moves the trim point, and the segments before it are deleted in portions afterwards.
+"""Truncation: one change moves the truncation point; the segments before it are deleted in portions afterwards.
 
     truncated by a request or by retention -> marked for Java readers -> deleted at their stores -> out of metadata
 
 Invariants:
-- the trim point only moves forward, and nothing before it is read again;
-- a segment's data are deleted only after metadata says, in DistributedLog's form too, that it is truncated;
-- segments leave metadata oldest first, after their stores have confirmed, and at most `truncate_portion` of them in
-  one change, so that no change is larger than metadata takes, however many segments are truncated.
+- the truncation point only moves forward, and nothing before it is read again;
+- a segment's data are deleted only after metadata marks it, also in DistributedLog's format, as truncated;
+- segments leave metadata oldest first, after their stores confirmed the deletion, at most `truncate_portion` in one
+  change, which bounds the size of a change for any number of truncated segments.
 
-What a former owner left is found in the list of truncated segments, and goes on from there.
+A new owner continues with the truncated segments that metadata still lists.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Truncating:
         self._tenure = tenure
         self._waiting: tuple[tuple[Ticket, TruncateTo], ...] = ()
         self._portion: tuple[Segment, ...] = ()  # truncated segments being deleted, by number
-        self._deleting: dict[tuple[str, str], None] = {}  # their places that the stores have not confirmed yet
+        self._deleting: dict[tuple[str, str], None] = {}  # store and location of those not confirmed as deleted
 
     @property
     def end(self) -> DLSN | None:
-        """Behind the last record that is confirmed; None: a segment is still being recovered."""
+        """The DLSN after the last confirmed record; None while a segment is being recovered."""
         t = self._tenure
         segment = t.writing.current
         if segment is not None:
@@ -45,14 +45,14 @@ class Truncating:
         return of(last + 1, 0, 0)
 
     def ask(self, ticket: Ticket, dlsn: DLSN) -> None:
-        """Answered with the first DLSN that may still be read, once metadata says so. A point beyond the end is
-        refused: what is not written yet would be gone as soon as it is acknowledged."""
+        """Truncate; answered with the first readable DLSN once metadata is changed. A point beyond the end is refused:
+        records written later would be lost as soon as they are acknowledged."""
         t = self._tenure
         end = self.end if t.is_held else None
         if end is None:
-            t.out.append(Answer(ticket, NotReadyError("the stream is being claimed or recovered")))
+            t.out.append(Answer(ticket, NotReadyError("the stream is being claimed or recovered, try again")))
         elif dlsn > end:
-            text = f"the stream does not reach as far as this point, it ends at {end}: stream={t.stream} dlsn={dlsn}"
+            text = f"the truncation point is beyond the stream's end at {end}: stream={t.stream} dlsn={dlsn}"
             t.out.append(Answer(ticket, PositionBeyondEndError(text, end=str(end))))
         else:
             change = TruncateTo(dlsn)
@@ -60,12 +60,12 @@ class Truncating:
             t.register.want(change)
 
     def done(self, change: TruncateTo) -> None:
-        """The trim point is moved."""
+        """The truncation point is moved."""
         self._answer(change, self._tenure.value.first_dlsn)
         self.delete_next()
 
     def refused(self, change: TruncateTo, error: DLogError) -> None:
-        """Metadata does not take it."""
+        """Metadata refused the change."""
         self._answer(change, error)
 
     def _answer(self, change: TruncateTo, result: DLSN | DLogError) -> None:
@@ -74,22 +74,22 @@ class Truncating:
         self._tenure.out.extend(Answer(ticket, result) for ticket in heard)
 
     def delete_next(self) -> None:
-        """Begin to delete the oldest truncated segments, unless some are being deleted."""
+        """Start deleting the oldest truncated segments, unless some are being deleted."""
         t = self._tenure
         if t.value.truncated and not self._portion:
             self._portion = t.value.truncated[: t.options.truncate_portion]
             t.register.want(MarkTruncated(self._portion[-1].number))
 
     def marked(self) -> None:
-        """No reader begins to read the portion any more: have its data deleted, also in the ledger where a segment lay
-        before it was moved: once the list does not know of that, it could be taken in as a stage again."""
+        """The portion is marked, so no reader starts on it: delete its data, and the ledger that a moved segment had
+        before: once metadata no longer names that ledger, it could be imported as a stage again."""
         for segment in self._portion:
             for store, place in _places(segment):
                 self._deleting[store, place] = None
                 self._tenure.disposal.add(Doomed(store, place, segment.number, None))
 
     def deleted(self, doomed: Doomed | None) -> None:
-        """A store has deleted a place; after the last one of the portion metadata forgets it."""
+        """A store deleted `doomed`; after the last one of the portion, remove the portion from metadata."""
         t = self._tenure
         if doomed is None:
             return
@@ -102,14 +102,14 @@ class Truncating:
                 t.register.want(ForgetTruncated(self._portion[-1].number))
 
     def forgotten(self) -> None:
-        """Metadata does not name the portion any more."""
+        """The portion is removed from metadata."""
         t = self._tenure
         portion, self._portion = self._portion, ()
         t.out.extend(Tell(SegmentDeleted(t.stream, s.number, s.place)) for s in portion)
         self.delete_next()
 
     def doom_allocated(self, name: str, number: int) -> None:
-        """Have deleted what `allocated` names, and then forgotten."""
+        """Delete the segment that `allocated` names, and then clear `allocated`."""
         store, place = allocated_place(name)
         self._tenure.disposal.add(Doomed(store, place, number, Deallocate(name)))
 
@@ -119,6 +119,6 @@ class Truncating:
 
 
 def _places(segment: Segment) -> list[tuple[str, str]]:
-    """Store and place of all that may be left of a segment."""
+    """Store and location of all data of a segment that may exist."""
     places = [(segment.store, segment.place)]
     return [*places, (LEDGER, segment.former_ledger)] if segment.former_ledger else places

@@ -1,10 +1,11 @@
-"""Writing: batches admitted, cut into entries, confirmed in order, answered.
+"""Writing: admits batches, packs them into entries, appends the entries, and answers each batch when it is durable.
 
-The law of this room: a batch is answered as written only when the store has confirmed its entry, or when a recovery has
-found the entry below the segment's final end. What is admitted keeps its order for good: a batch whose entry did not
-survive is cut again before anything that came after it.
+Invariants:
+- a batch is answered as written only after the store confirmed its entry, or a recovery found its entry at or below
+  the segment's final end;
+- admitted batches keep their order: a batch whose entry did not survive is packed again before any later batch.
 
-There is no linger: an entry is cut when the pipe has room or when enough bytes wait.
+There is no linger: an entry is packed when fewer than `inflight_entries_max` are in flight, or `cut_bytes` wait.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ CONTROL_TIMER = ("control",)
 
 
 class Writing:
-    """The way of batches through one owner. Effects are appended to the list each call is handed.
+    """Batches of one owner, from admission to answer. Each call appends its effects to `out`.
 
-    current: the segment appended to, None while there is none. is_cutting: whether entries may be cut into it.
+    current: the segment being appended to, None while there is none. is_cutting: whether it may take new entries.
     """
 
     __slots__ = (
@@ -65,9 +66,9 @@ class Writing:
         self.packer = Packer(table, options)
         self.current: OpenSegment | None = None
         self.is_cutting = False
-        self.txid = 0  # the last one given out
-        self.undecided: Place = (0, 0)  # nothing that is admitted from now on can come to lie below this place
-        self.pending_bytes = 0  # of all batches not yet answered
+        self.txid = 0  # the last one assigned
+        self.undecided: Place = (0, 0)  # (segment, entry): batches admitted from now on are written at or above this
+        self.pending_bytes = 0  # of all unanswered batches
         self.written_records = 0
         self.written_bytes = 0
         self._options = options
@@ -79,17 +80,17 @@ class Writing:
 
     @property
     def is_drained(self) -> bool:
-        """Everything admitted is confirmed."""
+        """Whether every admitted batch is confirmed."""
         return not self._waiting and not self._inflight
 
     @property
     def pipe_is_empty(self) -> bool:
-        """Nothing is appended that is not confirmed."""
+        """Whether every appended entry is confirmed."""
         return not self._inflight
 
     @property
     def under_way(self) -> PendingEntry | None:
-        """The first entry that is appended and not confirmed; all of them are of one segment."""
+        """The first appended and unconfirmed entry; all of these belong to one segment."""
         return self._inflight[0] if self._inflight else None
 
     # ---- admission --------------------------------------------------------------------------------------------------
@@ -97,9 +98,9 @@ class Writing:
     def admit(
         self, ticket: Ticket, request: WriteBatch, refusal: DLogError | None, out: list[Effect], *, is_confirmed: bool
     ) -> bool:
-        """Take a batch, or answer it at once. refusal: what to say to one that is new (a repeated one is answered).
+        """Admit a batch, or answer it at once. refusal: the error for a new batch; a repeated one is answered anyway.
 
-        False, and nothing is done: the answer would tell what is not in the log, and that is said only if
+        Returns False and does nothing if the answer would state that something is not in the log and not
         `is_confirmed` (see dlog/log/confirming.py).
         """
         verdict = self.table.judge(request)
@@ -124,7 +125,7 @@ class Writing:
             out.append(Answer(ticket, verdict))
         else:
             assert isinstance(verdict, DLogError)
-            not_written = isinstance(verdict, SequenceGapError)  # so it is as good as new
+            not_written = isinstance(verdict, SequenceGapError)  # so it is treated like a new batch
             if isinstance(verdict, ProducerUnknownError):
                 verdict.since = self.undecided
             error = refusal if refusal is not None and not_written else verdict
@@ -146,21 +147,21 @@ class Writing:
         try:
             count = record_set_count(request.body)
         except DamagedError as error:
-            return InvalidRequestError(f"a batch is a record set: {error}")
+            return InvalidRequestError(f"the batch is not a valid record set: {error}")
         if count != request.count or count < 1:
             return InvalidRequestError(
-                f"the batch holds another number of records: count={request.count} holds={count}"
+                f"the batch's record count does not match its records: count={request.count} holds={count}"
             )
         if txid is not None and not self.txid <= txid <= TXID_MAX:
-            return TxidOutOfOrderError(f"a txid may not fall, nor pass {TXID_MAX}: txid={txid} last={self.txid}")
+            return TxidOutOfOrderError(f"txids may not decrease or pass {TXID_MAX}: txid={txid} last={self.txid}")
         if self.pending_bytes + size > self._options.pending_bytes_max and self.pending_bytes:
-            return OverCapacityError(f"too many bytes wait for this stream: bytes={self.pending_bytes}")
+            return OverCapacityError(f"too many bytes wait for this stream, try later: bytes={self.pending_bytes}")
         return None
 
-    # ---- cutting ----------------------------------------------------------------------------------------------------
+    # ---- packing and appending --------------------------------------------------------------------------------------
 
     def cut(self, out: list[Effect]) -> None:
-        """Cut entries while the pipe has room, or more than an entry waits."""
+        """Pack and append entries, as many as the limits allow (see above)."""
         options, segment = self._options, self.current
         assert segment is not None
         while self._waiting and (
@@ -171,7 +172,7 @@ class Writing:
             self._append(pending, out)
 
     def append_control(self, out: list[Effect]) -> None:
-        """Let an entry carry the LAC, if nothing else does and nothing is on its way."""
+        """Append a control record with the LAC if no entry carries it and none is pending."""
         self._control_timer = False
         segment = self.current
         if segment is not None and self.is_cutting and self.is_drained and not segment.lac_is_carried:
@@ -188,7 +189,7 @@ class Writing:
     # ---- confirming -------------------------------------------------------------------------------------------------
 
     def appended(self, number: int, entry: int, out: list[Effect]) -> None:
-        """The store confirms everything up to `entry`; what is not of the current segment changes nothing."""
+        """The store confirmed every entry up to `entry`; ignored if it belongs to another segment."""
         segment = self.current
         if segment is None or number != segment.number or entry <= segment.lac:
             return
@@ -226,10 +227,10 @@ class Writing:
             self._control_timer = True
             out.append(SetTimer(CONTROL_TIMER, self._options.control_after_ms / 1000, can_wait=True))
 
-    # ---- segments come and go ---------------------------------------------------------------------------------------
+    # ---- start and end of a segment ---------------------------------------------------------------------------------
 
     def begin_segment(self, segment: OpenSegment, out: list[Effect]) -> None:
-        """Append to this segment from now on; the one before is at its end."""
+        """Append to this segment from now on; the previous one has ended."""
         assert not self._inflight, "nothing is on its way to another segment"
         self.current = segment
         self.undecided = (segment.number, 0)
@@ -237,13 +238,13 @@ class Writing:
         self.cut(out)
 
     def end_of_current(self) -> SegmentEnd:
-        """What the current segment holds, once nothing is on its way to it."""
+        """End of the current segment, once no entry is in flight."""
         segment = self.current
         assert segment is not None and self.pipe_is_empty and segment.lac == segment.next_entry - 1
         return SegmentEnd(EntryId(segment.lac), segment.last_slot, Txid(segment.last_txid), segment.records)
 
     def lose_segment(self) -> None:
-        """The store's writer is dead: what is on its way waits for a recovery to tell (see `resolve`)."""
+        """The segment takes no more entries. Those in flight are decided by a recovery (see `resolve`)."""
         self.current = None
         self.is_cutting = False
         self._control_timer = False
@@ -251,10 +252,10 @@ class Writing:
     def resolve(
         self, ends: dict[int, SegmentEnd | None], places: dict[int, tuple[str, str]], out: list[Effect]
     ) -> None:
-        """A recovery has found where segments end: answer what lies below, put the rest back in its old order.
+        """A recovery found where segments end: answer the entries that survived, queue the rest in its old order.
 
-        places: which segments those were. A Java writer that takes over deletes our empty segment and gives its number
-        to its own: what ends there says nothing of ours.
+        places: store and location of those segments. A Java writer that takes over deletes our empty segment and reuses
+        its number: the end of that other segment decides nothing about ours.
         """
         lost: list[PendingEntry] = []
         for pending in self._inflight:
@@ -272,7 +273,7 @@ class Writing:
         self._waiting[:0] = again
 
     def turn_away(self, error: DLogError, out: list[Effect]) -> None:
-        """Give back what waits and is not on its way to the store: it is not written, and may be sent again."""
+        """Refuse the batches that are in no entry yet: they are not written and may be sent again."""
         for batch in reversed(self._waiting):
             self.table.withdraw(batch)
             self.txid = batch.txid_before
@@ -283,7 +284,7 @@ class Writing:
         self._waiting_bytes = 0
 
     def fail_all(self, error: DLogError, unknown: DLogError, out: list[Effect]) -> None:
-        """Nothing will be answered as written any more. unknown: said to those whose entry is on its way."""
+        """Fail every batch. unknown: the error for those whose entry is in flight."""
         for pending in self._inflight:
             for batch in pending.batches:
                 out.extend(Answer(ticket, unknown) for ticket in batch.tickets)
@@ -296,13 +297,12 @@ class Writing:
 
 
 def tells_of_the_log(error: DLogError, request: WriteBatch) -> bool:
-    """Whether this refusal says that something is not in the log.
+    """Whether this refusal states that something is not in the log.
 
-    Every refusal says that this sending was not taken. Of a batch that was never sent before that is all there is to
-    say: this owner knows it whoever owns the stream by now, and what the client concludes for others by `expected` or
-    `since` the log checks when the next generation begins. Of one that was sent before, a refusal for good (fix, stop,
-    report) says that no sending was written, for only a batch that is new is refused so, and 530 and 535 are read off
-    the producer table.
+    Every refusal states that this attempt was not taken. For a batch sent for the first time that is all, and true
+    even if this owner was deposed; what the client concludes about other batches from `expected` or `since` is checked
+    when the producer's next generation begins. For a repeated batch, a final refusal (fix, stop, report) states that no
+    attempt was written, since only new batches are refused so, and 530 and 535 are derived from the producer table.
     """
     final = (Remedy.FIX, Remedy.STOP, Remedy.REPORT)
     return request.retry and (isinstance(error, ProducerUnknownError) or error.remedy in final)

@@ -1,4 +1,4 @@
-"""DLSN: the place of a record in its log. Order, bytes and text are DistributedLog's."""
+"""DLSN: the position of a record in its stream. Order, bytes and text are those of DistributedLog."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMBER = re.compile(r"\s*-?[0-9]{1,19}\s*\Z", re.ASCII)
 
 
 class DLSN(NamedTuple):
-    """Place of a record in its log; compares by segment, then entry, then slot."""
+    """Position of a record in its stream; compares by segment, then entry, then slot."""
 
     segment: SegmentNumber
     entry: EntryId
@@ -27,7 +27,7 @@ class DLSN(NamedTuple):
         return f"{self.segment}:{self.entry}:{self.slot}"
 
     def to_bytes(self) -> bytes:
-        """DistributedLog's version 1 form, 25 bytes."""
+        """DistributedLog's version 1 format, 25 bytes."""
         return _V1.pack(1, self.segment, self.entry, self.slot)
 
     def to_base64(self) -> str:
@@ -35,7 +35,7 @@ class DLSN(NamedTuple):
         return base64.b64encode(self.to_bytes()).decode()
 
     def next_slot(self, count: int = 1) -> DLSN:
-        """The place `count` records further in the same entry."""
+        """The DLSN `count` slots later in the same entry."""
         return DLSN(self.segment, self.entry, self.slot + count)
 
 
@@ -45,9 +45,9 @@ def of(segment: int, entry: int, slot: int) -> DLSN:
 
 
 def from_bytes(data: bytes | memoryview) -> DLSN:
-    """Read version 1 (25 bytes) or the padded version 0. Raises InvalidRequestError."""
+    """Decode version 1 (25 bytes) or the padded version 0. Raises InvalidRequestError."""
     if len(data) < _V1.size:
-        raise InvalidRequestError(f"a DLSN in bytes has at least {_V1.size} of them: length={len(data)}")
+        raise InvalidRequestError(f"a DLSN in bytes has at least {_V1.size} bytes: length={len(data)}")
     version, segment, entry, slot = _V1.unpack_from(data)
     if version not in (0, 1) or (version == 1 and len(data) != _V1.size):
         raise InvalidRequestError(f"not a DLSN: version={version} length={len(data)}")
@@ -55,9 +55,9 @@ def from_bytes(data: bytes | memoryview) -> DLSN:
 
 
 def parse(text: str) -> DLSN:
-    """Read `segment:entry:slot` (or commas), the last part or two may be left out (0), or DistributedLog's base64.
+    """Parse `segment:entry:slot` (or commas; missing parts are 0), or DistributedLog's base64.
 
-    Raises InvalidRequestError and says how a DLSN is written.
+    Raises InvalidRequestError, which names the format.
     """
     parts = text.strip().strip("()").replace(",", ":").split(":")
     if 1 <= len(parts) <= 3 and all(_NUMBER.match(part) for part in parts):

@@ -1,4 +1,4 @@
-"""Identifiers as distinct types, and the rules a name must obey before it may become one."""
+"""Identifiers as distinct types, and the checks of names that become identifiers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LedgerId = NewType("LedgerId", int)
 EntryId = NewType("EntryId", int)
 BookieId = NewType("BookieId", str)
 SegmentNumber = NewType("SegmentNumber", int)  # DistributedLog's log segment sequence number, first is 1
-Epoch = NewType("Epoch", int)  # of a stream's ownership; every claim adds one
+Epoch = NewType("Epoch", int)  # number of a claim on a stream; every claim adds one
 Txid = NewType("Txid", int)
 StreamName = NewType("StreamName", str)
 ProxyId = NewType("ProxyId", str)
@@ -30,7 +30,7 @@ _BOOKIE = re.compile(r"[a-zA-Z0-9:._\-]+\Z")
 def stream_name(text: str) -> StreamName:
     """Check a stream name: letters, digits, `.`, `_`, `-`, at most 200 characters, no leading dot.
 
-    Raises InvalidStreamNameError. Names are used as one znode each, so `/` is refused.
+    Raises InvalidStreamNameError. A name becomes one znode, so `/` is refused.
     """
     if not text:
         raise InvalidStreamNameError("a stream name may not be empty")

@@ -1,4 +1,4 @@
-"""Ledger metadata as a value: state, fragments, and the changes the protocol makes to them.
+"""Ledger metadata as a value: state, fragments, and the changes that the protocol makes.
 
 Bytes: dlog/wire/ledger_metadata.py. Source: BookKeeper `LedgerMetadataFormat`.
 """
@@ -13,7 +13,7 @@ from dlog.model.quorum import Quorum
 
 
 class LedgerState(enum.IntEnum):
-    """Numbers are those of the stored form."""
+    """State; numbers as in the stored format."""
 
     OPEN = 1
     IN_RECOVERY = 2
@@ -21,7 +21,7 @@ class LedgerState(enum.IntEnum):
 
 
 class DigestType(enum.IntEnum):
-    """Numbers are those of the stored form."""
+    """Digest; numbers as in the stored format."""
 
     CRC32 = 1
     HMAC = 2
@@ -38,7 +38,7 @@ class LedgerKey:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Entries from `first_entry` up to the next fragment's are striped over this ensemble; order matters."""
+    """Entries from `first_entry` up to the next fragment's are striped over this ensemble, in its order."""
 
     first_entry: EntryId
     ensemble: tuple[BookieId, ...]
@@ -46,7 +46,7 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerMetadata:
-    """What ZooKeeper knows of a ledger. `last_entry` and `length` count only once the state is CLOSED."""
+    """A ledger's metadata. `last_entry` and `length` are valid only once the state is CLOSED."""
 
     quorum: Quorum
     fragments: tuple[Fragment, ...]
@@ -78,7 +78,7 @@ class LedgerMetadata:
         return self.state is LedgerState.CLOSED
 
     def with_ensemble(self, first_entry: EntryId, ensemble: tuple[BookieId, ...]) -> LedgerMetadata:
-        """From `first_entry` on use this ensemble; replaces the last fragment if it begins there, else appends."""
+        """Use this ensemble from `first_entry` on: replaces the last fragment if it begins there, else adds one."""
         last = self.fragments[-1]
         assert first_entry >= last.first_entry, "fragments start at increasing entries"
         kept = self.fragments[:-1] if last.first_entry == first_entry else self.fragments

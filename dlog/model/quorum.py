@@ -1,4 +1,4 @@
-"""Quorums: who stores an entry, when it is safe, and when enough have answered to know that nothing was missed.
+"""Quorums: which bookies store an entry, when it is durable, when enough bookies answered to miss no entry.
 
 Source: BookKeeper protocol; specs in docs/protocol.md.
 """
@@ -27,19 +27,18 @@ class Quorum:
             )
 
     def write_set(self, entry_id: int) -> tuple[int, ...]:
-        """Indices into the ensemble that store this entry, in striping order."""
+        """Bookie indexes (in the ensemble) that store this entry, in striping order."""
         return tuple((entry_id + i) % self.ensemble for i in range(self.write))
 
     @property
     def negatives_needed(self) -> int:
-        """How many of a write set must say "no such entry" before it is certain that the entry was never confirmed."""
+        """How many of a write set must reply "no such entry" until it is certain that it was never confirmed."""
         return self.write - self.ack + 1
 
     def covered(self, answered: Collection[int]) -> bool:
-        """Whether the answers of these ensemble indices reach every possible ack quorum.
+        """Whether every possible ack quorum includes a bookie that answered (by bookie index).
 
-        False as long as some write set holds Qa or more members that have not answered: they could have
-        confirmed an entry that we did not hear of.
+        False while some write set has Qa or more members without an answer: they may have confirmed an unseen entry.
         """
         for start in range(self.ensemble):
             silent = sum(1 for i in range(self.write) if (start + i) % self.ensemble not in answered)

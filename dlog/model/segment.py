@@ -1,7 +1,7 @@
-"""A stream's metadata as a value: its segments in order, truncation, settings, and the owner's claim.
+"""A stream's metadata as an immutable value: segments in order, truncation, settings, and the owner's claim.
 
-Znodes and strings: dlog/wire/stream_metadata.py and dlog/io/stream_metadata.py. Source: DistributedLog
-`LogSegmentMetadata` version 5; the owner's claim and the settings are ours and lie in znodes Java skips.
+Stored format: dlog/wire/stream_metadata.py and dlog/io/stream_metadata.py. Source: DistributedLog `LogSegmentMetadata`
+version 5; the claim and the settings are ours, in znodes that Java skips.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LEDGER = "ledger"  # name of the store of ledgers
 
 @dataclass(frozen=True, slots=True)
 class StreamKey:
-    """Metadata key of one stream: segment list, owner claim, settings, read and changed as one (dlog/machine.py)."""
+    """Metadata key of one stream: segment list, claim and settings are read and changed as one (dlog/machine.py)."""
 
     stream: StreamName
 
 
 class Truncation(enum.IntEnum):
-    """Numbers are those of the stored form."""
+    """State; numbers as in the stored format."""
 
     ACTIVE = 0
     PARTIAL = 1
@@ -37,12 +37,12 @@ class Truncation(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """One log segment. `place` is the store's name for it: the ledger id in decimal on the ledger store.
+    """One log segment. place: its location in its store (the ledger id in decimal, or the object path).
 
     Completed: `last_*`, `record_count` and `completed_unix_ms` are set. In progress: last_entry is NO_ENTRY and
-    completed_unix_ms 0. completed_unix_ms is what the writer says, at least the newest label of its records;
-    metadata_unix_ms is when the completed segment was put into metadata by metadata's own clock, 0 if not known.
-    former_ledger: in which ledger it lay, if it lies elsewhere now; that may be there still, or gone.
+    completed_unix_ms 0. completed_unix_ms: the writer's time, at least the latest label of its records;
+    metadata_unix_ms: when the completed segment was written to metadata, by metadata's clock, 0 if unknown.
+    former_ledger: the ledger that it was moved from, if any, which may still exist.
     """
 
     number: SegmentNumber
@@ -56,18 +56,18 @@ class Segment:
     last_slot: int = -1
     record_count: int = 0
     completed_unix_ms: int = 0
-    metadata_unix_ms: int = field(default=0, compare=False)  # given by metadata, not written
-    metadata_version: int = field(default=0, compare=False)  # of this segment there; given by metadata, not written
+    metadata_unix_ms: int = field(default=0, compare=False)  # set by metadata, not written
+    metadata_version: int = field(default=0, compare=False)  # version of its znode; set by metadata, not written
     truncation: Truncation = Truncation.ACTIVE
     min_entry: EntryId = EntryId(0)
     min_slot: int = 0
     start_sequence_id: int = -1
     region: int = 0
-    version: int = 5  # of the stored form
+    version: int = 5  # of the stored format
 
     @property
     def first_dlsn(self) -> DLSN:
-        """The first place that may still be read."""
+        """The first DLSN that may be read."""
         return of(self.number, self.min_entry, self.min_slot)
 
     @property
@@ -76,32 +76,32 @@ class Segment:
 
     @property
     def places(self) -> tuple[tuple[str, str], ...]:
-        """Store and place where it lies, and the ledger where it lay before it was moved."""
+        """Store and location of the segment, and of the ledger that it was moved from."""
         here = (self.store, self.place)
         return (here, (LEDGER, self.former_ledger)) if self.former_ledger else (here,)
 
     def is_move_of(self, known: Segment) -> bool:
-        """Whether this is the segment `known`, moved to another place since: only completed segments are moved, with
-        the same entries under the same ids (`Relocate` in dlog/log/changes.py)."""
+        """Whether this is the segment `known`, maybe moved since: only completed segments are moved, with the same
+        entries and ids (`Relocate` in dlog/log/changes.py)."""
         is_same = (self.number, self.first_txid) == (known.number, known.first_txid)
         return self.completed and is_same and known.completed_unix_ms in (0, self.completed_unix_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """Who may write: the newest claim. Only a compare-and-set that adds one to the epoch replaces it."""
+    """The newest claim: its proxy may write. Only a compare-and-set that adds one to the epoch replaces it."""
 
     epoch: Epoch = Epoch(0)
     proxy: ProxyId = ProxyId("")
-    address: str = ""  # host:port clients connect to
+    address: str = ""  # host:port to which clients connect
     claim: str = ""  # nonce of the claim, to recognise our own write after a lost reply
-    released: bool = False  # handed back on purpose: anybody may claim without evidence
-    deleted: bool = False  # the stream is deleted: nobody reads or claims it, what is left is removed
+    released: bool = False  # released on purpose: any proxy may claim without evidence
+    deleted: bool = False  # the stream is deleted: it is not read or claimed, its remains are being removed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSettings:
-    """What was chosen for a stream at its creation and may be changed for its next segment."""
+    """Settings chosen at a stream's creation; changes apply from the next segment on, that of retention at once."""
 
     store: str = "ledger"
     quorum: Quorum = field(default_factory=Quorum)
@@ -112,18 +112,18 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamMetadata:
-    """A stream as metadata knows it; one compare-and-set changes all of it at once."""
+    """A stream's metadata; one compare-and-set changes all of it at once."""
 
     name: StreamName
-    segments: tuple[Segment, ...] = EMPTY  # that may be read, by number; numbers are dense
-    truncated: tuple[Segment, ...] = EMPTY  # before the trim point, lower numbers than `segments`: to be deleted
-    max_segment: SegmentNumber = SegmentNumber(0)  # highest number ever given out
+    segments: tuple[Segment, ...] = EMPTY  # readable ones, by number; numbers are dense
+    truncated: tuple[Segment, ...] = EMPTY  # before the truncation point, lower numbers than `segments`: to be deleted
+    max_segment: SegmentNumber = SegmentNumber(0)  # highest number ever assigned
     max_txid: Txid = Txid(0)  # of completed segments; 2**63-1 once sealed
-    allocated: str = ""  # place of a segment created ahead of need and not yet in `segments`
+    allocated: str = ""  # name of a segment that is created, or dropped, and not in `segments`; see `allocated_name`
     owner: Owner = field(default_factory=Owner)
     settings: StreamSettings = field(default_factory=StreamSettings)
     sinks: tuple[SinkRecord, ...] = ()  # by name, one each
-    life: str = field(default="", compare=False)  # given by the store at creation: another for each stream of the name
+    life: str = field(default="", compare=False)  # incarnation: set at creation, unique among streams of this name
     changed_unix_ms: int = field(default=0, compare=False)  # metadata's own clock at the last change; not written
 
     def __post_init__(self) -> None:
@@ -142,27 +142,27 @@ class StreamMetadata:
 
     @property
     def listed(self) -> SegmentList:
-        """Every segment that metadata names: the truncated ones first."""
+        """Every segment in metadata, the truncated ones first."""
         return self._truncated.joined(self._segments)
 
     def changes_since(self, before: StreamMetadata) -> Iterator[tuple[Segment | None, Segment | None]]:
-        """Segments that metadata names otherwise than in `before`, as pairs (before, now), by number; None: not at all.
-        That a segment was truncated is none of them."""
+        """Segments in metadata that differ from `before`, as pairs (before, now), by number; None: not there. A
+        segment that became truncated without another change is not among them."""
         return differences(before.listed, self.listed)
 
     def readable_changes_since(self, before: StreamMetadata) -> Iterator[tuple[Segment | None, Segment | None]]:
-        """Segments that may be read, as `changes_since`: one that was truncated is there in `before` and not now."""
+        """As `changes_since`, of readable segments: one that became truncated is there in `before` and not now."""
         return differences(before._segments, self._segments)
 
     def stamped(self, unix_ms: int) -> StreamMetadata:
-        """As metadata has written it just now, when its own clock said `unix_ms`: segments whose completion was part of
-        that change are stamped with it. Looks at every segment."""
+        """This value after metadata wrote it at `unix_ms` by its own clock: segments completed by that change are
+        stamped with it. Looks at every segment."""
         completed = [s for s in self.listed if s.completed and not s.metadata_unix_ms]
         value = replace(self, changed_unix_ms=unix_ms)
         return value.with_stamps({s.number: replace(s, metadata_unix_ms=unix_ms) for s in completed})
 
     def with_stamps(self, stamped: Mapping[int, Segment]) -> StreamMetadata:
-        """With these in the place of the segments of their numbers: as these are, but for what metadata gives them."""
+        """Replace segments by these, which differ only in the fields that metadata sets. stamped: by number."""
         if not stamped:
             return self
         below = {number: s for number, s in stamped.items() if number < self.first_number}
@@ -170,14 +170,14 @@ class StreamMetadata:
         return replace(self, segments=self._segments.updated(above), truncated=self._truncated.updated(below))
 
     def segment(self, number: int) -> Segment | None:
-        """The segment with this number, if it may be read."""
+        """The readable segment with this number."""
         return self._segments.find(number)
 
     def expires_unix_ms(self, segment: Segment) -> int | None:
-        """When the stream's retention is over for a segment; None: never, as far as is known now.
+        """When the stream's retention is over for a segment; None: never, as far as is known.
 
-        Its age begins at the later of two moments: when its writer says that it was completed, and when metadata got to
-        know of that by metadata's own clock. A segment of which one is not known has no age.
+        Its age starts at the later of two times: its completion by its writer's clock, and the write of the completed
+        segment by metadata's clock. A segment without the latter has no age.
         """
         if self.settings.retention_s <= 0 or not segment.completed or segment.metadata_unix_ms <= 0:
             return None
@@ -185,7 +185,7 @@ class StreamMetadata:
         return completed_ms + int(self.settings.retention_s * 1000)
 
     def truncated_segment(self, number: int) -> Segment | None:
-        """The segment with this number, if it is truncated and metadata names it still."""
+        """The truncated segment with this number, if it is still in metadata."""
         return self._truncated.find(number)
 
     @property
@@ -198,14 +198,14 @@ class StreamMetadata:
 
     @property
     def first_number(self) -> int:
-        """The trim point: no segment with a lower number may be read. 0: there was never a segment."""
+        """Segment of the truncation point: those with lower numbers may not be read. 0: there was never a segment."""
         if self.segments:
             return self.segments[0].number
         return self.truncated[-1].number + 1 if self.truncated else self.max_segment
 
     @property
     def first_dlsn(self) -> DLSN:
-        """The first place that may still be read; of an empty list where the next segment begins."""
+        """The first DLSN that may be read; for an empty list the start of the next segment."""
         return self.segments[0].first_dlsn if self.segments else of(self.next_number(), 0, 0)
 
     @property
@@ -213,19 +213,19 @@ class StreamMetadata:
         return next((s for s in reversed(self.segments) if s.completed), None)
 
     def next_number(self, dropped: Collection[int] = ()) -> SegmentNumber:
-        """The number that the next segment is given; numbers are dense. dropped: numbers of segments in progress that
-        are empty and leave the list; the first of them comes again."""
+        """The number of the next segment; numbers are dense. dropped: numbers of empty segments in progress that leave
+        the list; the first of them is reused."""
         last = next((s for s in reversed(self.segments) if s.completed or s.number not in dropped), None)
         if last is not None:
             return SegmentNumber(last.number + 1)
         return SegmentNumber(max(1, self.first_number))
 
     def segment_at(self, store: str, place: str) -> Segment | None:
-        """The segment, truncated or not, that lies at this place, or lay in this ledger before it was moved."""
+        """The segment, truncated or not, that has this location, or had it before it was moved from a ledger."""
         return self._segments.find_place(store, place) or self._truncated.find_place(store, place)
 
     def first_reaching(self, least: int, *, by_time: bool) -> Segment | None:
-        """The first segment that may be read and is in progress, or ends with a txid (by_time: at a time) of at least
+        """The first readable segment that is in progress, or ends with a txid (by_time: at a time) of at least
         `least`."""
         return self._segments.first_reaching(least, by_time=by_time)
 
@@ -233,21 +233,21 @@ class StreamMetadata:
         return next((record for record in self.sinks if record.last.sink == name), None)
 
     def with_sink(self, record: SinkRecord) -> StreamMetadata:
-        """Remember this of its sink, in the place of what was."""
+        """Set the record of its sink."""
         others = [known for known in self.sinks if known.last.sink != record.last.sink]
         return replace(self, sinks=tuple(sorted([*others, record], key=lambda r: r.last.sink)))
 
     def has_lost(self, number: int) -> bool:
-        """Whether a segment was truncated, with all that was before it."""
+        """Whether a segment, and every earlier one, was truncated."""
         return number < self.first_number
 
     def has_dropped(self, number: int, place: str) -> bool:
-        """Whether a segment that was in the list was taken out as empty; its number may have come again."""
+        """Whether a segment that was listed was removed as empty; its number may have been reused."""
         listed = self.segment(number)
         return listed.place != place if listed is not None else not self.has_lost(number)
 
     def with_segment(self, *segments: Segment) -> StreamMetadata:
-        """Add segments, or put them in the places of those with their numbers."""
+        """Add segments, or replace those with the same numbers."""
         return replace(
             self,
             segments=self._segments.updated({s.number: s for s in segments}),
@@ -255,12 +255,12 @@ class StreamMetadata:
         )
 
     def without_segment(self, number: int) -> StreamMetadata:
-        """Take out a segment that may be read."""
+        """Remove a readable segment."""
         return replace(self, segments=self._segments.updated({number: None}))
 
     def trimmed(self, number: int) -> StreamMetadata:
-        """Move the trim point to this segment: those before it may not be read any more. The trim point stops at a
-        segment in progress, which somebody may still be writing, and at the last one, which the next one follows."""
+        """Truncate the segments before this one. Stops at the first segment in progress, which may still be written,
+        and at the last one, which the next one's number follows."""
         bounds = [number, *(s.number for s in self.in_progress[:1]), *(s.number for s in self.segments[-1:])]
         at = self._segments.index_of(min(bounds))
         if at == 0:
@@ -269,7 +269,7 @@ class StreamMetadata:
         return replace(self, segments=kept, truncated=self._truncated.joined(below))
 
     def with_marks(self, upto: int) -> StreamMetadata:
-        """Say of the truncated segments up to this number, in DistributedLog's form, that they are."""
+        """Mark the truncated segments up to this number as truncated in DistributedLog's format."""
         marked: dict[int, Segment | None] = {}
         for segment in self.truncated:
             if segment.number > upto:
@@ -279,5 +279,5 @@ class StreamMetadata:
         return replace(self, truncated=self._truncated.updated(marked)) if marked else self
 
     def without_truncated(self, upto: int) -> StreamMetadata:
-        """Forget the truncated segments up to this number; their data are deleted."""
+        """Remove the truncated segments up to this number; their data are deleted."""
         return replace(self, truncated=self._truncated.split(self._truncated.index_of(upto + 1))[1])

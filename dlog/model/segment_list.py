@@ -1,4 +1,4 @@
-"""The segments of a stream as an immutable list that is indexed by number."""
+"""An immutable list of a stream's segments, with lookup by number, location and end."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ if TYPE_CHECKING:
     from dlog.model.segment import Segment
 
 _BLOCK = 256  # segments that `differences` compares at once
-_SCANNED = 32  # a list of so many is looked through for segments in progress each time, a longer one once
-_OPEN = 1 << 63  # as the end of a segment in progress: beyond every txid and time
-_PLACES_SPARE = 1000  # places of segments that left the list are kept among the others up to so many more than it has
+_SCANNED = 32  # up to this length a list is scanned for segments in progress each time, a longer one once
+_OPEN = 1 << 63  # the end of a segment in progress: above every txid and time
+_PLACES_SPARE = 1000  # a table is handed on while it has at most twice as many locations as the list, plus this
 
-Places = dict[tuple[str, str], tuple[int, ...]]  # by store and place: numbers of segments that lie or lay there
+Places = dict[tuple[str, str], tuple[int, ...]]  # by store and location: numbers of segments that have or had it
 
 
 class SegmentList(tuple["Segment", ...]):
-    """Segments in the order of their numbers, each number once. A tuple of them in every other respect.
+    """A tuple of segments, ordered by number, each number once.
 
     A search looks at O(log n) segments. A changed copy looks at the changed ones and copies the references to the
-    others, which the interpreter does at some 2 ns each.
+    others, at some 2 ns each.
 
-    What is found by place or by end needs a table that is made when it is asked for the first time, by looking at every
-    segment. A changed copy takes the table over, with the changes; parts that a list was split into share its table.
+    Lookup by location or by end uses a table that is built at the first such lookup, by looking at every segment. A
+    changed copy takes the table over, with the changes; the parts of a split list share its table.
     """
 
     _in_progress: tuple[Segment, ...]
-    _part_of: tuple[SegmentList, int]  # the list that this one was split from, and at which index it begins there
+    _part_of: tuple[SegmentList, int]  # the list that this one was split from, and its first index there
     _by_place: Places
 
     @property
     def in_progress(self) -> tuple[Segment, ...]:
-        """Segments that are not completed. Looks at every segment only for a list that was not made from another."""
+        """Segments that are not completed. A long list made from another one does not look at every segment."""
         if len(self) <= _SCANNED:
             return tuple(s for s in self if not s.completed)
         found: tuple[Segment, ...] | None = self.__dict__.get("_in_progress")
@@ -51,7 +51,7 @@ class SegmentList(tuple["Segment", ...]):
         return self[at] if at < len(self) and self[at].number == number else None
 
     def find_place(self, store: str, place: str) -> Segment | None:
-        """The segment that lies at this place, or lay in this ledger before it was moved; None if there is none."""
+        """The segment that has this location, or had it before it was moved from a ledger; None if there is none."""
         for number in self._places().get((store, place), ()):
             segment = self.find(number)
             if segment is not None and (store, place) in segment.places:
@@ -61,15 +61,15 @@ class SegmentList(tuple["Segment", ...]):
     def first_reaching(self, least: int, *, by_time: bool) -> Segment | None:
         """The first segment that is in progress or ends with a txid (by_time: at a time) of at least `least`.
 
-        Ends may fall from one segment to the next: a writer's clock was behind, or a segment holds no record. So what
-        is searched is the highest end of all segments up to each.
+        Ends may decrease from one segment to the next: a writer's clock was behind, or a segment has no record. So the
+        search uses the highest end of all segments up to each.
         """
         known, offset = self._highest_ends(by_time)
         at = bisect_left(known, least, offset, offset + len(self)) - offset
         return self[at] if at < len(self) else None
 
     def updated(self, changes: Mapping[int, Segment | None]) -> SegmentList:
-        """With these segments put in, in the place of those with their numbers; None takes a number out."""
+        """A copy with these segments added, replacing those with the same numbers; None removes a number."""
         items: list[Segment] = []
         done = 0
         for number in sorted(changes):
@@ -88,7 +88,7 @@ class SegmentList(tuple["Segment", ...]):
         return made
 
     def split(self, at: int) -> tuple[SegmentList, SegmentList]:
-        """The first `at` segments, and the others."""
+        """The first `at` segments, and the rest."""
         if at <= 0 or not self:
             return EMPTY, self
         before, after = SegmentList(self[:at]), SegmentList(self[at:])
@@ -100,7 +100,7 @@ class SegmentList(tuple["Segment", ...]):
         return before, after
 
     def joined(self, after: SegmentList) -> SegmentList:
-        """This list and, behind it, another one with higher numbers."""
+        """This list followed by another one with higher numbers."""
         if not self or not after:
             return self or after
         made = SegmentList((*self, *after))
@@ -110,8 +110,8 @@ class SegmentList(tuple["Segment", ...]):
     # ---- tables ------------------------------------------------------------------------------------------------------
 
     def _places(self) -> Places:
-        """Of this list, and of others that it was made from or that were made from it: what is found is to be checked.
-        No place of a segment of this list is missing."""
+        """Locations of this list and of lists that share its table, so the caller checks what it finds. No location of
+        this list is missing."""
         if not self:
             return {}
         whole: SegmentList = self.__dict__.get("_part_of", (self, 0))[0]
@@ -122,11 +122,11 @@ class SegmentList(tuple["Segment", ...]):
         return places
 
     def _highest_ends(self, by_time: bool) -> tuple[list[int], int]:
-        """The highest end of all segments up to each, and at which index of it this list begins."""
+        """For each segment the highest end up to it, and the index at which this list begins there."""
         whole, offset = self.__dict__.get("_part_of", (self, 0))
         known: list[int] = whole._ends(by_time)
         if offset and self and known[offset - 1] > _end_of(self[0], by_time):
-            return self._ends(by_time), 0  # a segment before this part counts for it no more
+            return self._ends(by_time), 0  # an end before this part is higher, and must not count here
         return known, offset
 
     def _ends(self, by_time: bool) -> list[int]:
@@ -138,7 +138,7 @@ class SegmentList(tuple["Segment", ...]):
         return known
 
     def _hand_tables_on(self, made: SegmentList, first: int, changed: Iterable[Segment | None]) -> None:
-        """To a copy that differs from the segment with number `first` on."""
+        """Hand the tables to a copy that differs from segment number `first` on."""
         whole: SegmentList = self.__dict__.get("_part_of", (self, 0))[0]
         places: Places | None = self.__dict__.get("_by_place") or whole.__dict__.get("_by_place")
         if places is not None and len(places) <= 2 * len(made) + _PLACES_SPARE:
@@ -151,7 +151,7 @@ class SegmentList(tuple["Segment", ...]):
                 made.__dict__[name] = known[begin : begin + at]
 
     def __reduce__(self) -> tuple[type[SegmentList], tuple[tuple[Segment, ...]]]:
-        """What is sent to another process are the segments alone."""
+        """Pickle the segments only, without the tables."""
         return SegmentList, (tuple(self),)
 
     def _remember(self, in_progress: Iterable[Segment]) -> None:
@@ -163,10 +163,10 @@ EMPTY = SegmentList()
 
 
 def differences(before: SegmentList, after: SegmentList) -> Iterator[tuple[Segment | None, Segment | None]]:
-    """Pairs (before, after) of what differs, by number; None: the list has no segment of that number.
+    """Pairs (before, after) of segments that differ, by number; None: that list has none with this number.
 
-    Segments that both lists share are compared by reference, a block at a time: lists made from one another cost
-    O(n / 256 + differences) steps, and the interpreter's comparison of n references.
+    Shared segments are compared by reference, a block at a time: for lists made from one another that takes O(n / 256 +
+    differences) steps, and the interpreter's comparison of n references.
     """
     old = new = 0
     while old < len(before) and new < len(after):

@@ -1,17 +1,16 @@
-"""Batches of a sink: who writes them, which they are, and what is remembered of the last one.
+"""Batches of a sink: their identity, the stream's record of the last one, and which unused stages may be deleted.
 
 A sink (a Spark query that writes to the stream, a copy job) numbers its batches and may repeat one whose outcome it
-does not know, also after a restart. The stream remembers for each sink the last batch that was begun; which of two
-programs may go on under one name is decided by `epoch`, given by a person: a higher one shuts out the lower.
+does not know, also after a restart. The stream records for each sink the last batch that was begun. If two programs
+use one name, `epoch`, chosen by an operator, decides: a higher one shuts out the lower.
 
-What tasks staged in vain is swept, but nothing that somebody may still have taken in: a stage goes once its stream was
-seen to refuse it for ever, and was looked at again behind that and does not list it. Age says what is worth a look.
-
-Of writes without a number no stream remembers anything, so who sweeps and who has them taken in decide it between them,
-by compare-and-set on the stage's registration: the driver says that the stage is offered before it asks the stream's
-owner, the sweeper says that it is swept before it deletes. The second of them sees the first and leaves it. What was
-offered stays, however old by whatever clock, until the stream lists it or refuses everybody: the request may still be
-on its way.
+Invariants of sweeping (deleting stages that were written in vain):
+- no stage that may still be imported is deleted: it goes only after a look at its stream showed that the stream refuses
+  it for ever, and a later look shows that it is not listed. Age only decides which stages are looked at;
+- streams record nothing of writes without a batch number. For their stages, importer and sweeper decide by
+  compare-and-set on the stage's registration: the Spark driver marks it as offered before it asks the stream's owner,
+  the sweeper as swept before it deletes; the second one sees the first mark and leaves the stage alone. An offered
+  stage stays, however old, until the stream lists it or refuses all imports: the request may still be in flight.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import TypeGuard
 from dlog.errors import DLogError, InvalidRequestError
 from dlog.model.ids import StreamName, stream_name
 
-SINKS_MAX = 1000  # remembered of one stream
+SINKS_MAX = 1000  # records per stream
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,199}\Z", re.ASCII)
 _PLACE = re.compile(r"(0|[1-9][0-9]{0,18})\Z")  # a ledger id
@@ -34,7 +33,7 @@ _NUMBERS_END = 1 << 63
 
 
 def sink_name(text: str) -> str:
-    """The name of a sink, or of a query. Raises InvalidRequestError."""
+    """Check the name of a sink or of a query. Raises InvalidRequestError."""
     if not _NAME.match(text):
         raise InvalidRequestError(
             f"a sink's name is letters, digits and . _ : -, at most 200, a letter or digit first: name={text[:60]!r}"
@@ -44,7 +43,7 @@ def sink_name(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SinkBatch:
-    """One batch. sink: its name. query: which program counts, another one for each beginning from batch 0."""
+    """One batch. sink: its sink's name. query: id of the query, a new one for each start at batch 0."""
 
     sink: str
     epoch: int
@@ -53,32 +52,32 @@ class SinkBatch:
 
     @property
     def producer(self) -> bytes:
-        """Under which producer id the batch is appended, where it is: its own, so that it is appended once."""
+        """The producer id for appending the batch: unique per batch, so that it is appended once."""
         text = "\0".join((self.sink, str(self.epoch), self.query, str(self.batch)))
         return hashlib.blake2b(text.encode(), digest_size=16, person=b"dlog sink").digest()
 
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """The last batch of a sink. since: it is appended, and nothing of it lies below this segment and entry; None: it
-    was taken in as segments, and is done."""
+    """The last batch of a sink. since: it is or was to be appended, not below this segment and entry; None: it was
+    imported, and is done."""
 
     last: SinkBatch
     since: tuple[int, int] | None = None
 
 
 class Standing(enum.Enum):
-    """What a batch is to what is remembered of its sink."""
+    """A batch compared with the record of its sink."""
 
     NEW = 0
-    REPEATED = 1  # the last one, which is appended, or was to be
+    REPEATED = 1  # the recorded batch, which was appended or was to be
     DONE = 2
-    SHUT_OUT = 3  # a program of a higher epoch writes
-    ANOTHER = 4  # another program writes under the same epoch
+    SHUT_OUT = 3  # a program with a higher epoch writes
+    ANOTHER = 4  # another program writes with the same epoch
 
 
 def standing(record: SinkRecord | None, batch: SinkBatch) -> Standing:
-    """Judge a batch."""
+    """Compare a batch with the record of its sink."""
     if record is None or batch.epoch > record.last.epoch:
         return Standing.NEW
     if batch.epoch < record.last.epoch:
@@ -95,10 +94,10 @@ def standing(record: SinkRecord | None, batch: SinkBatch) -> Standing:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredStage:
-    """A stage: the ledger it is, the stream it was written for, whose batch, and when it was begun by some clock.
+    """A registered stage: its ledger id (place), stream and batch, and when it was begun, by the writer's clock.
 
-    life: which stream of that name; "": not known. is_offered: a write without a number is about to have it taken in.
-    is_swept: somebody is about to delete it.
+    life: incarnation of the stream; "": unknown. is_offered: a write without a batch number is about to have it
+    imported. is_swept: a sweeper is about to delete it.
     """
 
     place: str
@@ -111,7 +110,7 @@ class RegisteredStage:
 
 
 def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | None:
-    """What was registered of a stage, from JSON; None if it cannot be understood: then it is nobody's to sweep."""
+    """Decode a stage's registration from JSON; None if it is not valid: such a stage is never swept."""
     if not isinstance(told, dict) or not _PLACE.match(place) or int(place) >= _NUMBERS_END:
         return None
     stream, query = told.get("stream"), told.get("query")
@@ -130,14 +129,14 @@ def registered_stage(sink: str, place: str, told: object) -> RegisteredStage | N
 
 
 def _is_count(value: object) -> TypeGuard[int]:
-    """A bool is none, though it is an int to Python."""
+    """Whether it is a non-negative 63-bit integer; a bool is not."""
     return type(value) is int and 0 <= value < _NUMBERS_END
 
 
 @dataclass(frozen=True, slots=True)
 class StreamLook:
-    """One reading of a stage's stream. record: what it remembers of the sink. places: of its segments, in the store of
-    stages. is_open: or it is sealed or gone, and refuses everybody. life: which stream of that name it is."""
+    """One look at a stage's stream. record: of the sink. places: locations of its segments in the stages' store.
+    is_open: False if it is sealed or deleted, and refuses all imports. life: its incarnation."""
 
     record: SinkRecord | None = None
     places: frozenset[str] = frozenset()
@@ -146,29 +145,29 @@ class StreamLook:
 
 
 class Verdict(enum.Enum):
-    """What becomes of a registered stage."""
+    """What to do with a registered stage."""
 
-    STAYS = 0  # somebody may have it taken in yet, or it is too young to be worth a look
-    LOOK = 1  # read its stream, once more, and ask again
-    LISTED = 2  # it is a segment: not registered any more, and never deleted
-    GOES = 3  # nobody will take it in: it is deleted
+    STAYS = 0  # it may still be imported, or is too young for a look
+    LOOK = 1  # look at its stream (again), then judge again
+    LISTED = 2  # it is a segment: remove the registration, never delete it
+    GOES = 3  # it will never be imported: delete it
 
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """What a sweeper knows by itself. done: a batch of its own that was decided. before_unix_ms: what others began
-    earlier is worth a look. is_numbered: streams remember batches of this sink; of others a registration says it."""
+    """The rule of one sweeper. done: its own last decided batch. before_unix_ms: look at stages that others began
+    earlier. is_numbered: streams record batches of this sink; otherwise the registration counts."""
 
     done: SinkBatch
     before_unix_ms: float
     is_numbered: bool = True
 
     def judge(self, stage: RegisteredStage, looks: Sequence[StreamLook]) -> Verdict:
-        """Judge a stage by the looks at its stream so far, each begun when the one before had come back.
+        """Judge a stage by the looks at its stream so far, each begun after the previous one was complete.
 
-        The first must show that the stage is refused; the list counts as the last shows it. A stage that was taken in
-        was so before it was refused, and a look behind that finds it. A stream that takes it again is another one, made
-        anew under the name.
+        Every look must show that the stage is refused; the segment list of the last one counts. If the stage was
+        imported, that was before it was refused, so a later look shows it. A stream that accepts it again is another
+        incarnation.
         """
         if not self._is_worth_a_look(stage):
             return Verdict.STAYS
@@ -184,12 +183,12 @@ class Sweep:
         return stage.unix_ms < self.before_unix_ms
 
     def _is_refused(self, stage: RegisteredStage, look: StreamLook) -> bool:
-        """Whether this stream will never take it in. One of ours that was to be appended was, since it is decided, and
-        the log says so to whoever asks."""
+        """Whether this stream will never import the stage. A REPEATED batch of our own is refused too: it is decided,
+        so it was appended, which the log shows."""
         if not look.is_open:
             return True
         if stage.life and look.life and stage.life != look.life:
-            return True  # taken in is what names the life that it was written for
+            return True  # an import names the incarnation that the stage was written for
         if not self.is_numbered:
             return not stage.is_offered or self._is_own(stage) or stage.place in look.places
         verdict = standing(look.record, stage.batch)

@@ -39,10 +39,12 @@ class WriteOptions(ServingOptions):
     streams_max: int = option(
         10_000, "streams owned; beyond it one is handed back once it was quiet for a second", sim=(2, 50)
     )
-    ping_every_s: float = option(
-        0.15, "time between pings of each other write proxy", sim=(0.01, 0.5)
+    ping_every_s: float = option(0.15, "time between pings of each other write proxy", sim=(0.01, 0.5))
+    ping_timeout_s: float = option(
+        0.3,
+        "least time without an answer, after which a proxy is suspected",
+        sim=(0.05, 1.0),
     )
-    ping_timeout_s: float = option(0.3, "time without an answer, after which a proxy is suspected, if its answers usually come sooner", sim=(0.05, 1.0))
     inflight_entries_max: int = option(3, "entries of a stream sent to the store and not confirmed", sim=(1, 4))
     cut_bytes: int = option(
         256 * KiB, "bytes of waiting batches that make an entry, even while others are in flight", sim=(64, 2 * KiB)

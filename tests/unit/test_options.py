@@ -119,7 +119,7 @@ def test_times(text: str, unix_ms: int) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("20261120", "ten digits is unix seconds"),
+        ("20261120", "ten digits for unix seconds"),
         ("0", "ten digits"),
         ("1000", "ten digits"),
         ("17951616001234", "ten digits"),

@@ -84,7 +84,7 @@ def test_a_target_that_is_past_the_txids_is_told_and_new_ones_are_a_way_out(lake
     lake.client.append(to, b"there", txid=100)
     report = copy(lake, name, to)
     assert report.verdict is Verdict.FAILED
-    assert "a txid may not fall" in report.failures[0]["error"]
+    assert "txids may not decrease" in report.failures[0]["error"]
     assert copy(lake, name, to, txids="new").verdict is Verdict.OK
     assert values(lake, to) == [b"there", b"a"]
 

@@ -126,7 +126,7 @@ def test_rows_may_name_their_streams_and_bring_their_txids(lake: Lake) -> None:
         (int(value) * 10, value) for value in expected(40)[::2]
     ]
     assert values(lake, two) == expected(40)[1::2]
-    with pytest.raises(Exception, match="a txid may not fall"):
+    with pytest.raises(Exception, match="txids may not decrease"):
         write(lake, frame, None)
 
 

@@ -149,7 +149,7 @@ def test_a_batch_that_was_to_be_appended_is_not_made_one_of_nothing() -> None:
     owner = stage.taken("p1")
     owner.ask(once(3))
     refused = owner.ask(TakeIn(sink_batch(3), ()))
-    assert isinstance(refused, InvalidRequestError) and "was to be appended" in refused.message
+    assert isinstance(refused, InvalidRequestError) and "recorded for appending" in refused.message
     assert owner.ask(TakeIn(sink_batch(4), ())) == TakenIn(SegmentNumber(0), 0, 0)
 
 
