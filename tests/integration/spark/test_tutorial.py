@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ def test_the_tutorial_runs(cluster: Up, spark: SparkSession, tmp_path: Path, mon
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "data").symlink_to(cluster.directory)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     assert len(blocks) >= 6
     here: dict[str, Any] = {}
