@@ -93,7 +93,7 @@ def test_numbers_that_bound() -> None:
 def test_return_codes_of_bookies() -> None:
     sentence = re.search(r"rc: (0 ok.*?)\(state", section("3."), re.DOTALL)
     assert sentence
-    found = {int(number) for number in re.findall(r"\b(\d+) ", sentence[1])}
+    found = {int(number) for number in re.findall(r"\b(\d+)\s", sentence[1])}
     assert found == {code.value for code in Code}
 
 
