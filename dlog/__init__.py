@@ -1,13 +1,13 @@
-"""dlog: a replicated, durable, ordered log as a service. These are the public names; everything else may change.
+"""dlog: a replicated, durable, ordered log service. The names in this module are the public API.
 
     import dlog
 
     async with dlog.connect("dlog://127.0.0.1:7400") as client:
-        place = await client.append("orders", b"...")
-        async for record in client.read("orders", start=place):
+        dlsn = await client.append("orders", b"...")
+        async for record in client.read("orders", start=dlsn):
             print(record.dlsn, record.txid, record.payload)
 
-Names are loaded when they are first used, so that a server process does not carry the client.
+Names are imported when first used, so that a server process does not load the client.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 
-if not TYPE_CHECKING:  # a type checker would take it for every name there can be
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

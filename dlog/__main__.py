@@ -1,4 +1,4 @@
-"""`python -m dlog` is `dlog`."""
+"""Makes `python -m dlog` the same as the command `dlog`."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""`dlog append`: lines of a file, or of whatever is piped in, onto a stream.
+"""`dlog append`: appends the lines of a file or of standard input to a stream.
 
-The law of this file: no work per record that a C call can do for a thousand. A chunk of input is split once and becomes
-one batch; batches follow each other without waiting. What comes through a pipe is sent as it comes.
+A chunk of input is split by one C call and becomes one batch, so there is no Python work for each record. Batches are
+pipelined. Input from a pipe is sent as it arrives.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from dlog.io.clock import monotonic_s
 from dlog.model.dlsn import DLSN
 from dlog.model.ids import stream_name
 
-LASTING_S = 2.0  # an obstacle that lasts so long is told; too few bookies at once
-STOP_S = 3.0  # after a signal, until what is under way counts as unknown
-CHUNK_BYTES = 180 * 1024  # of input read at once: about a batch
+LASTING_S = 2.0  # an obstacle that lasts this long is reported; too few bookies at once
+STOP_S = 3.0  # how long to wait for pending batches after a signal; then their outcome is unknown
+CHUNK_BYTES = 180 * 1024  # of input read at once: about one batch
 _LENGTH = struct.Struct(">I")
 
 Progress = Callable[[int, int], None]  # records, bytes of input acknowledged since the last call
 
 
 class Tally:
-    """What has been acknowledged so far."""
+    """Counts what has been acknowledged so far."""
 
     def __init__(self, progress: Progress) -> None:
         self.records = 0
@@ -60,11 +60,11 @@ class Tally:
         self.first: DLSN | None = None
         self.last: DLSN | None = None
         self.pipeline: Pipeline | None = None
-        self._sizes: deque[int] = deque()  # of batches that are under way
+        self._sizes: deque[int] = deque()  # of pending batches
         self._progress = progress
 
     def sent(self, size: int) -> None:
-        """A batch that took `size` bytes of input is on its way."""
+        """A batch made of `size` bytes of input is being sent."""
         self._sizes.append(size)
 
     def written(self, batch: BatchResult) -> None:
@@ -80,21 +80,21 @@ class Tally:
 
 @click.command(
     cls=Changing,
-    when_unknown="whether the last records were written is unknown, and they may still appear: sent again they may be "
-    "there twice; docs/reliability.md, 'Outcome unknown'",
+    when_unknown="whether the last records were written is unknown, and they may still appear: if sent again, they may "
+    "be there twice; docs/reliability.md, 'Outcome unknown'",
 )
 @click.argument("stream")
 @click.argument("file", required=False, default="-")
-@click.option("--framed", is_flag=True, help="Input is records with a 4-byte big-endian length before each.")
-@click.option("--create", "make", is_flag=True, help="Create the stream if there is none of that name.")
+@click.option("--framed", is_flag=True, help="Input is binary records, each after its length as 4 bytes, big-endian.")
+@click.option("--create", "make", is_flag=True, help="Create the stream if it does not exist.")
 @cluster_options
 def append(
     stream: str, file: str, framed: bool, make: bool, connect: str | None, directory: str | None, as_json: bool
 ) -> int:
-    """Append the lines of FILE (or of standard input) to STREAM, a record each.
+    """Append the lines of FILE (or of standard input) to STREAM, one record for each.
 
-    The last line of output tells how many records were acknowledged, and the first and the last of their places; also
-    when a signal or a failure ended it. At the first signal no more is read, and what is under way is waited for.
+    The last line of output has the number of acknowledged records and their first and last DLSN, also after a failure
+    or a signal. After the first signal no more input is read; pending records are waited for.
     """
     stream_name(stream)
     begun_s = monotonic_s()
@@ -107,12 +107,12 @@ def append(
         except KeyboardInterrupt:  # a second signal
             failure = _stopped(tally)
     if not tally.records and failure is None and file != "-":
-        raise CommandError(f"nothing to append, the file is empty: file={file}", "check the name of the file")
+        raise CommandError(f"nothing to append, the file is empty: file={file}", "check the file name")
     if tally.records or failure is None or isinstance(failure, StoppedError):
         _tell(tally, stream, monotonic_s() - begun_s, as_json)
     if failure is not None:
         if tally.records and not isinstance(failure, StoppedError):
-            note("the rest was not acknowledged:")
+            note("the other records were not acknowledged:")
         raise failure
     return EXIT_OK
 
@@ -120,7 +120,7 @@ def append(
 async def _append(
     to: str, stream: str, tally: Tally, descriptor: int, framed: bool, make: bool, as_json: bool
 ) -> DLogError | None:
-    """Send all of it; what ended it before that, or None. Everything that was acknowledged is in the tally then."""
+    """Append all input; returns the error that ended it early, or None. All acknowledged records are in the tally."""
     async with connect(to) as client:
         await client.reach()
         if make:
@@ -145,7 +145,7 @@ async def _append(
 
 @contextmanager
 def _ended_by_signals(sending: asyncio.Task[Any]) -> Iterator[None]:
-    """The first signal that asks for the end cancels this task; the second one is KeyboardInterrupt."""
+    """The first ending signal cancels the task; the second one raises KeyboardInterrupt."""
     loop = asyncio.get_running_loop()
     numbers = ending_signals()
     before = {number: signal.getsignal(number) for number in numbers}
@@ -168,7 +168,7 @@ def _ended_by_signals(sending: asyncio.Task[Any]) -> Iterator[None]:
 
 
 def _stopped(tally: Tally) -> StoppedError:
-    """What a signal leaves open. The client is closed: every record that was handed over has a fate."""
+    """The error after a signal. The client is closed, so every buffered record has a known Fate."""
     counts = dict.fromkeys(Outcome, 0)
     for fate in tally.pipeline.fates if tally.pipeline is not None else ():
         counts[fate.outcome] += fate.count
@@ -177,18 +177,18 @@ def _stopped(tally: Tally) -> StoppedError:
     if unknown:
         return StoppedError(
             f"{message}, {unknown} more may be",
-            "those that may be written may still appear: sent again they may be there twice; "
+            "records that may be written may still appear: if sent again, they may be there twice; "
             "docs/reliability.md, 'Outcome unknown'",
         )
     return StoppedError(
-        f"{message}, and nothing else of the input",
-        "go on with the record behind those that are written",
+        f"{message}, and no other record of the input",
+        "continue with the record after those that are written",
         outcome_unknown=False,
     )
 
 
 async def _tell_why_it_waits(pipeline: Pipeline, *, quiet: bool) -> None:
-    """Say once, on stderr, what keeps the records from being acknowledged."""
+    """Report once, on stderr, why records are not being acknowledged."""
     since_s: float | None = None
     while not quiet:
         obstacle, now_s = pipeline.obstacle, monotonic_s()
@@ -203,7 +203,7 @@ async def _tell_why_it_waits(pipeline: Pipeline, *, quiet: bool) -> None:
 
 
 async def _send(pipeline: Pipeline, tally: Tally, batches: AsyncIterator[tuple[list[bytes], int]]) -> DLogError | None:
-    """Hand all over; what failed, or None."""
+    """Put all batches into the pipeline; returns its failure, or None."""
     try:
         async for records, size in batches:
             tally.sent(size)
@@ -241,9 +241,9 @@ def _tell(tally: Tally, stream: str, seconds: float, as_json: bool) -> None:
 
 
 async def line_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], int]]:
-    """Batches of lines without their newlines, and how many bytes of input each took.
+    """Yield batches of lines without their newlines, and the bytes of input in each.
 
-    A last line without a newline is a record too. Raises RecordTooLargeError with the number of the line.
+    A last line without a newline is a record too. Raises RecordTooLargeError, which names the line.
     """
     rest = b""
     line = 1
@@ -262,7 +262,7 @@ async def line_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], int]
 
 
 async def framed_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], int]]:
-    """Batches of records with a length before each. Raises RecordTooLargeError, CommandError for a torn end."""
+    """Yield batches of length-prefixed records. Raises RecordTooLargeError; CommandError for an incomplete record."""
     rest = b""
     number = 1
     async for chunk in _chunks(descriptor):
@@ -284,12 +284,12 @@ async def framed_batches(descriptor: int) -> AsyncIterator[tuple[list[bytes], in
     if rest:
         raise CommandError(
             f"the input ends inside record {number}: bytes={len(rest)}",
-            "check that each record has its length before it",
+            "check that each record follows its 4-byte length",
         )
 
 
 def _fitting(records: list[bytes], number: int) -> Iterator[list[bytes]]:
-    """The records in as few batches as a record set allows; nearly always one."""
+    """Yield the records in as few batches as fit into record sets; nearly always one."""
     if sum(map(len, records)) + 4 * len(records) <= RECORD_BYTES_MAX:
         if records:
             yield records
@@ -309,11 +309,11 @@ def _fitting(records: list[bytes], number: int) -> Iterator[list[bytes]]:
 
 
 def _too_large(size: int, number: int) -> RecordTooLargeError:
-    return RecordTooLargeError(f"record {number} of the input has more than {RECORD_BYTES_MAX} bytes: bytes={size}")
+    return RecordTooLargeError(f"record {number} of the input is larger than {RECORD_BYTES_MAX} bytes: bytes={size}")
 
 
 async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
-    """What there is to read, a chunk at a time; a pipe or a terminal is waited for without blocking the loop."""
+    """Yield the input in chunks; waits for a pipe or a terminal without blocking the event loop."""
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         while chunk := os.read(descriptor, CHUNK_BYTES):
             yield chunk
@@ -332,7 +332,7 @@ async def _chunks(descriptor: int) -> AsyncIterator[bytes]:
         while True:
             await readable.wait()
             readable.clear()
-            if not there_is.poll(0):  # told of what we have read already; a read now would stop the loop
+            if not there_is.poll(0):  # the event was for data read already; a read now would block the loop
                 continue
             chunk = os.read(descriptor, CHUNK_BYTES)
             if not chunk:
@@ -348,7 +348,7 @@ def _input(file: str) -> Iterator[int]:
         try:
             descriptor = sys.stdin.fileno()
         except (OSError, ValueError, AttributeError):
-            raise CommandError("there is no standard input here", "name a file") from None
+            raise CommandError("standard input is closed", "name a file") from None
         if sys.stdin.isatty():
             note("reading lines from the terminal; end with Ctrl-D on an empty line")
         yield descriptor
@@ -372,7 +372,7 @@ def _input(file: str) -> Iterator[int]:
 
 @contextmanager
 def _progress(descriptor: int, *, quiet: bool) -> Iterator[Progress]:
-    """A bar on a terminal, nothing in a pipe."""
+    """A progress bar if stderr is a terminal."""
     if quiet or not sys.stderr.isatty():
         yield lambda records, size: None
         return

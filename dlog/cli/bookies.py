@@ -1,4 +1,4 @@
-"""`dlog bookie`: who stores, whether they answer, and collecting their garbage."""
+"""`dlog bookie`: lists bookies, checks that they answer, and starts garbage collection."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from dlog.wire.bookie import (
 )
 
 PATIENCE_S = 3.0
-COLLECT_PATIENCE_S = 10.0  # a bookie that collects may be busy
-_NO_LEDGER = LedgerId(2**62)  # nobody has it: an answer of any kind is a sign of life
+COLLECT_PATIENCE_S = 10.0  # a bookie may be busy while it collects
+_NO_LEDGER = LedgerId(2**62)  # does not exist: any reply shows that the bookie is alive
 _UNDER_WAY = (CollectionState.STARTED, CollectionState.RUNNING)
 _STATES = {
     CollectionState.UNKNOWN: "unknown",
@@ -46,13 +46,13 @@ _STATES = {
 
 @click.group()
 def bookie() -> None:
-    """Bookies: the processes that store entries."""
+    """List and check bookies, or start their garbage collection."""
 
 
 @bookie.command()
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the bookies that are registered."""
+    """List the registered bookies."""
 
     async def work() -> list[dict[str, Any]]:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
@@ -75,7 +75,7 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
 @click.argument("which", metavar="[BOOKIE]", required=False)
 @zookeeper_options
 def status(which: str | None, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
-    """Ask BOOKIE, or every registered one, whether it answers. Exit 1 if one does not."""
+    """Check that BOOKIE, or every registered bookie, answers. Exit 1 if one does not."""
     if which is not None:
         bookie_id(which)
     rows = asyncio.run(_status(which, hosts, namespace, directory))
@@ -100,8 +100,8 @@ async def _status(
             one = known.get(bookie_id(which))
             if one is None:
                 raise CommandError(
-                    f"no such bookie is registered: bookie={which}",
-                    "`dlog bookie ls` lists those that are",
+                    f"the bookie is not registered: bookie={which}",
+                    "`dlog bookie ls` lists the registered ones",
                     misused=False,
                 )
             known = {bookie_id(which): one}
@@ -123,7 +123,7 @@ async def _status(
 
 
 async def _ask(info: BookieInfo) -> tuple[bool, str]:
-    """Whether it answers a question of its protocol, and how fast or why not."""
+    """Whether the bookie answers a read request, and how fast or why not."""
     begun_s = monotonic_s()
     try:
         async with _connected(info) as ask:
@@ -134,7 +134,7 @@ async def _ask(info: BookieInfo) -> tuple[bool, str]:
 
 
 class _SilentError(Exception):
-    """A bookie does not answer, or nothing that can be understood. closed: it ended the connection instead."""
+    """A bookie did not answer, or not in its protocol. closed: it closed the connection instead."""
 
     def __init__(self, reason: str, *, closed: bool = False) -> None:
         super().__init__(reason)
@@ -143,7 +143,7 @@ class _SilentError(Exception):
 
 @asynccontextmanager
 async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float], Awaitable[Response]]]:
-    """Asks a bookie one question after the other, each with so many seconds for its answer. Raises _SilentError."""
+    """A function that sends a request to the bookie and waits for the reply, at most so long. Raises _SilentError."""
     writer: asyncio.StreamWriter | None = None
     decoder = ResponseDecoder()
     patience_s = PATIENCE_S
@@ -172,7 +172,7 @@ async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float
         ProtocolError,
         ValueError,
         OverflowError,
-    ) as error:  # the last two: what is registered is no address
+    ) as error:  # the last two: the registered address is invalid
         raise _SilentError(str(error)) from None
     finally:
         if writer is not None:
@@ -184,18 +184,16 @@ async def _connected(info: BookieInfo) -> AsyncIterator[Callable[[Request, float
 
 @bookie.command(cls=Changing, when_unknown="run it again: it joins a collection that still runs")
 @click.argument("which", metavar="[BOOKIE]...", nargs=-1)
-@click.option(
-    "--wait", "waits", is_flag=True, help="Wait until the collections have ended, and tell what came of them."
-)
+@click.option("--wait", "waits", is_flag=True, help="Wait until the collections have ended, and print their results.")
 @zookeeper_options
 def gc(
     which: tuple[str, ...], waits: bool, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
 ) -> int:
-    """Have each BOOKIE, or every registered one, collect garbage now: delete the ledgers that metadata no longer names,
-    and the entry logs that only they are in.
+    """Start garbage collection on each BOOKIE, or on every registered one: delete ledgers that metadata no longer
+    names, and entry logs that hold no other ledger.
 
-    It deletes nothing that the collection that bookies run by themselves would not. A bookie that collects already is
-    joined. Exit 1 if a bookie does not answer, or its collection fails or is refused.
+    It deletes nothing that a bookie's periodic collection would not delete. If a bookie is collecting already, that
+    collection is joined. Exit 1 if a bookie does not answer, or its collection fails or is refused.
     """
     named = [bookie_id(one) for one in which]
     rows = asyncio.run(_gc(named, waits, hosts, namespace, directory))
@@ -229,8 +227,8 @@ async def _gc(
     unknown = [one for one in named if one not in known]
     if unknown:
         raise CommandError(
-            f"no such bookie is registered: bookie={','.join(unknown)}",
-            "`dlog bookie ls` lists those that are; no bookie was asked to collect",
+            f"the bookie is not registered: bookie={','.join(unknown)}",
+            "`dlog bookie ls` lists the registered ones; no collection was started",
             misused=False,
         )
     if not known:
@@ -243,7 +241,7 @@ async def _gc(
 
 
 async def _collect(info: BookieInfo, waits: bool) -> dict[str, Any]:
-    """A row of the answer. What the bookie does is not changed by who goes away meanwhile."""
+    """One row of the result. The collection goes on if this command ends early."""
     row: dict[str, Any] = {"bookie": info.bookie, "state": "no answer", "removed": None, "reclaimed_bytes": None}
     row |= {"ledgers": None, "unseen": None, "reason": ""}
     try:
@@ -255,10 +253,10 @@ async def _collect(info: BookieInfo, waits: bool) -> dict[str, Any]:
                 pause_s = min(1.0, pause_s * 2)
                 report = await ask(Collect(report.number), COLLECT_PATIENCE_S)
     except _SilentError as error:
-        hint = ": Java's bookies, and older ones, do so when asked to collect" if error.closed else ""
+        hint = ": Java bookies and older ones do so, they cannot collect on request" if error.closed else ""
         return row | {"reason": f"{error}{hint}"}
     if not isinstance(report, CollectionReport) or report.code is not Code.OK:
-        return row | {"reason": "it answers something else: is it a bookie of this version?"}
+        return row | {"reason": "unexpected reply: is it a bookie of this version?"}
     row |= {"state": _STATES[report.state], "reason": report.reason}
     if report.state in (CollectionState.DONE, CollectionState.FAILED):
         row |= {"removed": report.removed, "reclaimed_bytes": report.reclaimed_bytes}

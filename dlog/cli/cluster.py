@@ -1,4 +1,4 @@
-"""`dlog cluster`: make a cluster on a ZooKeeper, and tell how one is."""
+"""`dlog cluster`: creates a cluster on a ZooKeeper, and shows its status."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEDGERS_COUNTED_MAX = 100_000
 async def metadata_of(
     hosts: str | None, namespace: str | None, directory: str | None
 ) -> AsyncIterator[tuple[ZooKeeperMetadata, str, str]]:
-    """Metadata of the cluster that is meant, with ZooKeeper's hosts and the namespace."""
+    """Metadata of the selected cluster, with ZooKeeper's hosts and the namespace."""
     from dlog.io.zookeeper_metadata import ZooKeeperMetadata
 
     found, path = zookeeper(hosts, namespace, directory)
@@ -33,20 +33,20 @@ async def metadata_of(
 
 @click.group()
 def cluster() -> None:
-    """Make a cluster on a ZooKeeper, or tell how one is."""
+    """Create a cluster on a ZooKeeper, or show its status."""
 
 
-@cluster.command(cls=Changing, when_unknown="whether it was made is unknown: run it again, that is harmless")
+@cluster.command(cls=Changing, when_unknown="whether it was created is unknown: run it again, that is harmless")
 @zookeeper_options
 def init(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """Make the root of a cluster and bind the namespace to it. Harmless when that was done before."""
+    """Create the root of a cluster and bind the namespace to it. Harmless if it exists already."""
     from dlog.io.zookeeper_cluster import cluster_init
 
     made = asyncio.run(cluster_init(*zookeeper(hosts, namespace, directory)))
     if as_json:
         say_json({"instance_id": made.instance_id, "namespace": made.namespace, "made": made.made, "bound": made.bound})
         return
-    what = "made" if made.made else "was there already"
+    what = "created" if made.made else "existed already"
     bound = "bound to it now" if made.bound else "was bound to it already"
     say(f"cluster {made.instance_id} {what}; namespace {made.namespace} {bound}")
 
@@ -54,7 +54,7 @@ def init(hosts: str | None, namespace: str | None, directory: str | None, as_jso
 @cluster.command()
 @zookeeper_options
 def status(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """Tell who is registered, and how many streams and ledgers there are."""
+    """List the registered processes, and count streams and ledgers."""
     told = asyncio.run(_status(hosts, namespace, directory))
     if as_json:
         say_json(told)

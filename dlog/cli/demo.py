@@ -1,12 +1,11 @@
-"""`make demo`: a file goes in while processes are killed, and comes back whole.
+"""`make demo`: appends a file while processes are killed, reads it back, and compares.
 
     python -m dlog.cli.demo [FILE]
 
-Starts a cluster in a temporary directory by `dlog up`, appends the lines of FILE, kills the owning write proxy with
-SIGKILL once a third is acknowledged and a bookie of the ensemble a little later, finishes, reads everything back from
-the first DLSN and from a txid in the middle, and compares line by line; then has Spark count its words, and compares
-those. Exit 1 if one line or one count differs. Nothing is paced and nothing is pretended: what is printed was measured
-in this run.
+Starts a cluster in a temporary directory with `dlog up` and appends the lines of FILE. Kills the stream's owner with
+SIGKILL when a third of the records is acknowledged, and a bookie at half of them. Then reads everything back from the
+first DLSN and from a txid in the middle and compares line by line; has Spark count the words and compares the counts.
+Exit 1 if a line or a count differs. All printed figures are measured in this run, without pacing.
 """
 
 from __future__ import annotations
@@ -44,14 +43,14 @@ from dlog.model.dlsn import DLSN
 
 STREAM = "demo"
 LINES_MAX = 300_000
-BATCHES_MIN = 60  # so that kills fall between batches even of a small file
+BATCHES_MIN = 60  # so that kills fall between batches even with a small file
 BATCH_BYTES = 180 * 1024
 UP_TIMEOUT_S = 240.0
 
 
 @dataclass(slots=True)
 class Kill:
-    """One process that was killed, and when."""
+    """One killed process, and when it was killed."""
 
     what: str
     at_s: float
@@ -60,7 +59,7 @@ class Kill:
 
 @dataclass(slots=True)
 class Appended:
-    """What was acknowledged, batch by batch."""
+    """The acknowledged batches, with times, and the kills."""
 
     batches: list[BatchResult] = field(default_factory=list)
     times_s: list[float] = field(default_factory=list)
@@ -68,7 +67,7 @@ class Appended:
     records: int = 0
 
     def gap_s(self, kill: Kill) -> float:
-        """The longest wait for an acknowledgement from the kill on, until the next kill or the end."""
+        """The longest wait for an acknowledgement between this kill and the next one, or the end."""
         later = [k.at_s for k in self.kills if k.at_s > kill.at_s]
         end_s = min(later, default=self.times_s[-1])
         times = [t for t in self.times_s if kill.at_s <= t <= end_s]
@@ -77,12 +76,12 @@ class Appended:
 
 @dataclass(slots=True)
 class Compared:
-    """What came back, against what went in."""
+    """Differences between the records read and those appended."""
 
     lost: int
     duplicated: int
-    displaced: int  # there, but not in its order
-    mistold: int  # batches that do not lie where their acknowledgement said
+    displaced: int  # read, but in the wrong order
+    mistold: int  # batches whose DLSN differs from that of their acknowledgement
     seconds: float
 
     @property
@@ -92,11 +91,11 @@ class Compared:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("file", required=False)
-@click.option("--keep", is_flag=True, help="Leave the directory of the cluster behind.")
+@click.option("--keep", is_flag=True, help="Keep the directory of the cluster.")
 def demo(file: str | None, keep: bool) -> int:
-    """Append the lines of FILE to a cluster while processes are killed, read them back, compare.
+    """Append the lines of FILE to a new cluster while processes are killed, read them back, compare.
 
-    Without FILE: the sources of Python's standard library, cut at 300,000 lines.
+    Without FILE: the source of Python's standard library, at most 300,000 lines.
     """
     begun_s = monotonic_s()
     lines = _lines_of(Path(file)) if file else _library_lines()
@@ -105,7 +104,7 @@ def demo(file: str | None, keep: bool) -> int:
         whole = asyncio.run(_demo(directory, lines))
     finally:
         if keep:
-            _say(f"the cluster's directory is left at {directory}; `dlog up --dir {directory}` finds the data")
+            _say(f"the cluster's directory is kept: {directory}; `dlog up --dir {directory}` starts it again")
         else:
             shutil.rmtree(directory, ignore_errors=True)
     _say(f"{'OK' if whole else 'FAILED'}: done in {monotonic_s() - begun_s:.1f} s")
@@ -142,7 +141,7 @@ async def _demo(directory: Path, lines: list[bytes]) -> bool:
 
 @asynccontextmanager
 async def _cluster(directory: Path) -> AsyncIterator[Running]:
-    """`dlog up` in a process of its own, ended whatever happens."""
+    """`dlog up` in its own process, which is stopped in any case."""
     process = await asyncio.create_subprocess_exec(
         *python_module("dlog", "up", "--dir", str(directory), "--json"),
         env=module_environment(),
@@ -156,13 +155,17 @@ async def _cluster(directory: Path) -> AsyncIterator[Running]:
         async with asyncio.timeout(UP_TIMEOUT_S):
             told = await process.stdout.readline()
         if not told:
-            raise CommandError("the cluster did not start", f"see {directory}/logs with --keep", misused=False)
+            raise CommandError(
+                "the cluster did not start", f"see {directory}/logs; --keep leaves it there", misused=False
+            )
         json.loads(told)
         running = read_run_file(directory)
-        assert running is not None, "the run file is there before the line is said"
+        assert running is not None, "the run file is written before the line is printed"
         yield running
     except TimeoutError:
-        raise CommandError(f"the cluster was not up within {UP_TIMEOUT_S:g} s", "try again with --keep") from None
+        raise CommandError(
+            f"the cluster was not up within {UP_TIMEOUT_S:g} s", "run it with --keep and see its logs"
+        ) from None
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.terminate()
@@ -175,7 +178,7 @@ async def _cluster(directory: Path) -> AsyncIterator[Running]:
 
 
 def _kill(directory: Path, role: str, matches: Callable[[str], bool]) -> str:
-    """SIGKILL the part with that role whose address matches; returns what it was."""
+    """SIGKILL the part with this role whose address matches; returns its description."""
     running = read_run_file(directory)
     assert running is not None, "the cluster runs"
     part = next(p for p in running.parts if p.role == role and matches(p.address) and p.pid)
@@ -187,9 +190,9 @@ def _kill(directory: Path, role: str, matches: Callable[[str], bool]) -> str:
 
 
 async def _append(client: Client, directory: Path, lines: list[bytes]) -> Appended:
-    """Append everything; kill the owner at a third, a bookie at a half, counted in acknowledged records."""
+    """Append all lines; kill the owner when a third of them is acknowledged, and a bookie at half."""
     appended = Appended()
-    owner = await client.owner(STREAM)  # asked now, so that the kill itself is prompt
+    owner = await client.owner(STREAM)  # looked up now, so that the kill itself is prompt
     with _bar(len(lines)) as advance:
 
         def on_written(batch: BatchResult) -> None:
@@ -243,7 +246,7 @@ def _middle(appended: Appended) -> tuple[int, int]:
 
 
 async def _compare(client: Client, start: Position, lines: list[bytes], told: list[BatchResult]) -> Compared:
-    """Read to the end and compare, line by line; and the places of batches with what was told of them, if it was."""
+    """Read to the end and compare line by line; compare also DLSNs with the acknowledgements in `told`."""
     begun_s = monotonic_s()
     found: list[bytes] = []
     places: dict[DLSN, tuple[int, int]] = {}
@@ -261,9 +264,9 @@ async def _compare(client: Client, start: Position, lines: list[bytes], told: li
 
 
 async def _count_words(running: Running, lines: list[bytes]) -> bool:
-    """Whether Spark counts the words that were written, each as often as it was."""
+    """Whether Spark counts each word as often as it was written."""
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
-        _say("not run: words counted in Spark; pip install 'dlogd[spark]' brings it")
+        _say("not run: word count in Spark; install it with pip install 'dlogd[spark]'")
         return True
     begun_s = monotonic_s()
     process = await asyncio.create_subprocess_exec(
@@ -283,13 +286,13 @@ async def _count_words(running: Running, lines: list[bytes]) -> bool:
     common = ", ".join(f"{word} {count:,}" for word, count in expected.most_common(3))
     wrong = sum(1 for word in counts.keys() | expected.keys() if counts.get(word) != expected[word])
     _say(
-        f"Spark counted {sum(counts.values()):,} words, {len(counts):,} different ones, straight from the bookies in "
-        f"{seconds:.1f} s, its start included ({common}, ...); counted wrongly {wrong}"
+        f"Spark counted {sum(counts.values()):,} words, {len(counts):,} different ones, directly from the bookies in "
+        f"{seconds:.1f} s, its start included ({common}, ...); wrong counts {wrong}"
     )
     return not wrong
 
 
-# ---- telling --------------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def _tell_append(appended: Appended, lines: int, size: int, seconds: float, begun_s: float) -> None:
@@ -310,7 +313,7 @@ def _tell_compared(what: str, compared: Compared, records: int) -> None:
     _say(
         f"{what}: {records:,} records in {compared.seconds:.2f} s, {rate:,.0f} records/s; "
         f"lost {compared.lost}, duplicated {compared.duplicated}, out of order {compared.displaced}, "
-        f"told a wrong place {compared.mistold}"
+        f"wrong DLSN {compared.mistold}"
     )
 
 
@@ -340,18 +343,18 @@ def _lines_of(file: Path) -> list[bytes]:
         data = file.read_bytes()
     except OSError as error:
         raise CommandError(
-            f"cannot read the file: {(error.strerror or str(error)).lower()}: file={file}", "name a file of lines"
+            f"cannot read the file: {(error.strerror or str(error)).lower()}: file={file}", "name a text file"
         ) from None
     lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
     if not lines:
-        raise CommandError(f"the file is empty: file={file}", "name a file of lines")
+        raise CommandError(f"the file is empty: file={file}", "name a file with lines")
     return lines
 
 
 def _library_lines() -> list[bytes]:
-    """Sources of the standard library, in the order of their names, cut at LINES_MAX lines."""
+    """Lines of the standard library's source files, sorted by name, at most LINES_MAX."""
     lines: list[bytes] = []
     for source in sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py")):
         if "site-packages" in source.parts or "dist-packages" in source.parts:
@@ -364,7 +367,7 @@ def _library_lines() -> list[bytes]:
 
 
 def main() -> int:
-    """The exit code: 0 whole, 1 a line differs or something failed, 2 misused."""
+    """Returns the exit code: 0 all equal, 1 a difference or a failure, 2 wrong usage."""
     return heard(_run)
 
 

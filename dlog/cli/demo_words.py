@@ -1,8 +1,8 @@
-"""The demo's last step: Spark counts the words of a stream.
+"""Last step of the demo: counts the words of a stream with Spark.
 
-    python -m dlog.cli.demo_words ZOOKEEPER NAMESPACE STREAM   prints a JSON object of words and how often each comes
+    python -m dlog.cli.demo_words ZOOKEEPER NAMESPACE STREAM   prints a JSON object: word -> count
 
-A program of its own, so that whoever asks has no Java in its process.
+It is a program of its own, so that the demo's process has no JVM.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORD = "[A-Za-z_][A-Za-z0-9_]*"
 
 
 def count_words(lines: Iterable[bytes]) -> Counter[str]:
-    """What Spark must find."""
+    """The counts that Spark must find."""
     pattern = re.compile(WORD.encode())
     return Counter(word.decode() for line in lines for word in pattern.findall(line))
 

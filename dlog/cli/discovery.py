@@ -1,10 +1,10 @@
-"""Which cluster a command means: as told, or the `dlog up` that runs for this directory.
+"""Selects the cluster that a command uses: a named one, or the `dlog up` that runs for this directory.
 
 Invariants:
-- A run file counts only while its `dlog up` lives, which the lock beside it proves.
-- What is said nearest wins: flags (--connect, --zookeeper, --dir), then the environment (DLOG_CONNECT, DLOG_ZOOKEEPER,
-  DLOG_DIR), then the `dlog up` of the working directory: its `.dlog`, itself, its other subdirectories.
-- Proxies and ZooKeeper come from one of these three. A source that names two clusters is an error.
+- A run file counts only while its `dlog up` runs, which holds the lock beside it.
+- The first source that names a cluster wins: flags (--connect, --zookeeper, --dir), the environment (DLOG_CONNECT,
+  DLOG_ZOOKEEPER, DLOG_DIR), the `dlog up` of the working directory: its `.dlog`, itself, its other subdirectories.
+- Proxies and ZooKeeper come from one source. A source that names two clusters is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RUN_FILE = "dlog.run.json"
 LOCK_FILE = "dlog.lock"
 DEFAULT_DIR = ".dlog"
 NAMESPACE = "/dlog"
-_START = "start a cluster with `dlog up`, or say where one is with --connect dlog://host:port or DLOG_CONNECT"
+_START = "start a cluster with `dlog up`, or name one with --connect dlog://host:port or DLOG_CONNECT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class RunningPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """What a run file says. Addresses are host:port."""
+    """The content of a run file. Addresses are host:port."""
 
     directory: str
     pid: int
@@ -59,7 +59,7 @@ class Running:
         return "dlog://" + ",".join(addresses)
 
     def write(self) -> None:
-        """Put the run file into its directory, whole or not at all."""
+        """Write the run file into its directory, atomically."""
         path = Path(self.directory) / RUN_FILE
         fresh = path.with_suffix(".new")
         with named_errors(fresh):
@@ -68,7 +68,7 @@ class Running:
 
 
 def read_run_file(directory: Path) -> Running | None:
-    """What runs for this directory, None if nothing does."""
+    """The cluster that runs for this directory, or None."""
     try:
         told = json.loads((directory / RUN_FILE).read_text())
         parts = [RunningPart(**part) for part in told["parts"]]
@@ -87,7 +87,7 @@ def read_run_file(directory: Path) -> Running | None:
 
 
 def is_locked(directory: Path) -> bool:
-    """Whether a `dlog up` lives on this directory."""
+    """Whether a `dlog up` runs for this directory."""
     try:
         with (directory / LOCK_FILE).open("rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -99,8 +99,8 @@ def is_locked(directory: Path) -> bool:
 
 
 def find_running(directory: str | None) -> Running | None:
-    """What runs for `directory`; if that is None, for the working directory: in its `.dlog`, in itself, or in another
-    subdirectory. Raises CommandError if clusters run in several of those."""
+    """The cluster that runs for `directory`, or, if that is None, for the working directory: in its `.dlog`, in itself,
+    or in another subdirectory. Raises CommandError if clusters run in several of these."""
     if directory:
         return read_run_file(Path(directory))
     here = Path.cwd()
@@ -117,8 +117,8 @@ def find_running(directory: str | None) -> Running | None:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The one cluster that a command means. connect and zookeeper are empty where nobody named them and the command
-    does not need them."""
+    """The selected cluster. connect and zookeeper are empty if they are not named and the command does not need
+    them."""
 
     connect: str
     zookeeper: str
@@ -127,9 +127,9 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """What one source, the flags or the environment, says of the cluster."""
+    """What one source, the flags or the environment, names."""
 
-    names: tuple[str, str, str]  # of connect, zookeeper and directory, as a person writes them
+    names: tuple[str, str, str]  # of connect, zookeeper and directory, as a user writes them
     connect: str
     zookeeper: str
     directory: str
@@ -137,7 +137,7 @@ class _Source:
 
     @property
     def said(self) -> str:
-        """The names of what it says, for a message."""
+        """The names of the values that it has, for a message."""
         values = (self.connect, self.zookeeper, self.directory)
         return " and ".join(name for name, value in zip(self.names, values, strict=True) if value)
 
@@ -151,11 +151,11 @@ def find_cluster(
     need_proxies: bool = False,
     need_zookeeper: bool = False,
 ) -> Cluster:
-    """The cluster that the flags (the arguments), else the environment, else the working directory name.
+    """The cluster named by the flags (the arguments), else by the environment, else by the working directory.
 
-    Proxies and ZooKeeper come from the same source, so that no command asks the proxies of one cluster and the
-    ZooKeeper of another. Raises CommandError: nothing names a cluster, the source lacks what the command needs, or it
-    names two clusters.
+    Proxies and ZooKeeper come from the same source, so that no command uses the proxies of one cluster and the
+    ZooKeeper of another. Raises CommandError if no source names a cluster, or if the source lacks what the command
+    needs or names two clusters.
     """
     flags = _Source(
         names=("--connect", "--zookeeper", "--dir"),
@@ -173,7 +173,7 @@ def find_cluster(
     )
     source = next((each for each in (flags, variables) if each.said), None)
     if source is not None and source.connect:
-        parse_target(source.connect)  # raises InvalidRequestError that says how it is written
+        parse_target(source.connect)  # raises InvalidRequestError with an example
     if source is None:
         running = find_running(None)
         if running is None:
@@ -188,7 +188,7 @@ def find_cluster(
 
 
 def target(connect: str | None, directory: str | None) -> str:
-    """Where clients connect. Raises CommandError as find_cluster does."""
+    """The target for clients. Raises CommandError as find_cluster does."""
     return find_cluster(connect=connect, directory=directory, need_proxies=True).connect
 
 
@@ -199,8 +199,8 @@ def zookeeper(hosts: str | None, namespace: str | None, directory: str | None) -
 
 
 def _running_of(source: _Source) -> Running:
-    """The cluster of the directory that a source names. Raises CommandError if none runs, or if the source names
-    another one as well."""
+    """The cluster of the directory that a source names. Raises CommandError if none runs, or if the source also names
+    another one."""
     running = find_running(source.directory)
     if running is None:
         raise CommandError(f"no cluster: no `dlog up` runs for {source.directory} ({source.names[2]})", _START)
@@ -211,13 +211,13 @@ def _running_of(source: _Source) -> Running:
         if not is_same:
             raise CommandError(
                 f"{source.said} name two clusters: {name} {source.names[2]}={source.directory}, which is {there}",
-                "name one of them",
+                "name only one of them",
             )
     return running
 
 
 def _named(source: _Source, namespace: str, *, need_proxies: bool, need_zookeeper: bool) -> Cluster:
-    """The cluster of a source that names no directory. What it leaves out is taken from the `dlog up` of the working
+    """The cluster of a source that names no directory. A missing value is taken from the `dlog up` of the working
     directory only if that is the same cluster."""
     connect, hosts = source.connect, source.zookeeper
     if (need_proxies and not connect) or (need_zookeeper and not hosts):
@@ -226,15 +226,15 @@ def _named(source: _Source, namespace: str, *, need_proxies: bool, need_zookeepe
             return Cluster(connect or running.connect, running.zookeeper, namespace or running.namespace)
         missing = source.names[0] if not connect else source.names[1]
         raise CommandError(
-            f"{source.said} is given and {missing} is not, and the command needs it: "
-            "the proxies and the ZooKeeper of a cluster are named together",
-            f"add {missing}, or name neither and use --dir DIR of a running `dlog up`",
+            f"{source.said} is given and {missing} is not, and the command needs both: "
+            "the proxies and the ZooKeeper of one cluster",
+            f"add {missing}, or give neither and use --dir DIR of a running `dlog up`",
         )
     return Cluster(connect, hosts, namespace or NAMESPACE)
 
 
 def _serves(running: Running, connect: str) -> bool:
-    """Whether all addresses of a target are proxies of this cluster; an empty target says nothing else."""
+    """Whether all addresses of a target are proxies of this cluster; true for an empty target."""
     return not connect or set(parse_target(connect)) <= set(parse_target(running.connect))
 
 
@@ -247,7 +247,7 @@ def _no_cluster(is_zookeeper: bool) -> CommandError:
     if is_zookeeper:
         return CommandError(
             f"no cluster: no --zookeeper given, and no `dlog up` runs {where}",
-            "say where ZooKeeper is with --zookeeper host:port or DLOG_ZOOKEEPER, or start a cluster with `dlog up`",
+            "name ZooKeeper with --zookeeper host:port or DLOG_ZOOKEEPER, or start a cluster with `dlog up`",
         )
     return CommandError(f"no cluster: no `dlog up` runs {where}", _START)
 
@@ -259,17 +259,17 @@ def _subdirectories(here: Path) -> list[Path]:
 
 
 def cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command that talks to proxies: `connect` and `directory`, and --json."""
+    """Options of a command that uses proxies: `connect` and `directory`, and --json."""
     return _connect_option(_dir_option(json_option(command)))
 
 
 def zookeeper_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command that talks to ZooKeeper and bookies: `hosts`, `namespace` and `directory`, and --json."""
+    """Options of a command that uses ZooKeeper and bookies: `hosts`, `namespace` and `directory`, and --json."""
     return _zookeeper_option(_dir_option(json_option(command)))
 
 
 def all_cluster_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of a command that talks to all of them: those of both."""
+    """Options of a command that uses all of them."""
     return _connect_option(zookeeper_options(command))
 
 
@@ -277,19 +277,21 @@ def _connect_option(command: Callable[..., Any]) -> Callable[..., Any]:
     return click.option(
         "--connect",
         metavar="dlog://HOST:PORT[,...]",
-        help="Proxies of the cluster (or DLOG_CONNECT). Default: the `dlog up` of this directory.",
+        help="Proxies of the cluster (or set DLOG_CONNECT). Default: the `dlog up` of this directory.",
     )(command)
 
 
 def _zookeeper_option(command: Callable[..., Any]) -> Callable[..., Any]:
     command = click.option(
-        "--namespace", metavar="PATH", help=f"Znode of the streams (or DLOG_NAMESPACE). Default {NAMESPACE}."
+        "--namespace",
+        metavar="PATH",
+        help=f"Znode that contains the streams (or set DLOG_NAMESPACE). Default {NAMESPACE}.",
     )(command)
     return click.option(
         "--zookeeper",
         "hosts",
         metavar="HOST:PORT[,...]",
-        help="ZooKeeper of the cluster (or DLOG_ZOOKEEPER). Default: the `dlog up` of this directory.",
+        help="ZooKeeper of the cluster (or set DLOG_ZOOKEEPER). Default: the `dlog up` of this directory.",
     )(command)
 
 
@@ -298,5 +300,5 @@ def _dir_option(command: Callable[..., Any]) -> Callable[..., Any]:
         "--dir",
         "directory",
         metavar="DIR",
-        help="Directory of the running `dlog up` to use (or DLOG_DIR).",
+        help="Directory of the running `dlog up` to use (or set DLOG_DIR).",
     )(command)

@@ -1,4 +1,4 @@
-"""`dlog explain`: where a record lies, from its place in the stream down to the bookies that hold it."""
+"""`dlog explain`: shows where a record is stored, from its DLSN down to the bookies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def explain(
     directory: str | None,
     as_json: bool,
 ) -> None:
-    """Tell where the record of STREAM at DLSN lies: segment, ledger, entry, bookies, and what stands around it."""
+    """Show where the record of STREAM at DLSN is stored: segment, ledger, entry, bookies, and its batch."""
     stream_name(stream)
     place = places.parse(dlsn)
     cluster = find_cluster(
@@ -59,7 +59,7 @@ async def _explain(stream: str, place: DLSN, cluster: Cluster) -> dict[str, Any]
     segment = next((s for s in stat.get("segments", ()) if s["number"] == place.segment), None)
     if segment is None:
         raise CommandError(
-            f"the stream has no such segment (any more): stream={stream} segment={place.segment}",
+            f"the stream does not have this segment (any more): stream={stream} segment={place.segment}",
             f"`dlog show {stream}` lists its segments",
             misused=False,
         )
@@ -94,7 +94,7 @@ async def _explain(stream: str, place: DLSN, cluster: Cluster) -> dict[str, Any]
 
 
 def describe_entry(payload: bytes, slot: int) -> dict[str, Any]:
-    """What an entry holds, and what is at a slot of it."""
+    """Describe the contents of an entry, and the record at a slot of it."""
     told: dict[str, Any] = {}
     slots, found = 0, "nothing: the entry has fewer slots"
     records = decode_entry(payload, expand=False)

@@ -1,4 +1,4 @@
-"""`dlog ledger`: the layer below streams, asked of ZooKeeper and bookies directly."""
+"""`dlog ledger`: commands on ledgers, which use ZooKeeper and bookies directly, without proxies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ READ_BYTES = 1024 * 1024
 
 @asynccontextmanager
 async def ledgers_of(hosts: str | None, namespace: str | None, directory: str | None) -> AsyncIterator[Ledgers]:
-    """A ledger client of the cluster that is meant."""
+    """A ledger client of the selected cluster."""
     from dlog.io.bookie_client import BookieClient
     from dlog.io.ledgers import Ledgers, resolver
 
@@ -55,13 +55,13 @@ async def ledgers_of(hosts: str | None, namespace: str | None, directory: str | 
 
 @click.group()
 def ledger() -> None:
-    """Ledgers: what the segments of streams are made of."""
+    """Inspect, verify and recover ledgers, which hold segments."""
 
 
 @ledger.command()
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
-    """List the ledgers of the cluster, with their state. One that cannot be read is told at the end, exit 1."""
+    """List the ledgers of the cluster with their state. Exit 1 if one's metadata cannot be read."""
 
     async def work() -> int:
         async with metadata_of(hosts, namespace, directory) as (metadata, _, _):
@@ -73,11 +73,11 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
                 try:
                     rows.append(describe(number, await ledgers.metadata_of(number)))
                 except LedgerNotFoundError:
-                    continue  # deleted in the meantime
+                    continue  # deleted meanwhile
                 except (DamagedError, UnsupportedVersionError) as error:
                     wrong.append(error)
         for unreadable in wrong:
-            note(f"cannot be read: {unreadable.message}")
+            note(f"metadata cannot be read: {unreadable.message}")
         if as_json:
             say_json(rows)
             return EXIT_FAILED if wrong else EXIT_OK
@@ -94,7 +94,7 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @zookeeper_options
 def show(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """Tell what metadata says of LEDGER."""
+    """Show the metadata of LEDGER."""
 
     async def work() -> dict[str, Any]:
         async with ledgers_of(hosts, namespace, directory) as ledgers:
@@ -116,10 +116,10 @@ def show(number: int, hosts: str | None, namespace: str | None, directory: str |
 
 @ledger.command()
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
-@click.option("--first", type=click.IntRange(0), default=0, help="First entry. Default 0.")
-@click.option("--last", type=click.IntRange(0), help="Last entry. Default: the last confirmed.")
+@click.option("--first", type=click.IntRange(0), default=0, help="First entry to print. Default 0.")
+@click.option("--last", type=click.IntRange(0), help="Last entry to print. Default: the last confirmed entry.")
 @click.option(
-    "--format", "form", type=click.Choice(["text", "raw"]), default="text", help="raw: payloads back to back."
+    "--format", "form", type=click.Choice(["text", "raw"]), default="text", help="raw: payloads without separator."
 )
 @zookeeper_options
 def read(
@@ -132,9 +132,9 @@ def read(
     directory: str | None,
     as_json: bool,
 ) -> None:
-    """Print entries of LEDGER, up to the last confirmed one. Its writer is not disturbed."""
+    """Print entries of LEDGER, up to the last confirmed one. Does not fence its writer."""
     if form == "raw" and sys.stdout.isatty():
-        raise CommandError("--format raw is bytes, and this is a terminal", "send it into a file or a pipe")
+        raise CommandError("--format raw is binary, and standard output is a terminal", "redirect it to a file or pipe")
 
     async def work() -> None:
         async with ledgers_of(hosts, namespace, directory) as ledgers:
@@ -157,7 +157,7 @@ def read(
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @zookeeper_options
 def verify(number: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
-    """Read every entry of LEDGER from every replica and check it. Mends nothing; exit 1 if something is wrong."""
+    """Read every entry of LEDGER from every replica and check it. Repairs nothing. Exit 1 if one is wrong."""
 
     async def work() -> Verified:
         async with ledgers_of(hosts, namespace, directory) as ledgers:
@@ -171,22 +171,22 @@ def verify(number: int, hosts: str | None, namespace: str | None, directory: str
         for bad in found.ranges:
             entries = f"entry {bad.first} is" if bad.first == bad.last else f"entries {bad.first} to {bad.last} are"
             say(f"{entries} {bad.kind}: {bad.bookie}: {bad.why}")
-        say(f"{found.entries:,} entries checked on every replica, {wrong:,} are not as they should be")
+        say(f"{found.entries:,} entries checked on every replica, {wrong:,} wrong")
     return EXIT_FAILED if wrong else EXIT_OK
 
 
 @ledger.command(
-    cls=Changing, when_unknown="`dlog ledger show LEDGER` tells whether it is closed; to recover it again is harmless"
+    cls=Changing, when_unknown="`dlog ledger show LEDGER` shows whether it is closed; recovering it again is harmless"
 )
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @zookeeper_options
 def recover(
     number: int, yes: bool, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
 ) -> None:
-    """Fence the writer of LEDGER, find its end, close it. A living writer loses it."""
+    """Fence the writer of LEDGER, find the last entry, close it. A live writer can no longer append."""
     if not yes:
-        confirm(f"End the writer of ledger {number}, if it lives?", "whether to end its writer")
+        confirm(f"Fence the writer of ledger {number}, if it is alive?", "whether to fence its writer")
 
     async def work() -> dict[str, Any]:
         async with ledgers_of(hosts, namespace, directory) as ledgers:
@@ -204,17 +204,21 @@ def recover(
 
 @ledger.command()
 @click.option(
-    "--from", "first", type=click.IntRange(0, 2**63 - 1), default=0, help="First ledger id to ask for. Default 0."
+    "--from", "first", type=click.IntRange(0, 2**63 - 1), default=0, help="First ledger id to look for. Default 0."
 )
 @click.option(
-    "--gap", type=click.IntRange(1), default=1000, show_default=True, help="Ids known to nobody that end the search."
+    "--gap",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Stop after this many consecutive ids that no bookie has.",
 )
 @zookeeper_options
 def strays(first: int, gap: int, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> int:
-    """Find ledgers that bookies hold and metadata does not name, as after ZooKeeper was restored from a backup.
+    """Find ledgers that bookies hold but metadata does not name, as after ZooKeeper was restored from a backup.
 
-    Every id is asked for at every bookie. `dlog ledger adopt` makes such a ledger readable. Exit 1: some bookie could
-    not be asked. Ledgers of deleted streams are told of too, until their bookies have freed them.
+    Looks for every id on every bookie. `dlog ledger adopt` makes such a ledger readable. Exit 1 if a bookie did not
+    answer. Ledgers of deleted streams are listed too, until garbage collection has removed them.
     """
 
     async def work() -> list[Stray]:
@@ -234,12 +238,12 @@ def strays(first: int, gap: int, hosts: str | None, namespace: str | None, direc
     else:
         say_table(("ledger", "bookies"), ((str(stray.ledger), ", ".join(stray.bookies)) for stray in found))
     if silent:
-        note(f"could not be asked for every ledger: {', '.join(silent)}")
+        note(f"did not answer for every ledger: {', '.join(silent)}")
     return EXIT_FAILED if silent else EXIT_OK
 
 
 @ledger.command(
-    cls=Changing, when_unknown="`dlog ledger show LEDGER` tells whether it has metadata now; if not, adopt it again"
+    cls=Changing, when_unknown="`dlog ledger show LEDGER` shows whether it has metadata now; if not, adopt it again"
 )
 @click.argument("number", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 @click.option(
@@ -247,15 +251,15 @@ def strays(first: int, gap: int, hosts: str | None, namespace: str | None, direc
     type=click.Choice(["CRC32C", "CRC32", "HMAC", "DUMMY"]),
     default="CRC32C",
     show_default=True,
-    help="How its entries are checked; ledgers of dlog: CRC32C.",
+    help="Digest type of its entries; ledgers of dlog have CRC32C.",
 )
 @zookeeper_options
 def adopt(
     number: int, digest: str, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
 ) -> None:
-    """Write metadata for LEDGER, which bookies hold and metadata does not name, so that it can be recovered and read.
+    """Write metadata for LEDGER, which bookies hold but metadata does not name, so that it can be recovered and read.
 
-    Next: `dlog ledger recover LEDGER`, `dlog ledger read LEDGER`. No stream names it.
+    Next: `dlog ledger recover LEDGER`, `dlog ledger read LEDGER`. It belongs to no stream.
     """
 
     async def work() -> dict[str, Any]:
@@ -264,7 +268,9 @@ def adopt(
         async with ledgers_of(hosts, namespace, directory) as ledgers:
             vetted = await ledgers.who_knows(LedgerId(number), [*members.writable, *members.readonly])
             if not vetted.known_to:
-                raise CommandError(f"no bookie knows the ledger: ledger={number}", "`dlog ledger strays` lists them")
+                raise CommandError(
+                    f"no bookie has the ledger: ledger={number}", "`dlog ledger strays` lists such ledgers"
+                )
             return describe(number, await ledgers.adopt(LedgerId(number), vetted.known_to, DigestType[digest]))
 
     from dlog.model.ledger import DigestType

@@ -1,4 +1,4 @@
-"""`dlog`: the commands, found when they are called."""
+"""Entry point of the `dlog` command: runs a subcommand, reports errors, sets the exit code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _COMMANDS = {
 
 
 class _Commands(click.Group):
-    """Imports a command's file when it is called, so that none pays for the others."""
+    """Imports the module of a command when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -68,31 +68,31 @@ class _Commands(click.Group):
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with `dlog up` in one terminal; the other commands in the same directory find it. "
-    "Elsewhere say where the cluster is: --connect dlog://host:port or DLOG_CONNECT.",
+    "From elsewhere, name the cluster with --connect dlog://host:port or DLOG_CONNECT.",
 )
 @click.version_option(package_name="dlogd", prog_name="dlog")
-@click.option("--json", "as_json", is_flag=True, help="Results and errors of the command as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print results and errors as JSON.")
 def dlog(as_json: bool) -> None:
-    """A replicated, durable, ordered log: many streams of records on a cluster of bookies and proxies."""
+    """Manage, write and read streams of dlog, a replicated, durable, ordered log service."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code. Every error a person can cause leaves as a message, never a traceback."""
+    """Run one command; returns the exit code. Errors that a user can cause are printed without a traceback."""
     given = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in given
     return heard(lambda: _run(given, as_json), as_json=as_json)
 
 
 def heard(command: Callable[[], int], *, as_json: bool = False) -> int:
-    """Run `command` and see its output off; returns the exit code of the process.
+    """Run `command` and flush its output; returns the exit code of the process.
 
-    A closed pipe is no failure (exit 0): whoever read us has enough, and the command has ended there. Output that
-    cannot be written is one (exit 1), told in a line.
+    A closed pipe ends the command without failure (exit 0): its reader wants no more. Output that cannot be written
+    for another reason is a failure (exit 1), with a message.
     """
-    if sys.stderr is None:  # closed by who called us: there is nobody to tell
+    if sys.stderr is None:  # closed by the calling process: messages are dropped
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     if sys.stdout is None:
-        return tell_error(CommandError("there is no standard output here", "redirect it, to a file or /dev/null"))
+        return tell_error(CommandError("standard output is closed", "redirect it to a file or /dev/null"))
     with waiting_output():
         return _heard(command, as_json)
 
@@ -109,14 +109,14 @@ def _heard(command: Callable[[], int], as_json: bool) -> int:
     except SystemExit:
         if sys.stdout is streams[0]:
             raise
-        # click met a closed pipe with words of its own, as of `--help`: it replaced both streams, to leave with 1
+        # click met a closed pipe while it printed text of its own (--help): it replaced both streams, to exit with 1
         lost = OutputLostError(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
         sys.stdout, sys.stderr = streams
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        lost = OutputLostError(error)  # click's own words
-    except KeyboardInterrupt:  # while the rest waited for its reader
+        lost = OutputLostError(error)  # while click printed text of its own
+    except KeyboardInterrupt:  # while the flush waited for the reader
         drop(sys.stdout)
         return EXIT_FAILED
     drop(sys.stdout)

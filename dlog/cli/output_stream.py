@@ -1,10 +1,10 @@
-"""Standard output and standard error of a command: a write waits until its reader has taken all of it.
+"""Standard output and standard error of a command, with writes that wait for a slow reader.
 
 Invariants:
-- A write returns only when every byte was handed to the descriptor, or raises OSError. This also holds for a
-  descriptor that somebody made non-blocking (a pipe shared with Node.js, ssh or a terminal multiplexer): where a plain
-  Python stream raises BlockingIOError and drops the rest, this one waits until the descriptor takes more.
-- A character that the terminal's encoding lacks is written as a backslash escape, never an exception.
+- A write returns only when every byte was written to the descriptor, or raises OSError. This also holds if another
+  program made the descriptor non-blocking (a pipe shared with Node.js, ssh or a terminal multiplexer): a plain Python
+  stream would raise BlockingIOError and drop the rest; this one waits until the descriptor accepts more.
+- A character that the terminal's encoding lacks is written as a backslash escape; it raises no exception.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any
 
 
 class WaitingWriter(io.RawIOBase):
-    """Raw stream over a descriptor that may be non-blocking. Closing it leaves the descriptor open."""
+    """Raw stream on a descriptor that may be non-blocking. Closing it leaves the descriptor open."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -34,7 +34,7 @@ class WaitingWriter(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: Any, /) -> int:
-        """Write at least one byte and return how many; the buffer above asks again for the rest. Raises OSError."""
+        """Write at least one byte and return how many; the buffer above writes the rest. Raises OSError."""
         while True:
             try:
                 return os.write(self._descriptor, data)
@@ -46,10 +46,10 @@ class WaitingWriter(io.RawIOBase):
 
 @contextmanager
 def waiting_output() -> Iterator[None]:
-    """Make sys.stdout and sys.stderr wait for slow readers while the scope lasts.
+    """Within this context writes to sys.stdout and sys.stderr wait for slow readers.
 
-    A stream that is closed (None) or has no descriptor (a test's) is left as it is. What is still buffered at the end
-    of the scope is the caller's to flush.
+    A stream that is closed (None) or has no descriptor (as in tests) is left as it is. The caller must flush before
+    the context ends.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _waiting(sys.stdout), _waiting(sys.stderr)

@@ -1,8 +1,9 @@
-"""The parts of a cluster as child processes: started, watched, started again under the same address, ended.
+"""Supervises the processes of a local cluster ("parts"): starts, watches, restarts and stops them.
 
-The law of this file: a part lives in a session of its own, so that a terminal's Ctrl-C reaches only us and we end the
-parts in order; and it dies with us, whatever happens to us (PR_SET_PDEATHSIG). What a part says goes to its log file;
-its one line on stdout, `ready ROLE ID ADDRESS`, is what we wait for.
+Invariants:
+- each part has its own session: a terminal's Ctrl-C reaches only `dlog up`, which stops the parts in order;
+- a part dies with `dlog up`, however that ends (PR_SET_PDEATHSIG);
+- a part logs to its log file, and prints one line on stdout when it serves: `ready ROLE ID ADDRESS`.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from dlog.io.settings import HELD
 
 READY_TIMEOUT_S = 120.0
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 5.0
-STEADY_S = 10.0  # a part that lived so long has earned a quick restart
+STEADY_S = 10.0  # a part that lived longer than this is restarted without back-off
 
 OnChange = Callable[["Part"], None]
 
 
 class State(enum.Enum):
-    """Of a part."""
+    """State of a part."""
 
     STARTING = "starting"
     READY = "ready"
-    WAITING = "died, waits to be started again"
+    WAITING = "died, waiting for restart"
     STOPPING = "stopping"
     STOPPED = "stopped"
 
 
 class PartFailedError(CommandError):
-    """A part did not come up at the first try."""
+    """A part's first start failed."""
 
 
 class Part(abc.ABC):
-    """One part and its life. Subclasses say how it is started and ended."""
+    """One supervised process. Subclasses start and stop it."""
 
     role = "part"
 
@@ -56,7 +57,7 @@ class Part(abc.ABC):
         self.restarts = 0
         self.pid: int | None = None
         self.last_exit: int | None = None
-        self.last_words = ""  # what it said before it died, where that is worth a line on the screen
+        self.last_words = ""  # end of its output before it died, if worth showing
         self._on_change = on_change
         self._ready = asyncio.Event()
         self._stopping = asyncio.Event()
@@ -64,7 +65,7 @@ class Part(abc.ABC):
         self._stopped.set()  # until `run` begins
 
     async def run(self) -> None:
-        """Live until told to stop; a death is answered by another start. Raises PartFailedError if the first start
+        """Run until `stop` or `kill`; restart the process when it dies. Raises PartFailedError if the first start
         fails. Cancelling kills the part."""
         failures = 0
         self._stopped.clear()
@@ -98,36 +99,36 @@ class Part(abc.ABC):
             self._stopped.set()
 
     async def wait_ready(self) -> None:
-        """Until it has been ready once."""
+        """Wait until it has been ready once."""
         await self._ready.wait()
 
     async def wait_stopped(self) -> None:
-        """Until `run` has returned."""
+        """Wait until `run` has returned."""
         await self._stopped.wait()
 
     def stop(self) -> None:
-        """Ask it to end in order; `run` then returns."""
+        """Ask the process to end in order; `run` then returns."""
         self._stopping.set()
         if self.state is not State.STOPPED:
             self._become(State.STOPPING)
         self._terminate()
 
     def kill(self) -> None:
-        """End it now, for good."""
+        """Kill the process for good."""
         self._stopping.set()
         self._kill()
 
     @abc.abstractmethod
     async def wait_killed(self) -> None:
-        """After `kill`: until its process is gone and nothing of it is left in the event loop."""
+        """After `kill`: wait until the process and its event loop resources are gone."""
 
     def death(self) -> str:
-        """One line on how it ended last."""
-        said = f"; it said: {self.last_words}" if self.last_words else ""
-        return f"died (exit code {self.last_exit}) and is started again{said}"
+        """Describe the last death."""
+        said = f"; its last output: {self.last_words}" if self.last_words else ""
+        return f"died (exit code {self.last_exit}) and is restarted{said}"
 
     def rss_bytes(self) -> int | None:
-        """Resident memory, if it runs and this is Linux."""
+        """Resident memory; None if it does not run or this is not Linux."""
         if self.pid is None:
             return None
         try:
@@ -142,15 +143,15 @@ class Part(abc.ABC):
 
     @abc.abstractmethod
     async def _wait(self) -> int:
-        """Return its exit code once it has ended."""
+        """Return the exit code when the process has ended."""
 
     @abc.abstractmethod
     def _terminate(self) -> None:
-        """Ask it to end."""
+        """Ask the process to end."""
 
     @abc.abstractmethod
     def _kill(self) -> None:
-        """End it now."""
+        """Kill the process."""
 
     def _become(self, state: State) -> None:
         if self._stopping.is_set() and state not in (State.STOPPING, State.STOPPED):
@@ -160,7 +161,7 @@ class Part(abc.ABC):
 
 
 class ProcessPart(Part):
-    """A bookie or a proxy: `python -m MODULE FLAGS`."""
+    """A bookie or a proxy, run as `python -m MODULE FLAGS`."""
 
     def __init__(
         self, role: str, name: str, address: str, module: str, flags: list[str], log: Path, on_change: OnChange
@@ -170,12 +171,12 @@ class ProcessPart(Part):
         self._module = module
         self._flags = flags
         self._log = log
-        self._said_before = 0  # bytes of the log
+        self._said_before = 0  # size of the log when the process was spawned
         self._process: asyncio.subprocess.Process | None = None
-        self._is_held = False  # it was begun early, and waits
+        self._is_held = False  # spawned by `load` and not started yet
 
     async def load(self) -> None:
-        """Begin the process early: it loads its code, and waits with the rest until the part is started."""
+        """Spawn the process early: it imports its code and waits for the start."""
         self._process = await self._spawn()
         self._is_held = True
 
@@ -217,16 +218,16 @@ class ProcessPart(Part):
         except (TimeoutError, ValueError) as error:
             self._kill()
             await process.wait()
-            raise self._failed(f"it said nothing of being ready for {READY_TIMEOUT_S:g} s", said_before) from error
+            raise self._failed(f"not ready within {READY_TIMEOUT_S:g} s", said_before) from error
         self.last_exit = await process.wait()
         if not self._stopping.is_set():
-            raise self._failed(f"it ended with code {self.last_exit}", said_before)
+            raise self._failed(f"it exited with code {self.last_exit}", said_before)
 
     async def _wait(self) -> int:
         process = self._process
         assert process is not None and process.stdout is not None
         while await process.stdout.read(4096):
-            pass  # a part says nothing more on stdout; if it does, it must not be held up by that
+            pass  # discard further output, so that the process never blocks on a full pipe
         return await process.wait()
 
     def _terminate(self) -> None:
@@ -241,14 +242,14 @@ class ProcessPart(Part):
 
     def _failed(self, why: str, said_before: int) -> PartFailedError:
         return PartFailedError(
-            f"{self.name} did not start: {why}; it said: {last_words(self._log, said_before)}",
-            f"its log is {self._log}",
+            f"{self.name} did not start: {why}; its last output: {last_words(self._log, said_before)}",
+            f"see its log, {self._log}",
             misused=self.last_exit == 2,
         )
 
 
 class ZooKeeperPart(Part):
-    """The real ZooKeeper, on a JVM."""
+    """Apache ZooKeeper, on a JVM."""
 
     role = "zookeeper"
 
@@ -265,7 +266,7 @@ class ZooKeeperPart(Part):
             if isinstance(error, CommandError):
                 raise
             raise PartFailedError(
-                f"zookeeper did not start: {error.message}", f"its log is {self._server.directory / OUTPUT}"
+                f"zookeeper did not start: {error.message}", f"see its log, {self._server.directory / OUTPUT}"
             ) from error
         self.pid = self._server.pid
 
@@ -282,17 +283,17 @@ class ZooKeeperPart(Part):
         return code
 
     def _terminate(self) -> None:
-        """`_wait` hears of it."""
+        """`_wait` does it when `_stopping` is set."""
 
     async def wait_killed(self) -> None:
-        """`kill` has waited."""
+        """`kill` waits."""
 
     def _kill(self) -> None:
         self._server.kill()
 
 
 def last_words(log: Path, since: int) -> str:
-    """The end of what a part said since a place in its log, on one line."""
+    """The last lines of a part's log after offset `since`, on one line."""
     try:
         with log.open("rb") as file:
             file.seek(since)

@@ -1,6 +1,6 @@
-"""`dlog pipeline`: jobs on whole streams, in Spark. What they do is in dlog/spark/jobs.
+"""`dlog pipeline`: runs Spark jobs on whole streams. The jobs are in dlog/spark/jobs.
 
-Exit codes of its own: 0 done and well, 2 done and something was found, 3 something failed; 1 misused, nothing begun.
+Exit codes differ from other commands: 0 done, 1 wrong usage (nothing done), 2 done with findings, 3 failed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _JOBS: dict[str, str] = {  # name -> file of its command, which is called as the
 
 
 class Jobs(click.Group):
-    """Imports a job's file when it is called."""
+    """Imports the module of a job when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_JOBS)
@@ -52,7 +52,7 @@ class Jobs(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> int:
-        """The exit code, whatever happens: 2 has another meaning here than with other commands."""
+        """Run the job; returns the exit code, in which 2 means findings (wrong usage is 1)."""
         as_json = bool(ctx.find_root().params.get("as_json")) or "--json" in sys.argv
         try:
             code = super().invoke(ctx)
@@ -71,22 +71,24 @@ class Jobs(click.Group):
 
 @click.command(cls=Jobs)
 def pipeline() -> None:
-    """Jobs on whole streams, in Spark. Exit 0: well, 2: something was found, 3: failed, 1: misused."""
+    """Run Spark jobs on whole streams. Exit codes: 0 done, 1 wrong usage, 2 done with findings, 3 failed."""
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
-        raise CommandError("PySpark is not installed here", "pip install 'dlogd[spark]'")
+        raise CommandError("PySpark or PyArrow is not installed", "pip install 'dlogd[spark]'")
 
 
 def job_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that every job has: where the cluster is, which streams, Spark's master and settings, --dry-run, and
-    where the report goes. The command gets them as `hosts`, `namespace`, `directory`, `streams`, `pattern`, `master`,
-    `conf`, `dry_run`, `report_file` and `as_json`; `run` takes them as they are."""
+    """Options of every job: the cluster, the streams, Spark's master and settings, --dry-run, the report's file. The
+    command gets them as `hosts`, `namespace`, `directory`, `streams`, `pattern`, `master`, `conf`, `dry_run`,
+    `report_file` and `as_json`, and passes them to `run`."""
     options = [
-        click.option("--stream", "streams", multiple=True, metavar="NAME", help="A stream; may be given again."),
-        click.option("--pattern", default="", metavar="REGEX", help="Streams whose whole name matches. Default: all."),
-        click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Spark's master."),
-        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A setting of Spark; may be given again."),
-        click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing."),
-        click.option("--report", "report_file", type=click.Path(dir_okay=False), help="Write the JSON report here."),
+        click.option("--stream", "streams", multiple=True, metavar="NAME", help="A stream; may be repeated."),
+        click.option(
+            "--pattern", default="", metavar="REGEX", help="All streams whose full name matches. Default: all."
+        ),
+        click.option("--master", default="local[*]", show_default=True, metavar="URL", help="Spark master."),
+        click.option("--conf", multiple=True, metavar="KEY=VALUE", help="A Spark setting; may be repeated."),
+        click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing."),
+        click.option("--report", "report_file", type=click.Path(dir_okay=False), help="Write the JSON report to FILE."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -109,17 +111,18 @@ def run(
     report_file: str | None,
     as_json: bool,
 ) -> int:
-    """Run a job: `work` gets the session, the place and a Progress. lines: the report for a person. Returns the exit
-    code. dry_run is told to `work` by whoever makes it. Raises DLogError for what ended the job as a whole."""
+    """Run a job; returns the exit code. work: called with the session, the Place and a progress display. lines: the
+    report as text. dry_run is not used here; the caller passes it to `work`. Raises DLogError if the whole job
+    failed."""
     from dlog.spark import session
     from dlog.spark.jobs.frame import Place
 
     if streams and pattern:
-        raise click.UsageError("--stream or --pattern, not both")
+        raise click.UsageError("give --stream or --pattern, not both")
     settings = {
         "spark.master": master,
         "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",  # there is one of our own
+        "spark.ui.showConsoleProgress": "false",  # replaced by _Bar
         "spark.log.level": "ERROR",
         **_settings(conf),
     }
@@ -137,8 +140,8 @@ def run(
             Path(report_file).write_text(report.as_json())
         except OSError as error:
             raise CommandError(
-                f"the report cannot be written: {error.strerror}: file={report_file}",
-                "the job itself is done; run it again with another --report for its report",
+                f"cannot write the report: {error.strerror}: file={report_file}",
+                "the job is done; for its report, run it again with another --report",
                 misused=False,
             ) from error
     if as_json:
@@ -155,7 +158,7 @@ def run(
 def _worked(
     work: Callable[[SparkSession, Place, Any], Report], spark: SparkSession, place: Place, screen: Any
 ) -> Report:
-    """What `work` makes. Spark's own failure, as of a worker that was killed, becomes an error that says what to do."""
+    """The report that `work` returns. Turns an error of Spark, such as a killed worker, into a CommandError."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
@@ -164,7 +167,7 @@ def _worked(
     except (Py4JError, PySparkException) as error:
         told = next((line for line in str(error).splitlines() if "Exception: " in line), str(error).split("\n")[0])
         raise CommandError(
-            f"Spark failed: {told.strip()[:300]}", "run it again: what is done is not done again", misused=False
+            f"Spark failed: {told.strip()[:300]}", "run it again: finished work is not repeated", misused=False
         ) from error
 
 
@@ -173,7 +176,7 @@ def _settings(conf: tuple[str, ...]) -> Mapping[str, str]:
     for text in conf:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise click.UsageError(f"--conf is KEY=VALUE: {text[:60]!r}")
+            raise click.UsageError(f"--conf must be KEY=VALUE: {text[:60]!r}")
         given[key] = value
     return given
 
@@ -185,7 +188,7 @@ class _Nothing:
 
 
 class _Bar:
-    """A line on the terminal."""
+    """A progress bar on the terminal."""
 
     def __init__(self) -> None:
         from rich.console import Console

@@ -1,8 +1,8 @@
-"""What a cluster on this machine consists of: parts, ports, directories. Written once, found again ever after.
+"""The plan of a local cluster (host, ports, number of processes), kept in `cluster.json` of its directory.
 
-The law of this file: a bookie's address is its identity in every ledger's metadata, so ports are chosen at the first
-start, kept in `cluster.json`, and never changed for a bookie; fewer bookies than there were is refused, since their
-entries would be out of reach.
+Invariants:
+- the port of a bookie is chosen at its first start and never changes: ledger metadata names bookies by address;
+- the number of bookies never decreases: entries on a missing bookie would be unavailable.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dlog.options import option
 
 PLAN_FILE = "cluster.json"
 HOST = "127.0.0.1"
-_PORTS = range(20000, 32000)  # below what the kernel gives to connections of its own choice
+_PORTS = range(20000, 32000)  # below the kernel's ephemeral ports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpOptions:
-    """Section [up] of a configuration file; the flags of `dlog up` win over it."""
+    """Section [up] of a configuration file; the flags of `dlog up` override it."""
 
     bookies: int = option(0, "bookies; 0: as many as there were, 3 at the first start")
     write_proxies: int = option(0, "write proxies; 0: as many as there were, 2 at the first start")
@@ -46,19 +46,19 @@ class UpOptions:
     def __post_init__(self) -> None:
         for name in ("bookies", "write_proxies", "read_proxies"):
             if not 0 <= getattr(self, name) <= 64:
-                raise ValueError(f"{name} is between 1 and 64: value={getattr(self, name)}")
+                raise ValueError(f"{name} must be between 1 and 64: value={getattr(self, name)}")
         if not 0 <= self.port < 65536:
-            raise ValueError(f"port is between 0 and 65535: port={self.port}")
+            raise ValueError(f"port must be between 0 and 65535: port={self.port}")
         if self.zookeeper_heap_mib and self.zookeeper_heap_mib < HEAP_LEAST_MIB:
             raise ValueError(
-                f"zookeeper_heap_mib is 0 (by the machine's memory) or at least {HEAP_LEAST_MIB}: "
+                f"zookeeper_heap_mib must be 0 (chosen by the machine's memory) or at least {HEAP_LEAST_MIB}: "
                 f"value={self.zookeeper_heap_mib}"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Ports of a cluster. zookeeper: hosts of an outside one, or empty."""
+    """Host and ports of a cluster. zookeeper: hosts of an external ZooKeeper, or empty."""
 
     host: str
     namespace: str
@@ -74,17 +74,17 @@ class Plan:
         return self.zookeeper or join_host_port(self.host, self.zookeeper_port)
 
     def addresses(self) -> list[tuple[str, int]]:
-        """Every (role, port) that this machine must have free."""
+        """(role, port) of every process, each of which needs a free port."""
         zookeeper = [] if self.zookeeper else [("zookeeper", self.zookeeper_port)]
         ports = (("bookie", self.bookies), ("write", self.write), ("read", self.read))
         return [*zookeeper, *((role, port) for role, of_role in ports for port in of_role)]
 
 
 def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
-    """The plan of this directory: the one it has, changed as asked; or a new one. Nothing is written.
+    """The plan of this directory with the changes in `options`, or a new plan. Writes nothing.
 
-    Raises CommandError for what cannot be changed, a host that cannot be listened on, or a directory that is not one of
-    ours; ConfigError for a namespace that is none.
+    Raises CommandError for a change that is not possible, a host that cannot be listened on, or a plan file that cannot
+    be read; ConfigError for an invalid namespace.
     """
     old = read_plan(directory)
     plan = old or Plan(
@@ -112,7 +112,7 @@ def make_plan(directory: Path, options: UpOptions, rng: random.Random) -> Plan:
 
 
 def read_plan(directory: Path) -> Plan | None:
-    """The plan kept in this directory, None if there is none. Raises CommandError for one that cannot be read."""
+    """The plan in this directory, or None. Raises CommandError if it cannot be read."""
     path = directory / PLAN_FILE
     try:
         plan = Plan(**json.loads(path.read_text()))
@@ -122,22 +122,22 @@ def read_plan(directory: Path) -> Plan | None:
         return None
     except (OSError, ValueError, TypeError, RecursionError) as error:
         raise CommandError(
-            f"the plan of this cluster cannot be read: {error}: file={path}",
-            "restore the file; the ports of the bookies stand in it, and ledgers name bookies by them",
+            f"cannot read the plan of this cluster: {error}: file={path}",
+            "restore the file: it has the bookies' ports, by which ledgers name them",
         ) from None
 
 
 def _check_types(plan: Plan) -> None:
-    """Raises ValueError: the file is JSON, and not of ours."""
+    """Raise ValueError if a value has the wrong type."""
     if not all(type(text) is str for text in (plan.host, plan.namespace, plan.zookeeper)):
-        raise ValueError("host, namespace and zookeeper are texts")
+        raise ValueError("host, namespace and zookeeper must be strings")
     for ports in (plan.bookies, plan.write, plan.read, [plan.zookeeper_port]):
         if type(ports) is not list or not all(type(port) is int and 0 <= port < 65536 for port in ports):
-            raise ValueError("ports are numbers below 65536")
+            raise ValueError("ports must be numbers below 65536")
 
 
 def write_plan(directory: Path, plan: Plan) -> None:
-    """Keep the plan, whole or not at all."""
+    """Write the plan into its directory, atomically."""
     path = directory / PLAN_FILE
     fresh = path.with_suffix(".new")
     with named_errors(fresh):
@@ -146,62 +146,62 @@ def write_plan(directory: Path, plan: Plan) -> None:
 
 
 def check_ports(plan: Plan) -> None:
-    """Raises CommandError if somebody listens on a port of this plan."""
+    """Raise CommandError if a port of the plan is in use."""
     for role, port in plan.addresses():
         try:
             check_free(plan.host, port)
         except OSError as error:
             keeps = (
-                "end what listens there; a bookie's port cannot change, ledgers name it by that"
+                "stop the program that uses it; the ports of bookies and ZooKeeper cannot change"
                 if role in ("bookie", "zookeeper")
-                else "end what listens there, or choose other ports with --port"
+                else "stop the program that uses it, or choose other ports with --port"
             )
             raise CommandError(
-                f"the port of a {role} cannot be used: {(error.strerror or str(error)).lower()}: "
+                f"cannot listen on the port of a {role}: {(error.strerror or str(error)).lower()}: "
                 f"{join_host_port(plan.host, port)}",
                 keeps,
             ) from None
 
 
 def _check_host(host: str) -> None:
-    """Raises CommandError if this machine cannot listen on it, whatever the port."""
+    """Raise CommandError if this machine cannot listen on the host at all."""
     try:
         check_free(host, 0)
     except OSError as error:
         raise CommandError(
             f"cannot listen on this host: {(error.strerror or str(error)).lower()}: host={host}",
-            "use a name or an address of this machine with --host",
+            "give a name or an address of this machine with --host",
         ) from None
 
 
 def _check_change(old: Plan, options: UpOptions) -> None:
     if options.bookies and options.bookies < len(old.bookies):
         raise CommandError(
-            f"this directory has {len(old.bookies)} bookies; with fewer, entries on the others are out of reach: "
+            f"this directory has {len(old.bookies)} bookies; with fewer, entries on the others would be unavailable: "
             f"bookies={options.bookies}",
-            f"use --bookies {len(old.bookies)} or more, or leave it out",
+            f"use --bookies {len(old.bookies)} or more, or omit it",
         )
     if options.zookeeper and options.zookeeper != old.zookeeper_hosts:
         raise CommandError(
-            f"this directory belongs to another ZooKeeper: here={old.zookeeper_hosts} asked={options.zookeeper}",
-            "leave --zookeeper out, or use another --dir",
+            f"this directory has another ZooKeeper: here={old.zookeeper_hosts} asked={options.zookeeper}",
+            "omit --zookeeper, or use another --dir",
         )
     if options.host and bare_host(options.host) != old.host:
         raise CommandError(
-            f"this directory's cluster listens on another address, which is part of its bookies' names in every "
-            f"ledger: here={old.host} asked={options.host}",
-            "leave --host out, or use another --dir",
+            f"the cluster in this directory listens on another host, which is part of its bookies' ids in ledger "
+            f"metadata: here={old.host} asked={options.host}",
+            "omit --host, or use another --dir",
         )
     if options.namespace and options.namespace != old.namespace:
         raise CommandError(
-            f"this directory's cluster has its streams under another znode: "
+            f"the cluster in this directory has its streams under another znode: "
             f"here={old.namespace} asked={options.namespace}",
-            "leave --namespace out, or use another --dir",
+            "omit --namespace, or use another --dir",
         )
 
 
 class _Ports:
-    """Hands out ports that are free now."""
+    """Chooses ports that are free now."""
 
     def __init__(self, host: str, first: int, taken: set[int], rng: random.Random) -> None:
         self._host = host
@@ -210,7 +210,7 @@ class _Ports:
         self._rng = rng
 
     def grow(self, ports: list[int], count: int) -> list[int]:
-        """As many ports as wanted: those there are, then new ones."""
+        """The first `count` of `ports`, and new ones if there are fewer."""
         return [*ports[:count], *(self._one() for _ in range(count - len(ports)))]
 
     def _one(self) -> int:
@@ -220,12 +220,14 @@ class _Ports:
             port = self._next
             if port > 65535:
                 raise CommandError(
-                    "the parts take one port each from --port on, and there is none above 65535", "use a lower --port"
+                    "each part uses one port from --port on, and the last would be above 65535", "use a lower --port"
                 )
         else:
             port = next((p for p in self._candidates() if p not in self._taken and is_free(self._host, p)), 0)
             if not port:
-                raise CommandError(f"no free port found on {self._host}", "choose ports with --port, or check --host")
+                raise CommandError(
+                    f"no free port found: host={self._host}", "choose ports with --port, or check --host"
+                )
         self._taken.add(port)
         return port
 

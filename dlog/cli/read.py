@@ -1,4 +1,4 @@
-"""`dlog read`: records of a stream to standard output, as fast as it takes them."""
+"""`dlog read`: writes the records of a stream to standard output."""
 
 from __future__ import annotations
 
@@ -28,23 +28,26 @@ _LENGTH = struct.Struct(">I")
 
 @click.command()
 @click.argument("stream")
-@click.option("--from", "from_dlsn", metavar="POSITION", help="Begin at this DLSN, as in 3:17:2, or position.")
+@click.option("--from", "from_dlsn", metavar="POSITION", help="Start at this DLSN, such as 3:17:2, or at a position.")
 @click.option(
-    "--from-txid", type=click.IntRange(0), metavar="N", help="Begin at the first record with this txid or above."
+    "--from-txid", type=click.IntRange(0), metavar="N", help="Start at the first record with this txid or above."
 )
-@click.option("--from-time", metavar="TIME", help="Begin at a time: 2026-11-20T08:00Z, unix seconds, or 10m (ago).")
-@click.option("--from-start", is_flag=True, help="Begin at the first record there is (the default).")
-@click.option("--tail", is_flag=True, help="Begin with what is written from now on; implies --follow.")
-@click.option("--follow", "-f", is_flag=True, help="Wait at the end for more, until the stream is sealed or Ctrl-C.")
-@click.option("--limit", "-n", type=click.IntRange(0), metavar="N", help="At most N records.")
+@click.option("--from-time", metavar="TIME", help="Start at a time: 2026-11-20T08:00Z, unix seconds, or 10m (ago).")
+@click.option("--from-start", is_flag=True, help="Start at the first record that is kept (default).")
+@click.option("--tail", is_flag=True, help="Read only records written from now on; implies --follow.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Wait at the end for new records, until the stream is sealed or Ctrl-C."
+)
+@click.option("--limit", "-n", type=click.IntRange(0), metavar="N", help="Print at most N records.")
 @click.option(
     "--format",
     "form",
     type=click.Choice(["text", "json", "raw", "framed"]),
     default="text",
-    help="text: a line each; json: an object each; raw: payloads back to back; framed: a 4-byte length before each.",
+    help="text: one line per record; json: one object per record; raw: payloads without separator; "
+    "framed: a 4-byte length before each payload.",
 )
-@click.option("--places", is_flag=True, help="With text: DLSN and txid before each record.")
+@click.option("--places", is_flag=True, help="With --format text: print DLSN and txid before each record.")
 @cluster_options
 def read(
     stream: str,
@@ -65,7 +68,7 @@ def read(
     stream_name(stream)
     given = [from_dlsn is not None, from_txid is not None, from_time is not None, from_start, tail]
     if sum(given) > 1:
-        raise click.UsageError("--from, --from-txid, --from-time, --from-start and --tail exclude each other")
+        raise click.UsageError("give only one of --from, --from-txid, --from-time, --from-start and --tail")
     start = START
     if from_dlsn is not None:
         start = at_dlsn(from_dlsn)
@@ -80,7 +83,8 @@ def read(
     shape = _SHAPES["places" if places and form == "text" else form]
     if form in ("raw", "framed") and sys.stdout.isatty():
         raise CommandError(
-            f"--format {form} is bytes, and this is a terminal", "send it into a file or a pipe, or use --format text"
+            f"--format {form} is binary, and standard output is a terminal",
+            "redirect it to a file or a pipe, or use --format text",
         )
     return asyncio.run(_read(target(connect, directory), stream, start, follow or tail, limit, shape))
 
@@ -111,18 +115,18 @@ async def _read(
 
 
 def parse_time(text: str, now_s: float) -> Position:
-    """A point in time: how long ago, as in 10m, or what `parse_unix_ms` takes. Raises CommandError."""
+    """A position by time: how long ago, such as 10m, or what `parse_unix_ms` accepts. Raises CommandError."""
     body = text.strip()
     try:
         if body and body[0].isdigit() and body[-1] in "smhd":
             return at_time(max(0.0, now_s - parse_duration_s(body)))
         return at_time(parse_unix_ms(body) / 1000)
     except ConfigError as error:
-        how = "write 2026-11-20T08:00Z for UTC, unix seconds, or how long ago, as in 10m"
+        how = "write 2026-11-20T08:00Z for UTC, unix seconds, or how long ago, such as 10m"
         raise CommandError(f"not a time: {error.message}", how) from None
 
 
-# ---- shapes: a batch into bytes -------------------------------------------------------------------------------------
+# ---- output formats: a batch as bytes -------------------------------------------------------------------------------
 
 
 def _text(batch: RecordBatch) -> bytes:

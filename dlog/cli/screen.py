@@ -1,4 +1,4 @@
-"""What `dlog up` shows: a live table on a terminal, a line for each change elsewhere."""
+"""Display of `dlog up`: a live table on a terminal, else a line for each change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Screen(Protocol):
-    """Told of every change; `tick` once in a while. Raises OutputLostError where nobody sees it."""
+    """Shows every change of a part; `tick` is called every second. Raises OutputLostError."""
 
     def changed(self, part: Part) -> None: ...
 
@@ -27,12 +27,12 @@ class Screen(Protocol):
 
 
 def open_screen(parts: Sequence[Part]) -> Screen:
-    """A table if stdout is a terminal, else lines."""
+    """A live table if stdout is a terminal, else lines."""
     return _TableScreen(parts) if sys.stdout.isatty() else LineScreen()
 
 
 class LineScreen:
-    """A line for each change that a log reader wants to see."""
+    """Prints a line when a part becomes ready, dies or ends."""
 
     def __init__(self) -> None:
         self._last: dict[str, State] = {}
@@ -59,14 +59,14 @@ class LineScreen:
             sys.stdout.flush()
 
     def tick(self) -> None:
-        """Nothing moves here between changes."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Nothing to put away."""
+        """Does nothing."""
 
 
 class _TableScreen:
-    """Role, id, address, pid, state, restarts and memory of each part."""
+    """Live table with role, id, address, pid, state, restarts and memory of each part."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         from rich.console import Console

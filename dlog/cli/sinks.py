@@ -1,4 +1,4 @@
-"""`dlog sink`: what sinks of Spark have staged and nobody took in yet, and how to let go of it."""
+"""`dlog sink`: lists and deletes segments that Spark sinks have staged and no owner has imported."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 @click.group()
 def sink() -> None:
-    """Sinks: queries and jobs that write to streams in batches."""
+    """List or retire sinks: Spark queries and jobs that write batches to streams."""
 
 
 @sink.command()
 @zookeeper_options
 def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json: bool) -> None:
-    """List the sinks that have staged something, or are about to."""
+    """List the sinks with staged segments, or about to stage some."""
     where, place = zookeeper(hosts, namespace, directory)
     found = _ask(where, place, lambda cluster: sinks(cluster, place))
     if as_json:
@@ -41,32 +41,32 @@ def ls(hosts: str | None, namespace: str | None, directory: str | None, as_json:
 @sink.command(
     name="retire",
     cls=Changing,
-    when_unknown="what was done and what was not is unknown: run it again, that is harmless",
+    when_unknown="how much was done is unknown: run it again, that is harmless",
 )
 @click.argument("name", metavar="SINK")
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @zookeeper_options
 def retire_(
     name: str, dry_run: bool, hosts: str | None, namespace: str | None, directory: str | None, as_json: bool
 ) -> int:
-    """Shut out every program of SINK, and delete what they staged and nobody took in.
+    """Fence every program of SINK, and delete what they staged and no owner imported.
 
-    For a query that was given up: what its drivers left behind is swept by the next one of that name only. A query of
-    that name that still runs fails with its next batch; it goes on under a higher sinkEpoch than the one told. Exit 1:
-    a stream could not be asked, run it again.
+    For a query that will not run again: only a later query of that name would delete them. A query of that name that
+    still runs fails with its next batch; to go on, it needs a higher sinkEpoch than the one printed. Exit 1 if a stream
+    did not answer: run it again.
     """
     sink_name(name)
     where, place = zookeeper(hosts, namespace, directory)
     told = _ask(where, place, lambda cluster: staging(cluster, place, name))
     if not told.stages and not told.strange:
         raise CommandError(
-            f"nothing is staged under this name: sink={name}", "`dlog sink ls` lists those that have", misused=False
+            f"the sink has nothing staged: sink={name}", "`dlog sink ls` lists the sinks that have", misused=False
         )
     if dry_run:
         if as_json:
             say_json(_row(told))
         else:
-            say(f"would shut out {name} from {', '.join(told.streams)} and look at {len(told.stages)} stages")
+            say(f"would fence {name} on {', '.join(told.streams)} and check {len(told.stages)} staged segments")
         return EXIT_OK
     done = _ask(where, place, lambda cluster: retire(cluster, place, name))
     if as_json:
@@ -74,7 +74,10 @@ def retire_(
             {"sink": name, "epoch": done.epoch, "streams": done.streams, "swept": done.swept, "failures": done.left}
         )
     else:
-        say(f"{name} is shut out up to epoch {done.epoch}, {done.swept} stages deleted: {', '.join(done.streams)}")
+        say(
+            f"{name} is fenced up to epoch {done.epoch}, {done.swept} staged segments deleted: "
+            f"{', '.join(done.streams)}"
+        )
         for stream, why in done.left.items():
             say(f"failed: stream={stream}: {why}")
     return EXIT_FAILED if done.left else EXIT_OK

@@ -1,4 +1,4 @@
-"""Commands about whole streams: create, ls, show, truncate, seal, delete, owners."""
+"""Commands on whole streams: create, ls, show, truncate, seal, delete, owners."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], Awaitable[T]]) -> T:
-    """Run `work` with a client of the cluster that is meant."""
+    """Run `work` with a client of the selected cluster."""
 
     async def run() -> T:
         async with connect(target(connect_to, directory)) as client:
@@ -33,16 +33,24 @@ def ask(connect_to: str | None, directory: str | None, work: Callable[[Client], 
 
 @click.command(
     cls=Changing,
-    when_unknown="whether the stream was made is unknown: `dlog ls` tells; to create it again is harmless",
+    when_unknown="whether the stream was created is unknown: `dlog ls` shows it; creating it again is harmless",
 )
 @click.argument("stream")
-@click.option("--store", help="Where its segments lie: ledger, kafka or s3.")
-@click.option("--ensemble", type=click.IntRange(1), help="Bookies that a segment is striped over.")
+@click.option("--store", help="Store of its segments. Default: ledger.")
+@click.option("--ensemble", type=click.IntRange(1), help="Bookies per segment; entries are striped over them.")
 @click.option("--write-quorum", type=click.IntRange(1), help="Copies of each entry.")
-@click.option("--ack-quorum", type=click.IntRange(1), help="Copies on stable storage before an append is acknowledged.")
-@click.option("--retention", metavar="TIME", help="How long a segment is kept, as in 72h. Default 0: for ever.")
-@click.option("--segment-bytes", metavar="SIZE", help="Size at which a segment ends, as in 256MiB.")
-@click.option("--segment-age", metavar="TIME", help="Age at which a segment ends, as in 2h.")
+@click.option(
+    "--ack-quorum", type=click.IntRange(1), help="Copies that must be synced to disk before an append is acknowledged."
+)
+@click.option(
+    "--retention", metavar="TIME", help="How long a completed segment is kept, such as 72h. Default 0: for ever."
+)
+@click.option(
+    "--segment-bytes", metavar="SIZE", help="Size at which a segment is completed and the next begins, such as 256MiB."
+)
+@click.option(
+    "--segment-age", metavar="TIME", help="Age at which a segment is completed and the next begins, such as 2h."
+)
 @cluster_options
 def create(stream: str, connect: str | None, directory: str | None, as_json: bool, **given: Any) -> None:
     """Create STREAM."""
@@ -76,14 +84,14 @@ def ls(connect: str | None, directory: str | None, as_json: bool) -> None:
     for name in found:
         say(name)
     if not found and sys.stdout.isatty():
-        say("no streams yet; `dlog create NAME` makes one")
+        say("no streams yet; create one with `dlog create NAME`")
 
 
 @click.command()
 @click.argument("stream")
 @cluster_options
 def show(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
-    """Tell what is known of STREAM: settings, owner, segments."""
+    """Show the settings, owner and segments of STREAM."""
     stream_name(stream)
     told = ask(connect, directory, lambda client: client.stat(stream))
     if as_json:
@@ -104,14 +112,14 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
         state = f", {told['state']}" if told.get("state") else ""
         say(f"owner      {owner['location']}{released}, epoch {owner['epoch']}{state}")
     else:
-        say("owner      nobody yet; the first append finds one")
+        say("owner      none yet; the first append assigns one")
     if told.get("segments_to_delete"):
-        say(f"truncated  {told['segments_to_delete']} segments are still to be deleted; the owner is at it")
+        say(f"truncated  {told['segments_to_delete']} segments are still being deleted by the owner")
     segments = told.get("segments", [])
     if segments:
         say("")
         say_table(
-            ("segment", "place", "store", "first", "last", "records", "completed", "state"),
+            ("segment", "location", "store", "first", "last", "records", "completed", "state"),
             (
                 (
                     s["number"],
@@ -130,31 +138,31 @@ def show(stream: str, connect: str | None, directory: str | None, as_json: bool)
 
 @click.command(
     cls=Changing,
-    when_unknown="whether it was truncated is unknown: `dlog show STREAM` tells; to truncate it again is harmless",
+    when_unknown="whether it was truncated is unknown: `dlog show STREAM` shows it; truncating again is harmless",
 )
 @click.argument("stream")
 @click.argument("dlsn")
 @cluster_options
 def truncate(stream: str, dlsn: str, connect: str | None, directory: str | None, as_json: bool) -> None:
-    """Let records of STREAM before DLSN go: they are not read any more, and deleted by whole segments. The point only
-    moves forward. Exit 1 for a point behind the last record."""
+    """Truncate STREAM: records before DLSN can no longer be read; whole segments of them are deleted. The truncation
+    point only moves forward. Exit 1 if DLSN is after the last record."""
     stream_name(stream)
     place = places.parse(dlsn)
     told = ask(connect, directory, lambda client: client.truncate(stream, place))
     if as_json:
         say_json({"stream": stream, **told})
     else:
-        say(f"truncated {stream}; the first place kept is {dlsn_text(told.get('first'))}")
+        say(f"truncated {stream}; the first DLSN kept is {dlsn_text(told.get('first'))}")
 
 
 @click.command(
     cls=Changing,
-    when_unknown="whether it was sealed is unknown: `dlog show STREAM` tells; to seal it again is harmless",
+    when_unknown="whether it was sealed is unknown: `dlog show STREAM` shows it; sealing it again is harmless",
 )
 @click.argument("stream")
 @cluster_options
 def seal(stream: str, connect: str | None, directory: str | None, as_json: bool) -> None:
-    """End STREAM for good after what is acknowledged now. Readers then come to an end."""
+    """Seal STREAM for good after its last acknowledged record. Readers then end there."""
     stream_name(stream)
     told = ask(connect, directory, lambda client: client.seal(stream))
     if as_json:
@@ -165,20 +173,20 @@ def seal(stream: str, connect: str | None, directory: str | None, as_json: bool)
 
 @click.command(
     cls=Changing,
-    when_unknown="whether it was deleted is unknown: `dlog ls` tells; what is listed there may be deleted again",
+    when_unknown="whether it was deleted is unknown: `dlog ls` shows it; if it is listed there, delete it again",
 )
 @click.argument("stream")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
     "--force",
     is_flag=True,
-    help="Delete it also if its last segment cannot be ended, because too few of its bookies are left. An owner that "
-    "is cut off may then acknowledge records that nobody will ever read. Stores that do not answer keep what they "
-    "hold.",
+    help="Delete it even if its last segment cannot be closed, because too few of its bookies are left. An owner that "
+    "is cut off may then acknowledge records that can never be read. Stores that do not answer keep their "
+    "segments.",
 )
 @cluster_options
 def delete(stream: str, yes: bool, force: bool, connect: str | None, directory: str | None, as_json: bool) -> None:
-    """Delete STREAM and all its records. What is appended afterwards is not acknowledged."""
+    """Delete STREAM and all its records. Later appends are not acknowledged."""
     stream_name(stream)
     if not yes:
         confirm(f"Delete {stream} and all its records?", "whether to delete all records")
@@ -192,7 +200,7 @@ def delete(stream: str, yes: bool, force: bool, connect: str | None, directory: 
 @click.command()
 @cluster_options
 def owners(connect: str | None, directory: str | None, as_json: bool) -> None:
-    """Tell which write proxy serves which stream."""
+    """List the streams that have an owner."""
     found = ask(connect, directory, lambda client: client.owners())
     if as_json:
         say_json(found)
@@ -202,11 +210,11 @@ def owners(connect: str | None, directory: str | None, as_json: bool) -> None:
             ((o["stream"], o["location"], o["epoch"], o["state"]) for o in found),
         )
     elif sys.stdout.isatty():
-        say("no stream is owned now; the first append finds an owner")
+        say("no stream has an owner now; the first append to a stream assigns one")
 
 
 def retention_text(retention_s: float) -> str:
-    """How long a completed segment is kept."""
+    """The retention as text."""
     return f"kept for {_duration(retention_s)}" if retention_s else "kept for ever"
 
 

@@ -1,7 +1,8 @@
-"""How commands speak: results as text for a person or JSON for a program, errors with what to do next.
+"""Output of commands: results as text or JSON on stdout, errors with the next step on stderr.
 
-The law of this file: a result that cannot be written ends the command (OutputLostError, which main.py makes an exit
-code of); what is said on stderr never does, for nothing is undone because nobody hears of it.
+Invariants:
+- a result that cannot be written ends the command (OutputLostError; main.py sets the exit code);
+- a failure to write to stderr does not.
 """
 
 from __future__ import annotations
@@ -48,34 +49,34 @@ from dlog.io.file_errors import is_misuse, what_happened, what_to_do
 
 EXIT_OK, EXIT_FAILED, EXIT_MISUSED = 0, 1, 2
 
-#: what to do next, by the most particular class that is listed
+#: next step by error class; the most specific class listed wins
 _NEXT: dict[type[DLogError], str] = {
-    StreamNotFoundError: "`dlog ls` lists the streams, `dlog create NAME` makes one",
-    StreamExistsError: "use it as it is, or choose another name",
+    StreamNotFoundError: "`dlog ls` lists the streams, `dlog create NAME` creates one",
+    StreamExistsError: "use the existing stream, or choose another name",
     EndOfStreamError: "the stream is sealed for good; append to another one",
-    RecordTooLargeError: "split the record, or keep it elsewhere and append where it lies",
-    TruncatedError: "read from a later place, or --from-start for the first record there is",
+    RecordTooLargeError: "split the record, or store it elsewhere and append a reference to it",
+    TruncatedError: "read from a later DLSN, or --from-start for the first record that is kept",
     LedgerNotFoundError: "`dlog ledger ls` lists the ledgers",
-    NotEnoughBookiesError: "`dlog bookie ls` shows who is there; start more, or use a smaller --ensemble",
-    MetadataUnavailableError: "check that ZooKeeper runs and can be reached; `dlog cluster status` asks it",
-    MetadataWentBackError: "bring the newest ZooKeeper data back; docs/operations.md, `metadata.went_back`",
-    EntryUnreadableError: "`dlog bookie ls` shows which bookies are there; start those that are missing",
-    NotReadyError: "try again in a moment; `dlog owners` shows who serves what",
-    OverCapacityError: "try again in a moment; too much waits there already",
-    OwnedElsewhereError: "try again in a moment; `dlog owners` shows who serves what",
-    ClusterNotFoundError: "`dlog cluster init` makes one on this ZooKeeper",
-    RequestTimeoutError: "try again; `dlog cluster status` shows which parts answer",
-    ConnectionLostError: "try again; `dlog owners` shows who serves what",
-    UnavailableError: "start a cluster with `dlog up`, or say where one is with --connect or DLOG_CONNECT",
+    NotEnoughBookiesError: "`dlog bookie ls` lists the bookies; start more, or use a smaller --ensemble",
+    MetadataUnavailableError: "check that ZooKeeper runs and is reachable; test it with `dlog cluster status`",
+    MetadataWentBackError: "restore the newest ZooKeeper data; docs/operations.md, `metadata.went_back`",
+    EntryUnreadableError: "`dlog bookie ls` lists the bookies; start those that are missing",
+    NotReadyError: "try again in a moment; `dlog owners` lists the owners of streams",
+    OverCapacityError: "try again in a moment; the proxy has too many pending requests",
+    OwnedElsewhereError: "try again in a moment; `dlog owners` lists the owners of streams",
+    ClusterNotFoundError: "create one on this ZooKeeper with `dlog cluster init`",
+    RequestTimeoutError: "try again; `dlog cluster status` lists the registered processes",
+    ConnectionLostError: "try again; `dlog owners` lists the owners of streams",
+    UnavailableError: "start a cluster with `dlog up`, or name one with --connect or DLOG_CONNECT",
     DamagedError: "`dlog ledger verify LEDGER` shows which replica is damaged",
 }
 
-#: the command was right, and what it is about is not (or no longer) so
+#: errors about the state of the cluster, not about the usage of the command: exit 1
 _STATE = (StreamNotFoundError, StreamExistsError, TxidOutOfOrderError, ClusterNotFoundError)
 
 
 class CommandError(DLogError):
-    """An error of a command itself, with its own advice."""
+    """An error of a command itself, with its own next step. misused: exit 2 instead of 1."""
 
     next_step: str
 
@@ -86,23 +87,25 @@ class CommandError(DLogError):
 
 
 class FileRefusedError(CommandError):
-    """The system refuses something with a file or directory that the command needs."""
+    """The operating system refused access to a file or directory that the command needs."""
 
     def __init__(self, cause: OSError) -> None:
         super().__init__(what_happened(cause), what_to_do(cause), misused=is_misuse(cause))
 
 
 class OutputLostError(CommandError):
-    """Standard output takes no more: its reader has enough (`closed`), or there is no room for it."""
+    """Standard output cannot be written: the pipe is closed (`closed`), or the disk is full."""
 
     def __init__(self, cause: OSError) -> None:
         self.closed = cause.errno == errno.EPIPE
         why = (cause.strerror or str(cause)).lower()
-        super().__init__(f"cannot write the output: {why}", "make room where it goes", misused=False)
+        super().__init__(
+            f"cannot write the output: {why}", "free disk space, or redirect the output elsewhere", misused=False
+        )
 
 
 class StoppedError(CommandError):
-    """A signal ended the command before it was known whether what it asked for was done."""
+    """A signal ended the command before the outcome of its request was known."""
 
     def __init__(self, message: str, next_step: str, *, outcome_unknown: bool = True) -> None:
         super().__init__(message, next_step, misused=False)
@@ -110,9 +113,9 @@ class StoppedError(CommandError):
 
 
 class Changing(click.Command):
-    """A command that changes something. when_unknown: what a person does when nobody knows whether it was done.
+    """A command that changes state. when_unknown: the next step if its outcome is unknown.
 
-    A signal ends it with StoppedError, which says the same.
+    A signal ends it with StoppedError, which names the same next step.
     """
 
     def __init__(self, *given: Any, when_unknown: str, **more: Any) -> None:
@@ -124,7 +127,7 @@ class Changing(click.Command):
             with _interrupted_by_any_signal():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            raise StoppedError("stopped before the answer came", self.when_unknown) from None
+            raise StoppedError("stopped before the reply came", self.when_unknown) from None
         except BaseException as error:
             for leaf in leaves(error):
                 if isinstance(leaf, DLogError) and leaf.outcome_unknown and leaf.next_step is None:
@@ -132,18 +135,18 @@ class Changing(click.Command):
             raise
 
 
-#: signals that ask a command to end; one that whoever started it had ignored stays ignored (nohup, a job of a script)
+#: signals that end a command; one that the parent process set to be ignored stays ignored (nohup, background jobs)
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def ending_signals() -> list[signal.Signals]:
-    """Those that may end this process."""
+    """The signals of `_ENDING` that are not ignored."""
     return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def _interrupted_by_any_signal() -> Iterator[None]:
-    """In here every signal that asks for the end does it as Ctrl-C does: by KeyboardInterrupt."""
+    """Within this context every ending signal raises KeyboardInterrupt, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -158,7 +161,7 @@ def _interrupted_by_any_signal() -> Iterator[None]:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """The errors of a group, and of the groups in it; of any other error itself."""
+    """The errors in a group and in its nested groups; for any other error, the error itself."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -168,7 +171,7 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 @contextmanager
 def output() -> Iterator[None]:
-    """What writes to standard output does it in here. Raises OutputLostError."""
+    """Context for writes to standard output: turns OSError into OutputLostError."""
     try:
         yield
     except OSError as error:
@@ -176,7 +179,7 @@ def output() -> Iterator[None]:
 
 
 def next_step(error: DLogError) -> str | None:
-    """What a person does about it."""
+    """The next step for the user, if one is known."""
     if error.next_step is not None:
         return error.next_step
     for cls in type(error).__mro__:
@@ -186,7 +189,7 @@ def next_step(error: DLogError) -> str | None:
 
 
 def exit_code(error: DLogError) -> int:
-    """2 when the command was misused, 1 when it failed."""
+    """2 for wrong usage, 1 for a failure."""
     if isinstance(error, CommandError):
         return EXIT_MISUSED if error.misused else EXIT_FAILED
     if isinstance(error, _STATE):
@@ -195,7 +198,7 @@ def exit_code(error: DLogError) -> int:
 
 
 def tell_error(error: DLogError | str, *, kind: str = "", as_json: bool = False) -> int:
-    """Say it on stderr; returns the exit code."""
+    """Print the error on stderr; returns the exit code."""
     if isinstance(error, str):
         message, step, code = error, None, EXIT_MISUSED
         told: dict[str, Any] = {"kind": kind, "message": message}
@@ -215,20 +218,20 @@ def tell_error(error: DLogError | str, *, kind: str = "", as_json: bool = False)
 
 
 def say(text: str) -> None:
-    """A line of the result. Raises OutputLostError."""
+    """Print a line of the result. Raises OutputLostError."""
     with output():
         sys.stdout.write(text + "\n")
 
 
 def say_bytes(data: bytes) -> None:
-    """Bytes of the result, handed on at once. Raises OutputLostError."""
+    """Write bytes of the result and flush. Raises OutputLostError."""
     with output():
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
 
 
 def note(text: str) -> None:
-    """A line about the work; stderr, so that results stay clean. Lost, if stderr takes nothing."""
+    """Print a message on stderr; dropped if that cannot be written."""
     try:
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
@@ -237,18 +240,18 @@ def note(text: str) -> None:
 
 
 def drop(stream: IO[str]) -> None:
-    """Let nothing be flushed at exit into what takes nothing."""
+    """Point a broken stream to /dev/null, so that the flush at exit succeeds."""
     with contextlib.suppress(OSError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())
 
 
 def say_json(value: Any) -> None:
-    """A result for programs, one line. Raises OutputLostError."""
+    """Print a result as one line of JSON. Raises OutputLostError."""
     say(json.dumps(value, separators=(",", ":"), default=str))
 
 
 def say_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Columns as wide as their widest cell; numbers to the right."""
+    """Print a table; numbers are right-aligned. Raises OutputLostError."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(head))]
@@ -261,35 +264,37 @@ def say_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 
 
 def confirm(question: str, without: str) -> None:
-    """Ask at the terminal, and abort unless the answer is yes. Raises CommandError where nobody can be asked.
+    """Ask at the terminal, and abort unless the answer is yes. Raises CommandError without a terminal.
 
-    without: what cannot be asked then, for the message.
+    without: the question as a clause, for that error's message.
     """
     if sys.stdin is None or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise CommandError(f"nobody can be asked here {without}: not a terminal", "add --yes")
+        raise CommandError(f"cannot ask {without}: not a terminal", "add --yes to confirm")
     click.confirm(question, abort=True, err=True)
 
 
 def json_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """`--json`, which every command has; `dlog --json COMMAND` means the same."""
+    """Adds `--json`; `dlog --json COMMAND` means the same."""
 
     def given(ctx: click.Context, _: click.Parameter, value: bool) -> bool:
         return value or bool(ctx.find_root().params.get("as_json"))
 
-    return click.option("--json", "as_json", is_flag=True, callback=given, help="Results and errors as JSON.")(command)
+    return click.option("--json", "as_json", is_flag=True, callback=given, help="Print results and errors as JSON.")(
+        command
+    )
 
 
 def size_text(size: float) -> str:
-    """Bytes for a person."""
+    """A size with a unit, such as 1.5 MiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024 or unit == "GiB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
-    raise AssertionError("the last unit takes everything")
+    raise AssertionError("the last unit accepts every size")
 
 
 def dlsn_text(triple: Sequence[int] | None) -> str:
-    """A DLSN from its wire form."""
+    """A DLSN as text, from its wire form; "-" for None."""
     return ":".join(map(str, triple)) if triple else "-"
 
 

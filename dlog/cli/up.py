@@ -1,8 +1,9 @@
-"""`dlog up`: a whole cluster on this machine. Ctrl-C ends it; the next `dlog up` on the directory finds the data.
+"""`dlog up`: runs a whole cluster on this machine until Ctrl-C; the next `dlog up` on the directory finds the data.
 
-The law of this file: parts start in the order in which they need each other (ZooKeeper, the cluster's root, bookies,
-proxies), though they load their code at once; they end in the reverse order, proxies by handing over. A directory has
-one `dlog up`, by a lock.
+Invariants:
+- parts start in the order of their dependencies (ZooKeeper, the cluster's root znode, bookies, proxies), but load their
+  code at the same time; they stop in the reverse order, and proxies hand their streams over;
+- a lock allows one `dlog up` per directory.
 """
 
 from __future__ import annotations
@@ -56,46 +57,48 @@ STOP_OTHERS_S = 20.0
     metavar="DIR",
     default=DEFAULT_DIR,
     show_default=True,
-    help="Where data, logs and the plan of the cluster lie.",
+    help="Directory of the cluster's data, logs and plan.",
 )
-@click.option("--bookies", type=click.IntRange(1, 64), help="Default 3, then as many as there were.")
-@click.option("--write-proxies", type=click.IntRange(1, 64), help="Default 2, then as many as there were.")
-@click.option("--read-proxies", type=click.IntRange(1, 64), help="Default 2, then as many as there were.")
+@click.option("--bookies", type=click.IntRange(1, 64), help="Number of bookies. Default: as before, 3 at first.")
+@click.option("--write-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
+@click.option("--read-proxies", type=click.IntRange(1, 64), help="Number. Default: as before, 2 at first.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Of the first write proxy; others follow. Default: free ones."
+    "--port",
+    type=click.IntRange(1, 65535),
+    help="Of the first write proxy; others count on from it. Default: free ones.",
 )
-@click.option("--host", help="Address to listen on. Default 127.0.0.1.")
+@click.option("--host", help="Address to listen on. Default: as before, 127.0.0.1 at first.")
 @click.option("--zookeeper", metavar="HOST:PORT[,...]", help="Use this ZooKeeper instead of starting one.")
 @click.option(
     "--zookeeper-heap-mib",
     type=click.IntRange(min=HEAP_LEAST_MIB),
-    help="Heap of the ZooKeeper started here. Default: an eighth of the memory, from 128 to 1024.",
+    help="JVM heap of the ZooKeeper started here. Default: 1/8 of the memory, 128 to 1024.",
 )
-@click.option("--namespace", metavar="PATH", help="Znode of the streams. Default /dlog.")
-@click.option("--config", type=click.Path(), metavar="FILE", help="TOML: [up], [bookie], [write], [read].")
+@click.option("--namespace", metavar="PATH", help="Znode that contains the streams. Default /dlog.")
+@click.option("--config", type=click.Path(), metavar="FILE", help="TOML file: [up], [bookie], [write], [read].")
 @json_option
 def up(directory: str, config: str | None, as_json: bool, **flags: object) -> int:
     """Start a whole cluster on this machine: ZooKeeper, bookies, write and read proxies.
 
-    A part that dies is started again under its address. Ctrl-C ends everything in order.
+    A process that dies is restarted with the same address. Ctrl-C stops all in order.
     """
     options = load(UpOptions, "up", config, flags)
     place = Path(directory)
     if "," in str(place.absolute()) or not str(place.absolute()).isprintable():
         raise CommandError(
-            f"a path with commas or with what cannot be printed cannot hold bookies: dir={str(place.absolute())!r}",
-            "choose another with --dir",
+            f"the directory's path contains a comma or an unprintable character: dir={str(place.absolute())!r}",
+            "choose another one with --dir",
         )
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CommandError(
-            f"the directory cannot be made: {(error.strerror or str(error)).lower()}: dir={directory}",
-            "choose another with --dir",
+            f"cannot create the directory: {(error.strerror or str(error)).lower()}: dir={directory}",
+            "choose another one with --dir",
             misused=is_misuse(error),
         ) from None
     with _locked(place):
-        (place / RUN_FILE).unlink(missing_ok=True)  # of one that was killed; it would name parts that are no more
+        (place / RUN_FILE).unlink(missing_ok=True)  # left by a killed `dlog up`; its processes are gone
         plan = make_plan(place, options, random.Random(os.urandom(8)))
         check_ports(plan)
         write_plan(place, plan)
@@ -104,7 +107,7 @@ def up(directory: str, config: str | None, as_json: bool, **flags: object) -> in
 
 
 class _Cluster:
-    """The parts of one plan, from start to end."""
+    """Runs the parts of a plan, from start to end."""
 
     def __init__(self, directory: Path, plan: Plan, options: UpOptions, config: str | None, as_json: bool) -> None:
         self._directory = directory.absolute()
@@ -138,7 +141,7 @@ class _Cluster:
         return [*self.zookeeper, *self.bookies, *self.proxies]
 
     async def run(self) -> int:
-        """Start everything, live until a signal, end everything."""
+        """Start everything, wait for a signal, stop everything."""
         self._logs.mkdir(exist_ok=True)
         on_signals((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), self._on_signal)
         self._screen = open_screen(self.parts)
@@ -184,7 +187,7 @@ class _Cluster:
                     sys.stdout.flush()
         else:
             self._say(f"the cluster is up: {running.connect}")
-            self._say(f"use it from this directory, or from anywhere with DLOG_CONNECT={running.connect}")
+            self._say(f"use it from this directory, or from elsewhere with DLOG_CONNECT={running.connect}")
         while True:
             await asyncio.sleep(1.0)
             if self._screen is not None:
@@ -198,8 +201,8 @@ class _Cluster:
             await part.wait_ready()
 
     async def _end(self) -> None:
-        """Proxies hand over while bookies and ZooKeeper still serve; then the bookies; then ZooKeeper."""
-        self._say("ending: proxies hand over, then bookies, then ZooKeeper; Ctrl-C again ends all at once")
+        """Stop proxies, which hand over while bookies and ZooKeeper still serve; then bookies; then ZooKeeper."""
+        self._say("stopping: proxies hand over, then bookies, then ZooKeeper; Ctrl-C again kills all at once")
         (self._directory / RUN_FILE).unlink(missing_ok=True)
         for parts, patience_s in (
             (self.proxies, STOP_PROXIES_S),
@@ -216,8 +219,8 @@ class _Cluster:
                 part.kill()
 
     async def _init_cluster(self) -> None:
-        """In a process of its own: what it takes to speak to ZooKeeper must not stay in our memory. Once is enough for
-        a ZooKeeper of ours; the note of it lies where its data do, and goes with them."""
+        """Run `dlog cluster init` in its own process, to keep the ZooKeeper client out of this one's memory. Only once
+        for a ZooKeeper started here: a marker file in its data directory records it."""
         made = self._directory / "zookeeper" / "cluster-made"
         if self.zookeeper and made.exists() and made.read_text() == self._plan.namespace:
             return
@@ -236,8 +239,8 @@ class _Cluster:
             code = await process.wait()
         if code:
             raise CommandError(
-                f"the cluster cannot be made on ZooKeeper {self._plan.zookeeper_hosts}: {last_words(log, 0)}",
-                "check that ZooKeeper runs and can be reached from here",
+                f"cannot create the cluster on ZooKeeper {self._plan.zookeeper_hosts}: {last_words(log, 0)}",
+                "check that ZooKeeper runs and is reachable from here",
                 misused=code == EXIT_MISUSED,
             )
         if self.zookeeper:
@@ -250,10 +253,10 @@ class _Cluster:
         name = f"bookie-{number}"
         flags = [*self._flags(port), "--dir", str(self._directory / name)]
         if not self._plan.zookeeper:
-            flags.append("--dirs-moved")  # they move with the ZooKeeper that knows them
+            flags.append("--dirs-moved")  # allow moving them: ZooKeeper's data is in the same directory
         known = _kept_id(self._directory / name)
         if known is not None and is_any_host(self._plan.host):
-            flags += ["--bookie-id", known]  # else its id would follow this machine's name
+            flags += ["--bookie-id", known]  # else its id would change with this machine's name
         return self._process("bookie", name, port, "actors.bookie", flags)
 
     def _proxy(self, role: str, number: int, port: int) -> ProcessPart:
@@ -295,7 +298,7 @@ class _Cluster:
 
     @contextmanager
     def _unless_lost(self) -> Iterator[None]:
-        """Where nobody hears us any more, end everything in order, as after a signal; `run` raises why."""
+        """If output is lost in this context, stop everything as after a signal; `run` raises the error."""
         try:
             yield
         except OutputLostError as error:
@@ -310,7 +313,7 @@ class _Cluster:
 
 
 def _kept_id(directory: Path) -> str | None:
-    """The id a bookie's directory was stamped with; None for a new one, or where the bookie will say what is wrong."""
+    """The bookie id in a directory's cookie; None if it cannot be read."""
     try:
         return decode_cookie((directory / "ledgers" / VERSION).read_text()).bookie
     except (OSError, ValueError, DLogError):
@@ -319,7 +322,7 @@ def _kept_id(directory: Path) -> str | None:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Own the directory. Raises CommandError if another `dlog up` does."""
+    """Hold the directory's lock. Raises CommandError if another `dlog up` holds it."""
     with (directory / LOCK_FILE).open("ab") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -328,13 +331,13 @@ def _locked(directory: Path) -> Iterator[None]:
             who = f" (pid {running.pid}, {running.connect})" if running else ""
             raise CommandError(
                 f"a `dlog up` runs on this directory already{who}: dir={directory}",
-                "use it as it is, end it first, or start another with --dir",
+                "use that cluster, stop it first, or start another one with --dir",
             ) from None
         yield
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> DLogError | None:
-    """The error a person can do something about, if that is all there is."""
+    """The first error in the group that a message can explain, or None."""
     for error in errors.exceptions:
         found = _first(error) if isinstance(error, BaseExceptionGroup) else error
         if isinstance(found, OSError) and names_file(found):

@@ -1,5 +1,5 @@
-"""The client: plain asyncio, no extension module of ours, safe to fork around.
+"""The client library: plain asyncio, no C extension of its own, usable in forking programs.
 
-client.py is the face, sync.py the same for code without a loop; producer.py batches and retries, pipeline.py hands over
-without waiting, reader.py reads, routing.py finds who serves, connection.py speaks the protocol of docs/protocol.md.
+client.py is the public API, sync.py the same without an event loop; producer.py batches and retries, pipeline.py
+appends without waiting, reader.py reads, routing.py finds proxies, connection.py implements docs/protocol.md.
 """

@@ -1,4 +1,4 @@
-"""Where a cluster is: `dlog://host:port[,host:port...]`."""
+"""Parses cluster addresses: `dlog://host:port[,host:port...]`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _HOW = "write dlog://host:port[,host:port]"
 
 
 def target_addresses(target: str | None) -> tuple[str, ...]:
-    """Addresses of a target, or of DLOG_CONNECT if none is given. Raises InvalidRequestError that says what to do."""
+    """Addresses in a target, or in DLOG_CONNECT if it is None. Raises InvalidRequestError with an example."""
     told = target if target is not None else os.environ.get(ENVIRONMENT, "")
     if not told:
-        raise InvalidRequestError(f"no cluster named: {_HOW} or set {ENVIRONMENT} (`dlog up` prints it)")
+        raise InvalidRequestError(f"no cluster address given: {_HOW} or set {ENVIRONMENT} (`dlog up` prints it)")
     return parse_target(told)
 
 
 def parse_target(target: str) -> tuple[str, ...]:
-    """Read a target into addresses `host:port`, in the order given, each once.
+    """Parse a target into `host:port` addresses, in the order given, without duplicates.
 
-    The scheme may be left out. IPv6 hosts stand in brackets. Raises InvalidRequestError that says how it is written.
+    The scheme `dlog://` is optional. IPv6 hosts are in brackets. Raises InvalidRequestError with an example.
     """
     body = target.strip()
     scheme, separator, rest = body.partition("://")
     if separator:
         if scheme.lower() != "dlog":
-            raise InvalidRequestError(f"not an address of a dlog cluster, {_HOW}: address={target[:80]!r}")
+            raise InvalidRequestError(f"not a dlog address, {_HOW}: address={target[:80]!r}")
         body = rest
     addresses: list[str] = []
     for part in body.rstrip("/").split(","):

@@ -1,7 +1,8 @@
-"""Room in a stream's buffer, and the turns of those who wait for it.
+"""Admission to a stream's append buffer, with a queue of waiting callers.
 
-The law of this file: who asks while others wait goes behind them; one turn is out at a time, and whoever had it and
-leaves gives it to the next.
+Invariants:
+- callers are admitted in the order of their calls;
+- one caller is admitted at a time; if it is cancelled, the next one is admitted.
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ from collections.abc import Callable
 
 
 class Admission:
-    """Bytes held, against a bound. The one who takes the last of it may take more than is left."""
+    """Bytes held, against a bound. A caller admitted below the bound may exceed it."""
 
     __slots__ = ("_bound", "_granted", "_is_open", "_loop", "_settle", "_waiting", "held")
 
     def __init__(self, bound: int, loop: asyncio.AbstractEventLoop, settle: Callable[[], None]) -> None:
-        """settle: brings `held` up to date, called before anybody is let in."""
-        self.held = 0  # bytes; whoever takes or gives back says so here
+        """bound: bytes. settle: updates `held`; called before a caller is admitted."""
+        self.held = 0  # bytes; the producer adds and subtracts
         self._bound = bound
         self._loop = loop
         self._settle = settle
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self._granted = False  # somebody's turn has come, and it has not taken its bytes yet
+        self._granted = False  # a caller was admitted and has not added its bytes yet
         self._is_open = False
 
     @property
@@ -33,11 +34,11 @@ class Admission:
 
     @property
     def is_free(self) -> bool:
-        """Whether bytes may be taken at once: there is room, and nobody waits for it."""
+        """Whether bytes may be added at once: there is room, and no caller waits for it."""
         return self.held < self._bound and not self._waiting and not self._granted
 
     async def wait(self) -> None:
-        """Wait until bytes may be taken, in the order of the calls. Take them at once after the return."""
+        """Wait for room, in the order of the calls. Add the bytes right after the return."""
         if self.is_free:
             return
         turn: asyncio.Future[None] = self._loop.create_future()
@@ -49,14 +50,14 @@ class Admission:
             if turn in self._waiting:
                 self._waiting.remove(turn)
             else:
-                self._granted = False  # our turn had come; it is the next one's now
+                self._granted = False  # already admitted: pass the turn on
                 self.let_in()
             raise
         self._granted = False
-        self._loop.call_soon(self.let_in)  # once the caller has taken its bytes
+        self._loop.call_soon(self.let_in)  # after the caller has added its bytes
 
     def let_in(self) -> None:
-        """Give the first who waits its turn; when it has taken its bytes, the next has it."""
+        """Admit the first waiting caller if there is room and no other is being admitted."""
         if self._waiting:
             self._settle()
         while self._waiting and not self._granted and (self.held < self._bound or self._is_open):
@@ -66,6 +67,6 @@ class Admission:
                 turn.set_result(None)
 
     def open(self) -> None:
-        """Let everybody in from now on: the buffer is no more, and they will hear why."""
+        """Admit all callers from now on: the producer is closed, and their appends raise."""
         self._is_open = True
         self.let_in()

@@ -1,4 +1,4 @@
-"""How long to wait before trying again, and how often at all: the one retrying layer's two bounds."""
+"""Retry limits of the client: exponential back-off for each caller, and one retry budget for all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 
 class Backoff:
-    """Delays that double from `first_s` to `max_s`, each drawn between half of it and all of it."""
+    """Delays that double from `first_s` to `max_s`, each drawn between half and all of it."""
 
     def __init__(self, first_s: float, max_s: float, rng: random.Random) -> None:
         self._first_s = first_s
@@ -15,7 +15,7 @@ class Backoff:
         self._failures = 0
 
     def next_s(self) -> float:
-        """The next delay; the first failure is forgiven at once, since most owners are back at once."""
+        """The next delay; 0 after the first failure, since most owners are replaced at once."""
         self._failures += 1
         if self._failures == 1:
             return 0.0
@@ -27,7 +27,7 @@ class Backoff:
 
 
 class RetryBudget:
-    """A bucket of retries shared by a whole client, so that an outage is not answered with a storm."""
+    """A token bucket of retries shared by a whole client, so that an outage does not cause a retry storm."""
 
     def __init__(self, burst: int, per_s: float, now_s: float) -> None:
         self._burst = float(burst)
@@ -36,7 +36,7 @@ class RetryBudget:
         self._at_s = now_s
 
     def take(self, now_s: float) -> float:
-        """Take one retry; returns the seconds to wait until it is earned (0 when there is one)."""
+        """Take one token; returns the seconds to wait before the retry (0 if a token was there)."""
         self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
         self._at_s = now_s
         self._tokens -= 1.0

@@ -1,7 +1,8 @@
-"""Records that share a fate, and who is told of it.
+"""A batch of records with one outcome, and the listeners (`tellers`) that learn it.
 
-The law of this file: a batch is filled, closed, and answered once. Whoever put records into it is one of its `tellers`
-and hears the fate of its own records, in the order they were put in; what else the batch carries is not its business.
+Invariants:
+- a batch is filled, closed, and answered once, in this order;
+- each teller learns the outcome of its own records, in the order they were added.
 """
 
 from __future__ import annotations
@@ -21,45 +22,45 @@ SLOT_BYTES = SET_RECORD_OVERHEAD
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """Where records lie: consecutive slots of one entry. DLSN_INVALID twice if the log has forgotten where."""
+    """Where records are: consecutive slots of one entry. DLSN_INVALID twice if the log no longer knows."""
 
     first: DLSN
     last: DLSN
     count: int
     txid: int
-    duplicate: bool = False  # this sending was a repetition; the batch was there already
-    index: int = 0  # how many records its pipeline had taken before these
+    duplicate: bool = False  # the acknowledged attempt was a retry: the batch was in the log already
+    index: int = 0  # number of the first record in its pipeline, from 0
 
     def dlsns(self) -> list[DLSN]:
-        """The place of each record, in order."""
+        """The DLSN of each record, in order."""
         if self.first == DLSN_INVALID:
             return [self.first] * self.count
         return [self.first.next_slot(n) for n in range(self.count)]
 
 
 class Teller(Protocol):
-    """Who put some of a batch's records into it."""
+    """Learns the outcome of the records that one source put into a batch."""
 
-    slot: int  # of its first record there
+    slot: int  # of its first record in the batch
 
     @property
     def is_withdrawn(self) -> bool:
-        """Whether its records should not be written any more, if they are not yet."""
+        """Whether its records should be removed if they are certainly not written."""
         ...
 
     def written(self, batch: DLSN, txid: int, duplicate: bool) -> None:
-        """The batch is durable from here on (DLSN_INVALID: nobody knows where)."""
+        """The batch is durable; `batch` is its first DLSN (DLSN_INVALID: not known)."""
         ...
 
     def failed(self, error: DLogError) -> None: ...
 
     def withdrawn(self) -> None:
-        """Its records were taken out, and are certainly not written."""
+        """Its records were removed: certainly not written."""
         ...
 
 
 class Batch:
-    """Records that share a fate."""
+    """Records that are written, or fail, together."""
 
     __slots__ = (
         "body",
@@ -81,19 +82,19 @@ class Batch:
         self.txid = txid
         self.deadline_s = deadline_s
         self.payloads: list[bytes] = []
-        self.size = 0  # bytes of the set's body
-        self.count = 0  # of records, once closed
+        self.size = 0  # bytes of the record set's body
+        self.count = 0  # records, once closed
         self.body: bytes = b""  # the record set, once closed
         self.crc = 0
-        self.sequence = -1  # given at the first sending under each generation of the producer's id
-        self.generation = -1  # of the id that `sequence` belongs to
-        self.carried = False  # sent under an older generation, and refused there
-        self.may_be_written = False  # a sending has not been answered
+        self.sequence = -1  # assigned at the first attempt under each generation of the producer id
+        self.generation = -1  # of the producer id that `sequence` belongs to
+        self.carried = False  # not written under an older generation, moved to the present one
+        self.may_be_written = False  # an attempt was not answered, or its outcome is unknown
         self.done = False
         self.tellers: list[Teller] = []
 
     def close(self) -> None:
-        """Make the record set; records come in no more."""
+        """Build the record set; the batch is complete."""
         if not self.body:
             self.count = len(self.payloads)
             self.body = build_record_set(self.payloads)
@@ -101,19 +102,19 @@ class Batch:
             self.payloads = []
 
     def written(self, dlsn: DLSN, txid: int, duplicate: bool) -> None:
-        """Tell everybody that it is durable from `dlsn` on."""
+        """Tell all tellers that the batch is durable; `dlsn` is its first."""
         for teller in self.tellers:
             teller.written(dlsn, txid, duplicate)
 
     def failed(self, error: DLogError) -> None:
-        """Tell everybody that it is not, or perhaps not."""
+        """Tell all tellers that it failed (perhaps written)."""
         for teller in self.tellers:
             teller.failed(error)
 
     def withdraw(self) -> int:
-        """Take out the records of those who withdrew, and tell them. Returns how many bytes that frees.
+        """Remove the records of tellers that withdrew, and tell these. Returns the number of bytes freed.
 
-        To be called of a batch that is certainly not written only. It is done if nothing is left.
+        Call only for a batch that is certainly not written. Sets `done` if no record is left.
         """
         if not any(teller.is_withdrawn for teller in self.tellers):
             return 0
@@ -139,7 +140,7 @@ class Batch:
 
 
 class Whole:
-    """The records of a batch that somebody made, with one future."""
+    """Teller for a batch made by the application; completes one future."""
 
     __slots__ = ("count", "future", "slot")
 
@@ -161,21 +162,21 @@ class Whole:
             self.future.set_exception(error)
 
     def withdrawn(self) -> None:
-        raise AssertionError("whoever made this batch waits for all of it")
+        raise AssertionError("a batch made by the application is never withdrawn")
 
 
 def result_of(batch: DLSN, slot: int, count: int, txid: int, duplicate: bool, index: int = 0) -> BatchResult:
-    """What is told of `count` records from `slot` of a batch on."""
+    """The result for the `count` records from `slot` of a batch on."""
     if batch == DLSN_INVALID:
         return BatchResult(batch, batch, count, txid, duplicate, index)
     return BatchResult(batch.next_slot(slot), batch.next_slot(slot + count - 1), count, txid, duplicate, index)
 
 
 def too_large(size: int, count: int = 1) -> RecordTooLargeError:
-    """The error of a record of `size` bytes, or of a batch of `count` that takes so many with its slots."""
+    """The error for a record of `size` bytes, or a batch of `count` records, `size` bytes in all."""
     if count == 1:
-        return RecordTooLargeError(f"a record has at most {RECORD_BYTES_MAX} bytes: bytes={size}")
+        return RecordTooLargeError(f"record too large, the maximum is {RECORD_BYTES_MAX} bytes; split it: bytes={size}")
     return RecordTooLargeError(
-        f"a batch of {count} records has at most {RECORD_BYTES_MAX} bytes with 4 more for each; "
+        f"batch of {count} records too large, the maximum is {RECORD_BYTES_MAX} bytes, with 4 more for each record; "
         f"split it, or use append_many: bytes={size}"
     )

@@ -1,12 +1,12 @@
-"""What an application holds.
+"""The asyncio client: `connect` and `Client`, the entry point of the public API.
 
     async with dlog.connect("dlog://127.0.0.1:7400") as client:
-        place = await client.append("orders", b"...")
-        async for record in client.read("orders", start=place):
+        dlsn = await client.append("orders", b"...")
+        async for record in client.read("orders", start=dlsn):
             ...
 
-The law of this file: it is a face. Batches and their fate are producer.py, reads are reader.py, who serves what is
-routing.py. An error says by its `remedy` what to do, and by `outcome_unknown` whether the record may still appear.
+Batching and retries are in producer.py, reading in reader.py, owners and connections in routing.py. The `remedy` of
+an error says what to do; `outcome_unknown` says whether the record may still appear in the log.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ from dlog.wire.digest import crc32c
 from dlog.wire.entry import build_record_set
 
 LIST_LIMIT = 1000
-PRODUCERS_MAX = 1000  # of streams that nothing is being appended to; more are let go, and cost nothing until used again
-_forks = 0  # how often this process was forked off, counted from the first that loaded this
+PRODUCERS_MAX = 1000  # kept for idle streams; beyond it idle ones are dropped, and made again when used
+_forks = 0  # how many forks lie between the process that first imported this module and this process
 
 
 @dataclass(frozen=True, slots=True)
 class AppendSummary:
-    """What `append_many` wrote. Where each record lies was told to its `on_written`."""
+    """What `append_many` wrote in total. The DLSN of each record was passed to `on_written`."""
 
     count: int = 0
-    first: DLSN | None = None  # place of the first record; None if there was none
-    last: DLSN | None = None  # place of the last one
+    first: DLSN | None = None  # DLSN of the first record; None if there was none
+    last: DLSN | None = None  # DLSN of the last record
 
     def with_row(self, row: BatchResult) -> AppendSummary:
-        """The same, after one more row in order."""
+        """The summary with the next result added."""
         return AppendSummary(self.count + row.count, self.first or row.first, row.last)
 
 
 class Client:
-    """Any number of streams of one cluster. Made by `connect`; belongs to one event loop and one process."""
+    """Writes, reads and manages a cluster's streams. Made by `connect`; bound to one event loop and one process."""
 
     def __init__(self, addresses: tuple[str, ...], options: ClientOptions) -> None:
         self.addresses = addresses
@@ -77,7 +77,7 @@ class Client:
         self._forks = _forks
         self._router: Router | None = None
         self._producers: dict[str, Producer] = {}
-        self._resting: WeakValueDictionary[str, Producer] = WeakValueDictionary()  # let go; a pipeline may hold them
+        self._resting: WeakValueDictionary[str, Producer] = WeakValueDictionary()  # dropped, if a pipeline uses them
         self._producers_max = PRODUCERS_MAX
         self._life: Lifetime | None = None
         self._broken: DLogError | None = None
@@ -94,9 +94,9 @@ class Client:
         await self.close(orderly=kind is None)
 
     async def close(self, *, orderly: bool = True) -> None:
-        """Wait for batches under way (at most `close_deadline_s`, and only if `orderly`), then let go. Idempotent.
+        """Wait for pending batches (if `orderly`, for at most `close_deadline_s`), then close. Idempotent.
 
-        Appends that are still unanswered fail with ClosedError, which says for each whether its outcome is unknown.
+        Appends that are still unanswered fail with ClosedError, whose `outcome_unknown` says if one may be written.
         """
         if self._life is None or self._router is None:
             return
@@ -106,16 +106,16 @@ class Client:
                     for producer in (*self._producers.values(), *self._resting.values()):
                         await producer.wait_idle()
             except TimeoutError:
-                pass  # each append that is left over says so itself
-        self._broken = self._broken or ClosedError("this client is closed")
+                pass  # each pending append fails below with its own error
+        self._broken = self._broken or ClosedError("this client is closed; open another one with dlog.connect")
         self._close_producers()
         self._router.close()
         await self._life.stop()
 
     async def reach(self, patience_s: float = 3.0) -> None:
-        """Return once some proxy answers, so that a wrong address is told soon and as such.
+        """Check the address: wait until any proxy answers. Optional before other calls.
 
-        No other call needs this before it. Raises UnavailableError naming what was tried, after `patience_s`.
+        Raises UnavailableError, which names the addresses tried, after `patience_s`.
         """
         router = self._check(None)
         try:
@@ -127,14 +127,14 @@ class Client:
     # ---- writing ----------------------------------------------------------------------------------------------------
 
     async def append(self, stream: str, payload: bytes, *, txid: int | None = None) -> DLSN:
-        """Append one record; return its place once it is durable on an ack quorum.
+        """Append one record; return its DLSN once an ack quorum has made it durable.
 
-        payload: at most RECORD_BYTES_MAX bytes. txid: not below the stream's last one; None lets the owner take the
-        time in ms. Appends of concurrent tasks travel together; records awaited one by one in a single task do not.
+        payload: at most RECORD_BYTES_MAX bytes. txid: not below the stream's last one; with None the owner uses its
+        clock, in ms. Appends of concurrent tasks share batches; a task that awaits each append sends single records.
         Raises RecordTooLargeError, TxidOutOfOrderError, StreamNotFoundError, EndOfStreamError (not written);
-        RequestTimeoutError, ProducerUnknownError, ClosedError, which say by `outcome_unknown` if it may be. Then append
-        another record with this client: when that is acknowledged, this one lies before it or never will be written.
-        Cancelling forgets the waiter only: a record that was taken is still written.
+        RequestTimeoutError, ProducerUnknownError, ClosedError (may be written if `outcome_unknown`). Then append
+        another record with this client: once that is acknowledged, the first one is in the log before it or never
+        will be. Cancelling stops the wait only: a record already buffered is still written.
         """
         producer = self._producers.get(stream)
         if producer is None or self._forks != _forks:
@@ -148,13 +148,13 @@ class Client:
         try:
             return await place
         finally:
-            del place  # if it raises, the error holds this frame, and this would hold the error
+            del place  # breaks a reference cycle: a raised error refers to this frame, which refers to the future
 
     async def append_batch(self, stream: str, payloads: Sequence[bytes], *, txid: int | None = None) -> BatchResult:
-        """Append records as one: all or none, in consecutive slots of one entry, under one txid.
+        """Append records atomically: all or none, in consecutive slots of one entry, with one txid.
 
-        Together at most RECORD_BYTES_MAX bytes, counting 4 more for each. Raises as `append` does, and
-        InvalidRequestError for an empty batch. Cancelling forgets the waiter only.
+        Together at most RECORD_BYTES_MAX bytes, where each record counts 4 bytes extra. Raises as `append` does, and
+        InvalidRequestError for an empty batch. Cancelling stops the wait only.
         """
         producer = self._producer(stream)
         records = checked_batch(payloads)
@@ -170,15 +170,14 @@ class Client:
         *,
         on_written: Callable[[BatchResult], None] | None = None,
     ) -> AppendSummary:
-        """Append any number of records in order, as batches that follow each other closely; also without end: what is
-        held does not grow.
+        """Append any number of records in order, in pipelined batches. The iterable may be endless: memory is bounded.
 
-        on_written: told of each batch, in order, as it becomes durable, and of where its records lie. The first failure
-        ends it: nothing behind the record that failed is sent any more. It is raised when the fate of every record
-        taken is known, and tells it: `error.fates` says of each run of records that `on_written` was not told of
-        whether they are written (and where), certainly not written, or unknown (see dlog.Fate; `index` counts
-        `payloads` from 0). If the error's `outcome_unknown` is False, all of them are certainly not written, and may be
-        sent again. Cancelling stops taking records; those taken are still written.
+        on_written: called with each run of records, in order, as it becomes durable. The first failure ends the call:
+        later records are not sent any more, and the error is raised when the outcome of every record taken is known.
+        `error.fates` lists, for the records not passed to `on_written`, whether they are written (and where), not
+        written, or unknown (see dlog.Fate; `index` counts `payloads` from 0). If `error.outcome_unknown` is False, none
+        of these is in the log, and all may be sent again. Cancelling stops taking records; those taken are still
+        written.
         """
         summary = AppendSummary()
 
@@ -201,12 +200,12 @@ class Client:
         return summary
 
     def pipeline(self, stream: str, on_written: Callable[[BatchResult], None] | None = None) -> Pipeline:
-        """Append without waiting for each answer: record by record (`append`) or batch by batch (`put`).
+        """Append without waiting for each acknowledgement: record by record (`append`) or batch by batch (`put`).
 
-        The fast way for many small records: see dlog.client.pipeline. on_written: told, in order, of each row of
-        records as it becomes durable: how many of this pipeline's came before it, how many they are, where they lie.
-        It is called in the loop and must not block; what it raises ends the pipeline, whose next call raises it. A
-        pipeline whose record failed sends nothing behind it; its error tells the fate of each record (`error.fates`).
+        Fastest for many small records; see dlog.client.pipeline. on_written: called, in order, with each run of records
+        that became durable (BatchResult: `index` of its first record in this pipeline, count, DLSNs). It runs in the
+        event loop and must not block; an exception that it raises ends the pipeline and is raised by the next call.
+        After a record fails, no later one is sent; `error.fates` has the outcome of each.
         """
         return Pipeline(self._producer(stream), on_written)
 
@@ -220,11 +219,12 @@ class Client:
         follow: bool = False,
         limit: int | None = None,
     ) -> AsyncGenerator[Record, None]:
-        """Records in order from `start` on (see dlog.client.position), each once.
+        """Yield records in order from `start` on (default: the first one; see dlog.client.position), each once.
 
-        Ends at the tail as of now; with follow it waits there for more. A sealed stream ends either way. limit: at most
-        this many records. Raises StreamNotFoundError, TruncatedError, DamagedError; RequestTimeoutError when nobody has
-        served the read for `read_deadline_s`. A proxy's death in between is not seen. Cancelling loses nothing.
+        Ends at the tail as of the start of the read; with `follow` it waits there for new records. At the end of a
+        sealed stream it ends either way. limit: most records to yield. Raises StreamNotFoundError, TruncatedError,
+        DamagedError; RequestTimeoutError if no proxy served the read for `read_deadline_s`. The read goes on at another
+        proxy if one dies. After a cancellation, read on from the last record's `position`.
         """
         batches = self.read_batches(stream, start, follow=follow, limit=limit)
         try:
@@ -242,11 +242,11 @@ class Client:
         follow: bool = False,
         limit: int | None = None,
     ) -> AsyncGenerator[RecordBatch, None]:
-        """As `read`, in the batches the records came in: the fast way for many small records."""
+        """As `read`, but yield whole batches: fastest for many small records."""
         router = self._check(stream)
         if limit is not None and limit < 1:
             if limit < 0:
-                raise InvalidRequestError(f"a limit is not negative: limit={limit}")
+                raise InvalidRequestError(f"limit must be 0 or more: limit={limit}")
             return
         left = limit
         reader = Reader(stream, position(start), follow=follow, router=router, options=self.options)
@@ -268,8 +268,8 @@ class Client:
         """Create a stream.
 
         settings: store, ensemble, write_quorum, ack_quorum, segment_bytes, segment_age_s, retention_s.
-        Raises StreamExistsError, InvalidStreamNameError, InvalidRequestError (a setting); RequestTimeoutError, when it
-        may have been made. However often that is tried, it is made once: not again after somebody has deleted it.
+        Raises StreamExistsError, InvalidStreamNameError, InvalidRequestError (a setting); RequestTimeoutError (the
+        stream may exist). Retries inside this call create it at most once: not again after another client deleted it.
         """
         router = self._check(stream)
         life, unknown = os.urandom(12).hex(), False
@@ -278,11 +278,11 @@ class Client:
             if told["life"] == life:
                 break
             if told["life"] is not None and not told["deleted"]:
-                raise StreamExistsError(f"a stream of that name exists: stream={stream}")
+                raise StreamExistsError(f"the stream exists already; use it or choose another name: stream={stream}")
             if unknown:
                 raise RequestTimeoutError(
-                    "whether the stream was made is unknown: it is not there now, and streams were deleted meanwhile; "
-                    f"look whether it is missed, and create it again: stream={stream}"
+                    "unknown whether the stream was created: it does not exist, and streams were deleted meanwhile; "
+                    f"create it again if another client did not delete it on purpose: stream={stream}"
                 )
             make = partial(_create, stream=stream, life=life, deletions=told["deletions"], settings=settings)
             try:
@@ -293,13 +293,13 @@ class Client:
         self._stream_changed(stream)
 
     async def delete(self, stream: str, *, force: bool = False) -> None:
-        """Delete a stream and all its records. What is appended afterwards is not acknowledged by any owner.
+        """Delete a stream and all its records. No owner acknowledges an append to it afterwards.
 
-        What is deleted is the stream that has the name when this is called, never the next one of that name. force:
-        delete it also if its last segment cannot be ended, since too few of its bookies are left; an owner that is cut
-        off may then acknowledge records that nobody will read. With force a store that does not answer keeps what it
-        holds; otherwise that is deleted once it answers. The segments of a stream with more than 1,000 are deleted
-        after this has returned; until then `create` of the name waits.
+        Only the stream that has the name when this is called is deleted, never a later one of that name. force: delete
+        it even if its last segment cannot be closed because too few of its bookies are left; an owner that is cut off
+        may then acknowledge records that can never be read. With `force` a store that does not answer keeps its
+        segments; otherwise they are deleted once it answers. The segments of a stream with more than 1,000 are deleted
+        after this has returned; until then `create` of that name waits.
 
         Raises StreamNotFoundError, SegmentNotEndedError.
         """
@@ -313,7 +313,7 @@ class Client:
             try:
                 await router.ask(lambda request: proxy.Delete(request, stream, life, force), stream=stream)
             except StreamNotFoundError:
-                is_marked = True  # nobody owns it, and any proxy finishes it
+                is_marked = True  # it is marked as deleted and has no owner: any proxy can finish the deletion
         if is_marked:
             await router.ask(lambda request: proxy.Delete(request, stream, life, force))
         self._stream_changed(stream)
@@ -326,16 +326,16 @@ class Client:
             producer.stream_changed()
 
     def _let_go_of(self, stream: str) -> None:
-        """Keep the stream's producer no longer, unless an append is under way; a pipeline may hold it on."""
+        """Drop the stream's producer, unless work is pending; a pipeline may keep it alive."""
         producer = self._producers.get(stream)
         if producer is not None and producer.rest():
             self._resting[stream] = self._producers.pop(stream)
 
     async def life(self, stream: str) -> str:
-        """Which stream has this name now: another one for each that is made under it. Raises StreamNotFoundError.
+        """The incarnation id of the stream: a stream re-created under the name has another. Raises StreamNotFoundError.
 
-        For who plans something now and does it later, by `take_in`, `append_once` or `relocate`: a stream that was
-        deleted meanwhile is missed by name, and the next one is not touched.
+        Pass it to a later `take_in`, `append_once` or `relocate`: if the stream was deleted meanwhile, that call fails
+        with StreamNotFoundError and does not touch the next stream of the name.
         """
         told = await self._check(stream).ask(lambda request: proxy.Life(request, stream))
         if told["life"] is None or told["deleted"]:
@@ -343,15 +343,16 @@ class Client:
         return str(told["life"])
 
     async def truncate(self, stream: str, dlsn: DLSN | str) -> dict[str, Any]:
-        """Let records before `dlsn` go: they are not read any more, and deleted by whole segments. The point only moves
-        forward; the answer names it (`first`). Raises PositionBeyondEndError for a point behind the last record."""
+        """Truncate the stream before `dlsn`: earlier records can no longer be read; whole segments of them are deleted.
+        The truncation point only moves forward; the result has it as `first`. Raises PositionBeyondEndError for a point
+        behind the last record."""
         router = self._check(stream)
         place = parse(dlsn) if isinstance(dlsn, str) else dlsn
         life = await self.life(stream)
         return await router.ask(lambda request: proxy.Truncate(request, stream, life, (*place,)), stream=stream)
 
     async def seal(self, stream: str) -> dict[str, Any]:
-        """End a stream for good after what is acknowledged now. Idempotent."""
+        """Seal the stream for good after its last acknowledged record. Idempotent."""
         router = self._check(stream)
         life = await self.life(stream)
         return await router.ask(lambda request: proxy.Seal(request, stream, life), stream=stream)
@@ -365,16 +366,16 @@ class Client:
         since: tuple[int, int] | None = None,
         life: str | None = None,
     ) -> dict[str, Any]:
-        """Let closed ledgers that were written for this stream (dlog/stores/contract.py, STAGE) become its next
-        segments, in this order, all of them or none: no byte moves. parts: place and last entry of each, at most 1000.
-        A batch without parts is remembered, and shuts out who wrote for this sink under a lower epoch.
+        """Import closed ledgers staged for this stream (STAGE in dlog/stores/contract.py) as its next segments, in this
+        order, all or none, without copying. parts: location and last entry of each, at most 1000. A batch without
+        parts is still recorded, and fences programs that write for its sink under a lower epoch.
 
-        batch: whose batch it is; one that is repeated is not taken in again ({"duplicate": True}). None: what is in the
-        list already is not taken again. Raises TxidOutOfOrderError (`last`: what txids must not be below), and
-        InvalidRequestError: no such stage, or a program of another query or of a higher epoch writes for this sink;
-        ProducerUnknownError: the batch was to be appended before, and whether it was must be read in the log, up to
-        the error's `since`; if it is not there, ask again with that `since`. Repeating it is harmless. life: which
-        stream of this name they were written for (`life`); None: the one that is there now.
+        batch: the sink batch; a repeated one is not imported again ({"duplicate": True}). None: ledgers already in
+        the segment list are not imported again. Raises TxidOutOfOrderError (`last`: the lowest txid allowed);
+        InvalidRequestError (no such stage, or a program of another query or a higher epoch writes for this sink);
+        ProducerUnknownError: an earlier attempt may have appended the batch. Look for it in the log, up to the error's
+        `since`; if it is not there, call again with that `since`. Repeating a call is harmless. life: the incarnation
+        that the ledgers were staged for (see `life`); None: the present one.
         """
         router = self._check(stream)
         of_life = life or await self.life(stream)
@@ -397,10 +398,9 @@ class Client:
         since: tuple[int, int] | None = None,
         life: str | None = None,
     ) -> dict[str, Any]:
-        """Append a sink's batch as one record set; the same batch is appended once, however often it is repeated, also
-        by another process ({"duplicate": True}). Raises as `append_batch`, and InvalidRequestError if a program of
-        another query or of a higher epoch writes for this sink; ProducerUnknownError as of `take_in`. life: as of
-        `take_in`."""
+        """Append a sink's batch as one record set, exactly once: a repetition, also by another process, appends nothing
+        ({"duplicate": True}). Raises as `append_batch`, and InvalidRequestError if a program of another query or of a
+        higher epoch writes for this sink; ProducerUnknownError as `take_in` does. life: as in `take_in`."""
         router = self._check(stream)
         records = checked_batch(payloads)
         check_txid(txid)
@@ -426,9 +426,9 @@ class Client:
         to_place: str,
         life: str | None = None,
     ) -> dict[str, Any]:
-        """Let completed segment `number`, which lies at `place` of `store`, lie at `to_place` of `to_store` from now
-        on: the same entries under the same ids, put there before. What lies at `place` is left alone. Idempotent.
-        Raises InvalidRequestError, TruncatedError. life: as of `take_in`."""
+        """Change the location of completed segment `number` from `place` in `store` to `to_place` in `to_store`, where
+        a copy with the same entry ids must exist already. The data at `place` is left alone. Idempotent.
+        Raises InvalidRequestError, TruncatedError. life: as in `take_in`."""
         router = self._check(stream)
         of_life = life or await self.life(stream)
         return await router.ask(
@@ -437,12 +437,12 @@ class Client:
         )
 
     async def stat(self, stream: str) -> dict[str, Any]:
-        """What is known of a stream (docs/protocol.md, Stat)."""
+        """Settings, segments and state of a stream (docs/protocol.md, Stat)."""
         router = self._check(stream)
         return await router.ask(lambda request: proxy.Stat(request, stream), stream=stream)
 
     async def streams(self) -> AsyncGenerator[str, None]:
-        """Names of all streams, in order."""
+        """Yield the names of all streams, sorted."""
         router = self._check(None)
         after = ""
         listing: str | None = None
@@ -457,21 +457,19 @@ class Client:
             after = names[-1]
 
     async def owner(self, stream: str) -> dict[str, Any]:
-        """Who writes a stream: {"location": "host:port", "epoch": n}; somebody is asked to if nobody does."""
+        """The stream's owner: {"location": "host:port", "epoch": n}. A stream without an owner is taken over first."""
         router = self._check(stream)
         return await router.ask(lambda request: proxy.GetOwner(request, stream, None))
 
     async def owners(self) -> list[dict[str, Any]]:
-        """Every stream that is owned now, as the write proxies we know say: stream, epoch, state, location."""
+        """Every stream that has an owner, as reported by the known write proxies: stream, epoch, state, location."""
         return await self._check(None).owned()
 
     async def release(self, stream: str) -> dict[str, Any]:
-        """Ask the owner to hand the stream back, at a good place; the next append finds another.
+        """Have the owner complete the segment and release its claim; the next append finds another owner.
 
-        Idempotent: of a stream that nobody owns there is nothing to hand back.
-
-        Raises StreamNotFoundError, RequestTimeoutError (it may or may not be handed back) when that
-        is not done in time, as without ZooKeeper.
+        Idempotent: nothing happens to a stream without an owner. Raises StreamNotFoundError; RequestTimeoutError
+        (it may be released), for example while ZooKeeper is unreachable.
         """
         router = self._check(stream)
         life = await self.life(stream)
@@ -485,7 +483,7 @@ class Client:
         if self._router is None:
             raise ClosedError("open the client first: async with dlog.connect(...) as client")
         if self._forks != _forks:
-            raise ClosedError("this client was opened by the process that forked this one; open another here")
+            raise ClosedError("this client belongs to the parent process; open another one after the fork")
         if stream is not None:
             stream_name(stream)
         return self._router
@@ -501,34 +499,37 @@ class Client:
         return producer
 
     def _let_go(self) -> None:
-        """Keep producers of streams that are written; of the others those that whoever holds a pipeline holds."""
+        """Drop the producers of idle streams; one that a pipeline uses lives on in `_resting`."""
         for stream in tuple(self._producers):
             self._let_go_of(stream)
         self._producers_max = max(PRODUCERS_MAX, 2 * len(self._producers))
 
     def _on_defect(self, error: BaseException) -> None:
-        """Something inside failed that never should: nobody may wait for ever."""
-        self._broken = ClosedError(f"this client failed inside and is closed: {error!r}", outcome_unknown=True)
+        """After an internal error, fail every pending and later call."""
+        self._broken = ClosedError(
+            f"internal error, the client is closed; open another one and report this: {error!r}", outcome_unknown=True
+        )
         self._broken.__cause__ = error
         self._close_producers()
 
     def _close_producers(self) -> None:
         for producer in (*self._producers.values(), *self._resting.values()):
             producer.close()
-        self._producers.clear()  # so that whoever appends looks at what is broken
+        self._producers.clear()  # so that the next append goes through `_check` and raises
         self._resting.clear()
 
 
 def connect(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> Client:
-    """A client of the cluster at `dlog://host:port[,host:port]` (None: DLOG_CONNECT), to be used as `async with`.
+    """A client of the cluster at `dlog://host:port[,host:port]`, for use in `async with`.
 
-    Addresses are of write or read proxies, a few of each are enough; the rest is found through them. changes: fields of
-    ClientOptions. Nothing is connected before the first use. Raises InvalidRequestError.
+    target: addresses of a few write or read proxies, through which all others are found; None: the value of
+    DLOG_CONNECT. changes: fields of ClientOptions, if `options` is None. Connects at the first use.
+    Raises InvalidRequestError.
     """
     try:
         chosen = options if options is not None else ClientOptions(**changes)
     except (TypeError, ValueError) as error:
-        raise InvalidRequestError(f"not an option of a client, {error}") from error
+        raise InvalidRequestError(f"invalid client option, see dlog.ClientOptions: {error}") from error
     return Client(target_addresses(target), chosen)
 
 

@@ -1,9 +1,11 @@
-"""One connection to one proxy: questions out, answers back to whoever asked.
+"""One connection to one proxy: sends requests and hands each reply to its caller, writer or reader.
 
-The law of this file: everything happens in the loop's callbacks, no task and no stream; what is sent in one turn of the
-loop goes out in one write; a connection that is silent while a question is open is asked whether it lives and given up
-when it does not answer. When it ends, everybody who waits here hears ConnectionLostError once, and nobody hears
-anything after that.
+Everything runs in event loop callbacks, without tasks or asyncio streams.
+
+Invariants:
+- frames of one loop iteration go out in one write;
+- while a request is unanswered, a silent server is pinged, and the connection closed if it stays silent;
+- when it ends, each waiting caller, writer and reader gets ConnectionLostError once, and nothing after it.
 """
 
 from __future__ import annotations
@@ -35,59 +37,59 @@ from dlog.wire import proxy
 from dlog.wire.proxy_codec import FrameDecoder, encode
 
 B = TypeVar("B", contravariant=True)
-_QUESTIONS = 64  # at once, if the server does not say
-_JOINED_BYTES_MAX = 4096  # of a body: one copy costs less than a vector
+_QUESTIONS = 64  # concurrent requests, if the server names no limit
+_JOINED_BYTES_MAX = 4096  # of a body: copying it costs less than a vectored write
 
 
 class WriterPort(Protocol[B]):
-    """Who sends batches over a connection (a producer). `batch` is whatever was handed to `write`."""
+    """Sends batches over a connection (a producer). `batch` is the object given to `write`."""
 
     stream: str
 
     def on_written(self, batch: B, dlsn: DLSN, txid: int, duplicate: bool) -> None:
-        """The batch is durable from `dlsn` on."""
+        """The batch is durable; `dlsn` is its first."""
         ...
 
     def on_refused(self, connection: Connection, batch: B, error: DLogError) -> None:
-        """The server answered this batch with an error."""
+        """The server refused this batch with an error."""
         ...
 
     def on_lost(self, connection: Connection, error: DLogError) -> None:
-        """The connection is gone; nothing written here and unanswered will be answered."""
+        """The connection is lost; unanswered batches get no reply."""
         ...
 
     def on_moved(self, connection: Connection, location: str | None) -> None:
-        """The server drains: take new batches elsewhere. Those under way are still answered here."""
+        """The server drains: send new batches elsewhere. Pending ones are still answered here."""
         ...
 
     def on_writable(self) -> None:
-        """The connection takes bytes again."""
+        """The connection accepts bytes again."""
         ...
 
 
 class ReaderPort(Protocol):
-    """Who reads over a connection."""
+    """Reads over a connection."""
 
     def on_entries(self, entries: proxy.Entries) -> None: ...
 
     def on_event(self, event: proxy.ReaderEvent) -> None: ...
 
     def on_failed(self, error: DLogError) -> None:
-        """The reader is over: refused by the server, or its connection is gone."""
+        """The read has ended: refused by the server, or its connection is lost."""
         ...
 
 
 class Connection(asyncio.BufferedProtocol):
-    """Open with `Connection.open`. Not thread-safe, like everything on a loop."""
+    """A connection to a proxy, made by `Connection.open`. Not thread-safe."""
 
     def __init__(self, address: str, options: ClientOptions, loop: asyncio.AbstractEventLoop, hops: int) -> None:
         self.address = address
-        self.hops = hops  # how often what is asked here may be handed on
+        self.hops = hops  # how often a proxy may forward a request of this connection; 0: never
         self.role = ""
         self.limits: dict[str, int] = {}
         self.is_open = False
-        self.is_draining = False  # the server said that it goes away
-        self.is_paused = False  # its receive window is full
+        self.is_draining = False  # the server announced that it shuts down
+        self.is_paused = False  # the write buffer is full
         self.error: DLogError | None = None
         self._options = options
         self._loop = loop
@@ -96,9 +98,9 @@ class Connection(asyncio.BufferedProtocol):
         self._farewell: DLogError | None = None
         self._request = 0
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._turns = asyncio.Semaphore(1)  # of questions; as many as the server takes once it said how many
+        self._turns = asyncio.Semaphore(1)  # limits concurrent requests; the server's limit after the handshake
         self._written: dict[int, tuple[WriterPort[Any], Any, int]] = {}  # request -> writer, batch, count
-        self._left: set[int] = set()  # requests among them whose writers detached
+        self._left: set[int] = set()  # those of them whose writers have detached
         self._writers: list[WriterPort[Any]] = []
         self._readers: dict[int, ReaderPort] = {}
         self._out: list[bytes | bytearray | memoryview] = []
@@ -109,11 +111,11 @@ class Connection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(cls, address: str, options: ClientOptions, *, hops: int = 0) -> Connection:
-        """Connect and shake hands. hops: see proxy.Hello.
+        """Connect and do the handshake. hops: see proxy.Hello.
 
-        Raises UnavailableError when nobody answers there within `connect_timeout_s`, OverCapacityError when the proxy
-        has too many connections, UnsupportedVersionError or
-        ProtocolError when what answers is not a proxy we can talk to. Cancelling closes what was opened.
+        Raises UnavailableError if there is no answer within `connect_timeout_s`, OverCapacityError if the proxy has too
+        many connections, UnsupportedVersionError or ProtocolError if the peer is not a compatible proxy. Cancelling
+        closes the connection.
         """
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
@@ -138,13 +140,13 @@ class Connection(asyncio.BufferedProtocol):
             if isinstance(farewell, OverCapacityError):
                 raise OverCapacityError(f"{farewell.message}: address={address}") from error
             why = f", {farewell.message}" if farewell is not None else ""
-            raise UnavailableError(f"closed during the greeting{why}: address={address}") from error
+            raise UnavailableError(f"closed during the handshake{why}: address={address}") from error
         except BaseException:
             connection.close()
             raise
         if not isinstance(hello, proxy.Welcome):
             connection.close()
-            raise ProtocolError(f"what answers does not greet like a proxy: address={address}")
+            raise ProtocolError(f"the server is not a dlog proxy, check the address: address={address}")
         connection.role = hello.role
         connection.limits = dict(hello.limits)
         connection._turns = asyncio.Semaphore(max(1, connection.limits.get("questions_max", _QUESTIONS)))
@@ -154,10 +156,10 @@ class Connection(asyncio.BufferedProtocol):
     # ---- asking ---------------------------------------------------------------------------------------------------
 
     async def ask(self, question: Callable[[int], proxy.Question]) -> Any:
-        """Ask what has one answer: the result map of Done, or the Welcome. `question` is given the request's number.
+        """Send a request that has one reply and return it: the result map of Done, or the Welcome.
 
-        Waits its turn while as many are out as the server takes at once. Raises what the server answered, or
-        ConnectionLostError. Cancelling forgets the waiter; it may still be done.
+        question: makes the request from its number. Waits while the server's limit of concurrent requests is reached.
+        Raises the server's error, or ConnectionLostError. Cancelling stops the wait; the request may still be done.
         """
         async with self._turns:
             self._check()
@@ -169,26 +171,26 @@ class Connection(asyncio.BufferedProtocol):
                 return await answer
             finally:
                 self._asked.pop(request, None)
-                del answer  # an error that it raises holds this frame, which must not hold the error
+                del answer  # breaks a reference cycle: a raised error refers to this frame
 
     @property
     def writers(self) -> tuple[WriterPort[Any], ...]:
-        """Who is attached."""
+        """The attached writers."""
         return tuple(self._writers)
 
     @property
     def hands_on(self) -> bool:
-        """Whether the server hands on what it cannot answer itself."""
+        """Whether the server forwards requests that another proxy must answer."""
         return min(self.hops, self.limits.get("hops_max", 0)) > 0
 
     def attach(self, writer: WriterPort[Any]) -> None:
-        """Tell this writer of loss, drain and flow control from now on."""
+        """Notify this writer of loss, drain and flow control from now on."""
         self._check()
         self._writers.append(writer)
 
     def detach(self, writer: WriterPort[Any]) -> None:
-        """Tell it nothing more, but that what it wrote here is durable. It sends the rest again, maybe here:
-        a refusal of the earlier sending says nothing of the later one."""
+        """Stop notifying the writer, except of batches that become durable. It may send the others again, even here: a
+        refusal of the earlier attempt is dropped."""
         if writer in self._writers:
             self._writers.remove(writer)
         self._left.update(request for request, (other, _, _) in self._written.items() if other is writer)
@@ -210,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
         life: str | None,
         body: bytes,
     ) -> None:
-        """Send one batch; `writer` hears of it. Requests of one turn have consecutive numbers."""
+        """Send one batch; `writer` is told the outcome. Request numbers are consecutive."""
         request = self._next_request()
         self._written[request] = (writer, batch, count)
         place = None if since is None else (*since, 0)
@@ -218,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
         self._send(proxy.Write(request, *named, body))
 
     def read(self, reader: ReaderPort, question: Callable[[int], proxy.Read]) -> int:
-        """Open a reader; returns its number, for `credit` and `cancel`."""
+        """Open a reader; returns its request number, for `credit` and `cancel`."""
         self._check()
         request = self._next_request()
         self._readers[request] = reader
@@ -231,12 +233,12 @@ class Connection(asyncio.BufferedProtocol):
             self._send(proxy.Credit(request, size))
 
     def cancel(self, request: int) -> None:
-        """End a reader. It hears nothing more."""
+        """End a reader. It is not called again."""
         if self._readers.pop(request, None) is not None and self.error is None:
             self._send(proxy.Cancel(request))
 
     def close(self) -> None:
-        """Send what waits, then close. Whoever still waits here hears ConnectionLostError."""
+        """Send buffered frames, then close. All that wait here get ConnectionLostError."""
         if self._transport is None or self.error is not None:
             return
         self._flush()
@@ -244,15 +246,15 @@ class Connection(asyncio.BufferedProtocol):
         self._end(ConnectionLostError(f"closed by this client: address={self.address}"))
 
     def give_up(self, reason: str) -> None:
-        """Cut the connection: this server is not to be trusted to answer."""
+        """Abort the connection: this server is not expected to answer."""
         if self._transport is not None:
             self._transport.abort()
         self._end(ConnectionLostError(f"{reason}: address={self.address}"))
 
-    # ---- asyncio's side -------------------------------------------------------------------------------------------
+    # ---- called by asyncio ----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport = cast(asyncio.Transport, transport)  # uvloop's are none by class
+        transport = cast(asyncio.Transport, transport)  # uvloop's class is no subclass of it
         self._transport = transport
         transport.set_write_buffer_limits(high=1024 * 1024)
 
@@ -266,7 +268,7 @@ class Connection(asyncio.BufferedProtocol):
             for message in received(self._decoder, nbytes):
                 self._dispatch(message)
         except ProtocolError as error:
-            self.give_up(f"not our protocol, {error.message}")
+            self.give_up(f"protocol violation by the server, {error.message}")
 
     def connection_lost(self, exc: Exception | None) -> None:
         why = _why(exc) if isinstance(exc, OSError) else "connection closed by the server"
@@ -309,7 +311,7 @@ class Connection(asyncio.BufferedProtocol):
                 for writer in tuple(self._writers):
                     writer.on_moved(self, message.location)
             case _:
-                raise ProtocolError(f"a server does not send this: message={type(message).__name__}")
+                raise ProtocolError(f"unexpected message from the server: message={type(message).__name__}")
 
     def _answer(self, request: int, result: Any) -> None:
         asked = self._asked.get(request)
@@ -318,12 +320,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_written(self, message: proxy.Written) -> None:
         if not 0 <= message.last - message.first < len(self._written):
-            raise ProtocolError(f"an answer to more than was asked: first={message.first} last={message.last}")
+            raise ProtocolError(f"reply to more batches than were sent: first={message.first} last={message.last}")
         segment, entry, slot = message.dlsn
         for request in range(message.first, message.last + 1):
             found = self._written.pop(request, None)
             if found is None:
-                raise ProtocolError(f"an answer to a batch that was not sent: request={request}")
+                raise ProtocolError(f"reply to a batch that was not sent: request={request}")
             writer, batch, count = found
             self._left.discard(request)
             writer.on_written(batch, of(segment, entry, slot), message.txid, message.duplicate)
@@ -331,7 +333,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _on_failed(self, message: proxy.Failed) -> None:
         error = failure(message)
-        if message.request == 0:  # an answer to no question: the server says why it closes
+        if message.request == 0:  # to no request: why the server closes the connection
             self._farewell = error
             return
         written = self._written.pop(message.request, None)
@@ -388,13 +390,13 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_due = False
         if self._out and self._transport is not None and self.error is None:
             out, self._out = self._out, []
-            if len(out) == 2 and len(out[1]) <= _JOINED_BYTES_MAX:  # a small batch, its head and its body
+            if len(out) == 2 and len(out[1]) <= _JOINED_BYTES_MAX:  # a small batch: header and body
                 self._transport.write(b"".join(out))
             else:
                 self._transport.writelines(out)
 
     def _on_beat(self) -> None:
-        """Ask a silent server whether it lives. Runs only while a question is open."""
+        """Ping a silent server, or give it up. Runs while a request is unanswered."""
         self._beat = None
         if self.error is not None or not (self._asked or self._written or self._readers):
             return
@@ -410,7 +412,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def failure(message: proxy.Failed) -> DLogError:
-    """The error a Failed frame stands for, with what its detail tells."""
+    """The error for a Failed frame, with attributes from its detail map."""
     error = from_wire(message.code, message.message, message.location, message.outcome_unknown)
     if isinstance(error, SequenceGapError):
         error.expected = int(message.detail.get("expected", -1))
@@ -424,7 +426,7 @@ def failure(message: proxy.Failed) -> DLogError:
 
 
 def place_of(value: Any) -> tuple[int, int] | None:
-    """Segment and entry of a `since` that a server told; None if it is none."""
+    """(segment, entry) of a `since` sent by a server; None if it is not valid."""
     if not isinstance(value, list | tuple) or len(value) != 3 or not all(type(part) is int for part in value):
         return None
     return value[0], value[1]
@@ -432,7 +434,7 @@ def place_of(value: Any) -> tuple[int, int] | None:
 
 def _why(error: OSError | None) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return "connection refused"
     if isinstance(error, ConnectionResetError):
         return "connection reset"
     return (error.strerror or str(error)).lower() if error is not None else "connection closed"

@@ -1,8 +1,8 @@
-"""Entry payloads into batches of records: control records left out, sets opened, checksums proven.
+"""Decodes entries into batches of records: skips control records, opens record sets, verifies checksums.
 
-The law of this file: bytes that were checksummed by their producer are delivered only if the checksum still holds. The
-checksums stand in the note at the end of each entry of ours (dlog/log/note.py); entries of a Java writer have none and
-rest on the ledger's digest alone.
+Invariants:
+- a record set with a producer's checksum is delivered only if the checksum matches. The checksums are in the dedup
+  trailer at the end of each entry (dlog/log/note.py); entries of Java writers have only the ledger's digest.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from dlog.wire.entry import decode_entry, parse_record_set
 
 
 def decode_entries(entries: proxy.Entries, life: str = "") -> list[RecordBatch]:
-    """The batches of one frame, in order. life: of the stream. Raises DamagedError with the place of what does not
-    verify."""
+    """The batches of one frame, in order. life: the stream's incarnation. Raises DamagedError, which names segment and
+    entry."""
     batches: list[RecordBatch] = []
     skip = entries.skip
     for entry, payload in enumerate(entries.payloads(), entries.first_entry):

@@ -1,7 +1,8 @@
-"""What became of the records of a pipeline that failed: nothing is said of a record that is not known of it.
+"""The outcome of each record of a failed pipeline.
 
-The law of this file: a record that was not told as written is, once the pipeline's error is raised, one of three:
-written behind a failed one, certainly not written, or unknown. Sending the second kind again duplicates nothing.
+Invariants:
+- once the pipeline's error is raised, each record not passed to `on_written` has one Outcome;
+- a record is NOT_WRITTEN only if it is certainly not in the log and never will be: it can be sent again safely.
 """
 
 from __future__ import annotations
@@ -16,33 +17,33 @@ from dlog.errors import DLogError
 
 
 class Outcome(enum.Enum):
-    """What is known of a record whose append ended."""
+    """What is known of a record whose append has ended."""
 
     WRITTEN = "written"
-    NOT_WRITTEN = "not written"  # it is not in the log and will not be
-    UNKNOWN = "unknown"  # it may be in the log, or come into it later
+    NOT_WRITTEN = "not written"  # it is not in the log and never will be
+    UNKNOWN = "unknown"  # it may be in the log, or be written later
 
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """What became of consecutive records that a pipeline (or `append_many`) took."""
+    """The outcome of consecutive records of a pipeline or of `append_many`."""
 
-    index: int  # of the first, counted from 0 in the order they were taken
+    index: int  # of the first record, from 0, in the order they were appended
     count: int
     outcome: Outcome
-    result: BatchResult | None = None  # where they lie, if they are written
+    result: BatchResult | None = None  # where they are, if written
 
 
 def failure_of(cause: Exception, told: int, fates: Sequence[Fate]) -> Exception:
-    """The error a pipeline raises. cause: why its first record failed, or what its listener raised. told: records that
-    its listener was told of. fates: of all others that it took, in order.
+    """The error that a pipeline raises. cause: why its first record failed, or what `on_written` raised. told: number
+    of records passed to `on_written`. fates: of all other records, in order.
 
-    Returns a copy of a DLogError: `fates` is set, and `outcome_unknown` unless all of them are certainly not written.
+    Returns a copy of a DLogError with `fates`, and with `outcome_unknown` unless all of them are NOT_WRITTEN.
     """
     counts = dict.fromkeys(Outcome, 0)
     for fate in fates:
         counts[fate.outcome] += fate.count
-    text = f"records of this pipeline: {told} told as written; of the others " + ", ".join(
+    text = f"records of this pipeline: {told} reported as written; of the others " + ", ".join(
         f"{count} {outcome.value}" for outcome, count in counts.items()
     )
     if not isinstance(cause, DLogError):

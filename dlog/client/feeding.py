@@ -1,8 +1,9 @@
-"""Records from the thread that makes them to the loop that sends them, and what is told of them back.
+"""Passes records from a user's thread to the client's event loop, and results back.
 
-The law of this file: what the user wrote (the iterable, the listener) runs in the user's thread only, so that it may
-use any client, this one too. A record is on its way as soon as it is made: nothing waits for a chunk to be full. The
-maker waits while more than HANDED_BYTES_MAX are handed over and not taken.
+Invariants:
+- the user's code (iterable, `on_written`) runs only in the user's thread, so it may use any client, this one included;
+- each record is passed on at once, never held back to fill a chunk;
+- the user's thread waits while more than HANDED_BYTES_MAX bytes are passed on but not yet appended.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ HANDED_BYTES_MAX = 1024 * 1024
 
 
 class Feed:
-    """One use of `run`. begin: makes the pipeline, in the loop, with a listener for its rows."""
+    """Supports one call of `run`. begin: makes the pipeline, in the loop, with this `on_written`."""
 
     def __init__(
         self,
@@ -33,19 +34,19 @@ class Feed:
         self._loop = loop
         self._begin = begin
         self._on_written = on_written
-        self._waiting: deque[bytes | None] = deque()  # None: there are no more
-        self._handed_bytes = 0  # counted by the maker
-        self._taken_bytes = 0  # counted by the loop
-        self._is_asleep = False  # the loop waits for more
-        self._is_over = False  # the loop takes no more
+        self._waiting: deque[bytes | None] = deque()  # None: the end
+        self._handed_bytes = 0  # written by the user's thread
+        self._taken_bytes = 0  # written by the loop
+        self._is_asleep = False  # the loop waits for records
+        self._is_over = False  # the loop has ended
         self._more = asyncio.Event()
-        self._news: SimpleQueue[BatchResult | None] = SimpleQueue()  # rows; None: look again
+        self._news: SimpleQueue[BatchResult | None] = SimpleQueue()  # None: check the counters again
 
     def run(self, payloads: Iterable[bytes]) -> None:
         """Append `payloads`, and wait until all are durable.
 
-        Iterates `payloads` in the calling thread, and tells it the rows between records. Raises what the pipeline
-        does, or what the user's code does: then no more is handed over, and what was taken is still written.
+        Iterates `payloads`, and calls `on_written` between records, in the calling thread. Raises the pipeline's error
+        or the user's exception: then no more records are passed on, and those already appended are still written.
         """
         running = asyncio.run_coroutine_threadsafe(self._take(), self._loop)
         hand_over, has_no_news = self._waiting.append, self._news.empty
@@ -68,19 +69,19 @@ class Feed:
                 self._hear()
             running.result()
         except concurrent.futures.CancelledError:
-            raise ClosedError("this client was closed by another thread", outcome_unknown=True) from None
+            raise ClosedError("this client was closed by another thread; open another", outcome_unknown=True) from None
         except BaseException:
             running.cancel()
             raise
 
-    # ---- in the maker's thread --------------------------------------------------------------------------------------
+    # ---- in the user's thread ---------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         self._is_asleep = False
         try:
             self._loop.call_soon_threadsafe(self._more.set)
         except RuntimeError:  # the loop is closed
-            raise ClosedError("this client was closed by another thread", outcome_unknown=True) from None
+            raise ClosedError("this client was closed by another thread; open another", outcome_unknown=True) from None
 
     def _hear(self) -> None:
         row = self._news.get()
@@ -111,6 +112,6 @@ class Feed:
             self._news.put(None)
             self._more.clear()
             self._is_asleep = True
-            if not self._waiting:  # what came before we slept woke nobody
+            if not self._waiting:  # records that came before `_is_asleep` was set did not wake us
                 await self._more.wait()
             self._is_asleep = False

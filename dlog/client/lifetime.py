@@ -1,8 +1,7 @@
-"""The life of what a client keeps running: one task group, owned by the client and not by whoever opened it.
+"""The task group of a client's background tasks, which runs in a task of its own.
 
-A client may be opened in one task and closed in another (a web application's start and stop), and a defect inside it
-must not cancel its user's task. So the group lives in a task of its own; what fails there is told to everybody who
-waits, by `on_end`.
+A client may be opened in one task and closed in another (start and stop of a web application), and an internal error
+must not cancel the user's task. Such an error is reported by `on_end`, which fails all pending calls.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 
 class Lifetime:
-    """`start`, then `spawn` as often as needed, then `stop`. `on_end(error)` is called once if it ends by an error."""
+    """Runs background tasks: `start`, any number of `spawn`, `stop`. Calls `on_end(error)` once if a task fails."""
 
     def __init__(self, name: str, on_end: Callable[[BaseException], None]) -> None:
         self._name = name
@@ -30,7 +29,7 @@ class Lifetime:
         await started.wait()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """Run `work` until it ends or the lifetime does."""
+        """Run `work` until it ends or `stop` is called. After that, `work` is closed without running."""
         if self._group is None:
             work.close()
             return
@@ -43,7 +42,7 @@ class Lifetime:
         task.add_done_callback(self._running.discard)
 
     async def stop(self) -> None:
-        """Cancel what runs and wait until it has ended. Idempotent."""
+        """Cancel all tasks and wait until they have ended. Idempotent."""
         self._stop.set()
         if self._task is not None:
             await asyncio.wait((self._task,))
@@ -57,11 +56,11 @@ class Lifetime:
                 self._group = None
                 for task in tuple(self._running):
                     task.cancel()
-        except* Exception as errors:  # noqa: BLE001 - a defect: told to all who wait, not to a task nobody awaits
+        except* Exception as errors:  # noqa: BLE001 - an internal error; no caller awaits this task
             self._on_end(errors)
         finally:
             self._group = None
-            self._on_end = _nothing  # it refers to who owns this
+            self._on_end = _nothing  # breaks a reference cycle with the client
 
 
 def _nothing(error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""What a client may be told: bounds and patience, nothing about batching delays (there are none)."""
+"""Options of a client: bounds and timeouts. There are no batching delays to configure."""
 
 from __future__ import annotations
 
@@ -6,58 +6,63 @@ from dataclasses import dataclass
 
 from dlog.options import KiB, MiB, option
 
-#: DistributedLog's limit for one record is 1 MiB - 8 KiB with its 20-byte head; a record of ours travels in a set
-#: (16-byte head, 4-byte length), and the set is the record.
+#: largest payload of a record. DistributedLog's limit for one record is 1 MiB - 8 KiB, its 20-byte header included;
+#: here that record is a record set (16-byte header), in which each payload has a 4-byte length.
 RECORD_BYTES_MAX = MiB - 8 * KiB - 20 - 16 - 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """Bounds of one client. Times in seconds unless named otherwise."""
+    """Options of one client. Times are in seconds, sizes in bytes."""
 
-    #: a batch is closed when the next record would take it past this, and batches that the application made go together
-    #: up to this where they wait behind others; a server may ask for less
+    #: largest batch. A batch is closed when the next record would exceed this; batches made by the application that
+    #: wait behind others are joined up to this size. A server may require less
     batch_bytes_max: int = option(512 * KiB, sim=(64, 4 * KiB))
-    #: batches on their way at once, per stream; the log remembers the places of so many batches of a producer
-    #: (OwnerOptions.places_max), and tells them again when a batch is repeated
+    #: most unanswered batches per stream. The log remembers the DLSNs of as many batches of a producer
+    #: (OwnerOptions.places_max), and returns them when a batch is sent again
     inflight_batches_max: int = option(5, sim=(1, 5))
-    #: batches on their way beyond which a batch that is not full waits for company
+    #: while this many batches are unanswered, a batch that is not full waits for more records
     inflight_partial_max: int = option(2, sim=(1, 3))
-    #: bytes of records held per stream, sent or not, beyond which an append waits before it is taken
+    #: bytes of unacknowledged records per stream; beyond it an append waits before it is accepted
     buffer_bytes_max: int = option(16 * MiB, sim=(4 * KiB, MiB))
-    #: from the moment an append is taken into the buffer (waiting for room comes before, and has no deadline) until it
-    #: fails with RequestTimeoutError: `outcome_unknown` says if it was ever sent, the text names the last obstacle.
-    #: What was sent behind it fails with it, and batches that travel as one fail with the first of them, a thirtieth of
-    #: this before their time at most. Retries within it are the client's own business and are told to nobody
+    #: time from accepting an append into the buffer until it fails with RequestTimeoutError, whose `outcome_unknown`
+    #: says if it may have been sent, and whose text names the last obstacle. Waiting for room in the buffer is not
+    #: counted and has no deadline. Batches sent after the expired one fail with it. Batches sent together share the
+    #: earliest deadline, which is at most 1/30 of this early. Retries within the deadline are not reported
     append_deadline_s: float = 30.0
-    #: the same for create, stat, truncate and the like
+    #: the same for all other requests: create, stat, truncate and so on
     request_deadline_s: float = 15.0
-    #: how long a read goes on without anybody who serves it
+    #: a read fails with RequestTimeoutError when no proxy has served it for this long
     read_deadline_s: float = 60.0
-    #: silence of a proxy that owes a read its records, after which it is pinged; if its answer comes before any of
-    #: them, another is asked
+    #: a proxy that sends a read no record for this long, though it is not at the tail, is pinged; if it answers the
+    #: ping without sending a record, the read moves to another proxy
     stall_s: float = option(10.0, sim=(0.05, 10.0))
-    #: how long an orderly close waits for batches under way
+    #: how long an orderly close waits for pending batches
     close_deadline_s: float = 10.0
-    #: entry bytes a read may be ahead of its consumer
+    #: read-ahead: entry bytes that a proxy may send before the application consumes them, per read
     read_credit_bytes: int = option(4 * MiB, sim=(KiB, MiB))
+    #: time to connect to one address, handshake included
     connect_timeout_s: float = 2.0
-    #: how long a proxy that we were sent to is waited for before its work is handed on by another one
+    #: how long to wait for a direct connection to a proxy named by a redirect, before its requests are forwarded by
+    #: another proxy
     direct_patience_s: float = option(0.25, sim=(0.0, 0.5))
-    #: how often it is looked whether such work can be taken to its proxy after all
+    #: how often to check whether forwarded work can move to a direct connection
     direct_retry_s: float = option(5.0, sim=(0.1, 5.0))
-    #: longest rest of an address that cannot be reached
+    #: longest pause between attempts to connect to an unreachable address
     direct_rest_s: float = option(60.0, sim=(0.5, 60.0))
-    #: silence, with a question open, after which the server is asked whether it lives
+    #: a server that is silent for this long while a request is unanswered is pinged
     ping_after_s: float = 0.5
-    #: silence after that question, when the connection is given up
+    #: the connection is closed when this time passes after the ping without a byte from the server
     lost_after_s: float = 1.5
+    #: delay before the second retry in a row; it doubles with each further one. The first retry is immediate
     backoff_first_s: float = 0.02
+    #: longest delay between retries
     backoff_max_s: float = 1.0
-    #: retries that may be made at once, and how many more each second brings
+    #: retry budget of the client: retries that may be made at once
     retry_burst: int = 50
+    #: retry budget of the client: retries added per second
     retries_per_s: float = 10.0
-    #: frames from a server may not be longer
+    #: largest frame accepted from a server
     frame_bytes_max: int = 64 * MiB
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Records of one source that follow each other without waiting for answers, batch by batch or one by one.
+"""Appends records without waiting for each acknowledgement, one by one or in batches.
 
     pipeline = client.pipeline("orders", on_written)
     for record in records:
@@ -6,14 +6,15 @@
             await pipeline.room()
     await pipeline.finish()
 
-The law of this file:
-- A record taken one by one costs a few comparisons and a place in the open batch: no future, no task, no tuple. That is
-  possible because the producer lends the open batch out: as a lot, so many bytes that may go in before anybody must
-  look again. Whoever else looks at that batch or at the room in the buffer has the lot settled first.
-- What was taken is numbered, and told in rows: runs of consecutive numbers that lie in consecutive slots of one entry.
-  Rows are told in the order of their numbers, each record once, and none after the first failure.
-- Once a record failed, nothing behind it is sent any more: what is certainly not written is withdrawn, what is under
-  way is waited for. The failure is raised when the fate of every record taken is known, and tells it (`fates`).
+`append` only puts the record into the open batch, without a future, task or tuple for each. For this the producer lends
+the open batch: a loan (a "lot") is a number of bytes that may be added without calling the producer. The producer ends
+the loan (`settle`) before it looks at the batch or at the room in the buffer.
+
+Invariants:
+- Records are numbered in the order of the calls. `on_written` gets runs of consecutive numbers in consecutive slots of
+  one entry ("rows"), in order, each record once, and none after the first failure.
+- After a record failed, no later one is sent: those certainly not written are withdrawn, those pending are waited for.
+- A failure is raised when the outcome of every record is known, and lists these outcomes (`fates`).
 """
 
 from __future__ import annotations
@@ -31,47 +32,48 @@ from dlog.model.dlsn import DLSN
 
 
 class Pipeline:
-    """Made by `Client.pipeline`. Any number may write one stream; each has its own order, and its own failure."""
+    """Appends to one stream without waiting. Made by `Client.pipeline`. Several pipelines may write one stream, each
+    with its own order and its own failure."""
 
     def __init__(self, producer: Producer, on_written: Callable[[BatchResult], None] | None = None) -> None:
         self._producer = producer
         self._on_written = on_written
-        self._left = -1  # bytes of the lot that is lent to us, less one slot; below 0: there is none, or no more of it
-        self._granted = 0  # what `_left` was at first
-        self._txid: int | None = None  # of the lot
+        self._left = -1  # bytes left of the loan, less one slot; below 0: no loan, or none left
+        self._granted = 0  # initial value of `_left`
+        self._txid: int | None = None  # of the loan's batch
         self._take: Callable[[bytes], None] = _no_lot
         self._lot: _Row | None = None
-        self._has_turn = False  # waited for room, and has not taken anything since
-        self._taken = 0  # records that are numbered: all but those in the lot
-        self._told = 0  # records told of
-        self._rows: deque[_Row] = deque()  # not told yet, in order
-        self._hole: int | None = None  # number of a record that failed; nothing from it on is sent any more
-        self._cause: Exception | None = None  # why the first one in order failed
+        self._has_turn = False  # `room` admitted us, and nothing was appended since
+        self._taken = 0  # records with a number: all but those of the present loan
+        self._told = 0  # records passed to `on_written`
+        self._rows: deque[_Row] = deque()  # not reported yet, in order
+        self._hole: int | None = None  # number of the first failed record; from it on no record is sent any more
+        self._cause: Exception | None = None  # why the first record in order failed
         self._fates: list[Fate] = []  # of the records from that one on
-        self._failure: Exception | None = None  # all fates are known: whoever calls hears it, from then on
-        self._waiting: list[asyncio.Future[None]] = []  # for news
+        self._failure: Exception | None = None  # set when all fates are known; every later call raises it
+        self._waiting: list[asyncio.Future[None]] = []  # woken after each reply
 
     @property
     def obstacle(self) -> DLogError | None:
-        """Why nothing was acknowledged lately, as far as a proxy said or its silence shows; None: nothing is wrong."""
+        """The latest error that delays the stream's appends, or None if the last reply was an acknowledgement."""
         return self._producer.obstacle
 
     @property
     def fates(self) -> tuple[Fate, ...]:
-        """Once a call raised the failure: what became of each record taken that `on_written` was not told of, in order.
+        """After a call raised the failure: the outcomes of the records not passed to `on_written`, in order.
 
-        So also of a failure that `on_written` itself raised. A DLogError has the same as `error.fates`.
+        Also after an exception from `on_written` itself. A DLogError has the same list as `error.fates`.
         """
         return tuple(self._fates)
 
     def append(self, payload: bytes, *, txid: int | None = None) -> bool:
-        """Take one record into the batch under way; False if there is no room, then nothing was taken: see `room`.
+        """Buffer one record; False if it was not buffered (no room, or a record failed): await `room`, then try again.
 
-        What became of it is told to `on_written`, in a row with its neighbours. Records of one turn of the loop travel
-        together, as do all that come while the pipe is busy. payload, txid: see `Client.append`.
-        Raises RecordTooLargeError, InvalidRequestError, ClosedError (nothing taken), and the first failure among the
-        records before it (nothing taken), with the fate of each of these: `error.fates`. If its `outcome_unknown` is
-        False, all that `on_written` was not told of is certainly not written and may be sent again.
+        `on_written` reports it when it is durable. Records appended in one loop iteration, or while earlier batches
+        are pending, share a batch. payload, txid: see `Client.append`. Raises RecordTooLargeError, InvalidRequestError,
+        ClosedError; and the first failure of an earlier record, with the outcomes in `error.fates` (if its
+        `outcome_unknown` is False, no record that was not passed to `on_written` is written, and all may be sent
+        again). When it raises, this record was not buffered.
         """
         if type(payload) is not bytes:
             payload = checked_payload(payload)
@@ -83,11 +85,11 @@ class Pipeline:
         return self._append_first(payload, txid)
 
     async def room(self) -> None:
-        """Wait until `append` may take a record, in turn with others who wait. Append at once after the return.
+        """Wait for room in the buffer, in turn with other callers. Append at once after the return.
 
-        Somebody else may still be quicker: `while not pipeline.append(record): await pipeline.room()`.
-        Raises the first failure among the records taken, once the fate of all of them is known. Cancelling gives the
-        turn to the next and loses nothing.
+        Another caller may still be faster: `while not pipeline.append(record): await pipeline.room()`.
+        Raises the first failure, once the outcomes of all records are known. Cancelling passes the turn on and loses
+        no record.
         """
         await self._settled()
         if not self._producer.has_room:
@@ -96,10 +98,9 @@ class Pipeline:
             await self._settled()
 
     async def put(self, payloads: Sequence[bytes], *, txid: int | None = None) -> None:
-        """Take one batch (see `Client.append_batch`), waiting while too much is under way.
+        """Buffer one batch (see `Client.append_batch`), after waiting for room in the buffer.
 
-        Raises the first failure among what was taken before it; then nothing was taken. A cancelled caller may assume
-        the same: it was waiting for room.
+        Raises the first failure of earlier records. If it raises or is cancelled, nothing of the batch was buffered.
         """
         await self._settled()
         records = checked_batch(payloads)
@@ -113,10 +114,10 @@ class Pipeline:
         self._number(row)
 
     async def drain(self) -> None:
-        """Wait until all that was taken before this call is durable, and told. The pipeline may be used on.
+        """Wait until all records appended before this call are durable and reported. The pipeline stays usable.
 
-        Raises the first failure, once the fate of all that was taken is known. A cancelled caller stops to wait: all
-        that was taken is still written.
+        Raises the first failure, once the outcomes of all records are known. Cancelling stops the wait only: buffered
+        records are still written.
         """
         self._producer.settle()
         taken = self._taken
@@ -128,7 +129,7 @@ class Pipeline:
         """As `drain`."""
         await self.drain()
 
-    # ---- what the producer says (Filler) --------------------------------------------------------------------------
+    # ---- called by the producer (Filler) --------------------------------------------------------------------------
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> Teller:
         row = self._lot = _Row(self, slot)
@@ -138,7 +139,7 @@ class Pipeline:
 
     def settle(self, slots: int) -> int:
         row, self._lot = self._lot, None
-        assert row is not None, "what is settled was lent"
+        assert row is not None, "only a loan is settled"
         used = self._granted - self._left
         self._left, self._granted, self._take = -1, -1, _no_lot
         row.count = slots - row.slot
@@ -148,7 +149,7 @@ class Pipeline:
     # ---- inside ---------------------------------------------------------------------------------------------------
 
     def _append_first(self, payload: bytes, txid: int | None) -> bool:
-        """Take a record that begins a lot."""
+        """Append a record that needs a new loan."""
         self._check()
         checked_payload(payload)
         check_txid(txid)
@@ -169,14 +170,14 @@ class Pipeline:
         self._rows.append(row)
 
     def _on_failed(self, index: int) -> None:
-        """A record failed: what was taken behind it is not to be written any more."""
+        """A record failed: withdraw the later ones."""
         if self._hole is None or index < self._hole:
             self._hole = index
             self._producer.withdraw()
         self._on_answered()
 
     def _on_answered(self) -> None:
-        """Tell the rows whose turn it is; behind a failure, note what became of them."""
+        """Report answered rows in order; after a failure, collect their fates."""
         rows = self._rows
         while rows and rows[0].is_answered:
             row = rows.popleft()
@@ -198,12 +199,12 @@ class Pipeline:
             return
         try:
             self._on_written(result)
-        except Exception as error:  # noqa: BLE001  # the caller's own, and its next call raises it
+        except Exception as error:  # noqa: BLE001  # of the user's callback; the next call raises it
             self._cause = error
             self._on_failed(self._told)
 
     async def _settled(self) -> None:
-        """Return if nothing failed; else raise, once the fates are known."""
+        """Raise the failure, if there is one, once all fates are known."""
         while self._hole is not None and self._failure is None:
             await self._news()
         self._check()
@@ -216,20 +217,20 @@ class Pipeline:
     def _check(self) -> None:
         failure = self._failure
         if failure is not None:
-            # what the application itself raised is told as it is
+            # an exception of the user's callback is raised unchanged
             raise to_raise(failure) if isinstance(failure, DLogError) else failure
 
 
 class _Row:
-    """Consecutive records of a pipeline in one batch."""
+    """Consecutive records of a pipeline in one batch: a Teller."""
 
     __slots__ = ("count", "error", "index", "pipeline", "result", "slot")
 
     def __init__(self, pipeline: Pipeline, slot: int) -> None:
         self.pipeline = pipeline
-        self.slot = slot  # of the first, in the batch
+        self.slot = slot  # of its first record, in the batch
         self.count = 0
-        self.index = 0  # the first one's number
+        self.index = 0  # number of its first record
         self.result: BatchResult | None = None
         self.error: DLogError | None = None
 
@@ -262,4 +263,4 @@ class _Row:
 
 
 def _no_lot(payload: bytes) -> None:
-    raise AssertionError("a record is taken only into a lot")
+    raise AssertionError("records are added only during a loan")

@@ -1,25 +1,24 @@
-"""One stream's writer: records gather into batches, batches go out in order, and each is answered exactly once.
+"""The writer of one stream: collects records into batches, sends them in order, and reports one outcome for each.
 
-The law of this file:
-- Batches form by back-pressure. An open batch goes out at the end of the loop's turn while few are under way; with more
-  under way it waits and grows, and goes when it is full or when answers make room. No delay is ever added.
-  Batches that the application made go out one by one while there is room, and together where they wait behind others.
-- The open batch may be lent to a filler, which then fills it alone. `settle` ends that, and comes before anybody looks
-  at the batch's size or at the room that is left.
-- A batch carries (producer, sequence) from its first sending on and keeps them for as long as it may have been written.
-  Whatever was sent and not answered is sent again in order, marked as a retry; the log tells a repetition from news.
-- Only a batch that certainly was not written goes on under a new producer id, which is the next generation of the
-  old one. Its first batch says from which sequence on nothing of the older generations is in the log; the log takes it
-  only if that is so, and takes nothing of them from then on. So what failed as outcome unknown is in the log when the
-  next batch is acknowledged, or never.
-- A batch that may be written fails as unknown, whatever ends it. Records whose teller withdrew (a pipeline one of whose
-  records failed) are taken out of every batch that is certainly not written, before it goes out again.
-- Each batch says since where in the log its producer id may have written: a place that was known before the id was
-  first used. By it an owner that has forgotten many producers tells one that it never had from one that it forgot.
-- A batch whose deadline passes fails: as never sent, or, if it was sent, as outcome unknown. What was sent behind it
-  fails with it, since it could only be written after it.
-Everything here is synchronous but `_seek`, which finds the stream's owner when there is something to send and none.
-A stream that is not written costs its producer id and no task, and nothing at all once `rest` let it go.
+Invariants:
+- Batches form by back-pressure, without delays. While few batches are pending, the open batch is sent at the end of the
+  loop iteration; otherwise it grows until it is full or replies make room. Batches made by the application are sent one
+  by one while there is room, and joined where they wait behind others.
+- While the open batch is lent to a filler, only the filler adds records to it. `settle` ends the loan and precedes
+  every reading of the batch's size or of the room left in the buffer.
+- A batch keeps its (producer id, sequence) from the first attempt on while it may have been written. Unanswered batches
+  are sent again in order, marked as retries; the log recognises duplicates.
+- Only a batch that is certainly not written moves to a new producer id, the next generation of the old one. Its first
+  batch names the sequence from which on no batch of older generations is in the log. The log accepts it only if that
+  is true, and accepts no older generation afterwards: so once the next batch is acknowledged, a batch that failed
+  with an unknown outcome is in the log or never will be.
+- A batch that may be written fails with an unknown outcome, whatever the cause. Withdrawn records (of a pipeline after
+  a failed record) are removed from every batch that is certainly not written before it is sent.
+- Each batch carries `since`, a position in the log from before its producer id was first used. If everything that the
+  owner has evicted from its producer table is older, the producer is new to the log, not forgotten.
+- A batch whose deadline passes fails: as not written if it was never sent, else with an unknown outcome, together
+  with all batches sent after it, which could only be written after it.
+Only `_seek`, which finds the owner when there is something to send, is asynchronous: an idle stream costs no task.
 """
 
 from __future__ import annotations
@@ -54,26 +53,24 @@ from dlog.model.dlsn import DLSN, DLSN_INVALID
 from dlog.wire.proxy import GetOwner
 
 NAME_BYTES = 12  # of a producer id; 4 of its generation follow
-JOIN_SHARE = 1 / 30  # of an append's time: what was put in within it may travel as one, and fails together
+JOIN_SHARE = 1 / 30  # of append_deadline_s: batches made within this time may be sent, and then fail, as one
 
 
 class Filler(Protocol):
-    """Who puts records into the open batch by itself (pipelines, and awaited appends)."""
+    """Adds records to the open batch while it has the loan (a Pipeline, or Singles)."""
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> Teller:
-        """Your record is at this slot. More may follow it by `take`, of so many bytes, SLOT_BYTES for each counted in.
-
-        Returns who is to be told of them.
-        """
+        """Start a loan. The filler's first record is at `slot`; it may add more with `take`, `bytes_max` bytes in all,
+        counting SLOT_BYTES extra for each. Returns the listener for the outcome of all these records."""
         ...
 
     def settle(self, slots: int) -> int:
-        """Put no more in: the batch has so many slots now. Returns the bytes that followed."""
+        """End the loan; the batch has `slots` slots now. Returns the bytes added since `lend`."""
         ...
 
 
 class Producer:
-    """Appends to one stream, in order."""
+    """Appends to one stream in order, retrying until each batch's deadline."""
 
     def __init__(
         self,
@@ -88,31 +85,31 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._name = new_name()
         self._generation = 0
-        self._acknowledged_generation = 0  # the newest of which the log has acknowledged a batch
-        self._replaces: int | None = None  # where this generation begins, see above
-        self._highest = 0  # all sequences sent under older generations are below
-        self._since: tuple[int, int] | None = None  # of this id, see above
-        self._reached: tuple[int, int] | None = None  # the last place in the log that we heard of
-        weak = weakref.proxy(self)  # for parts that live no longer than this, so that it is freed at its end
+        self._acknowledged_generation = 0  # the newest one with an acknowledged batch
+        self._replaces: int | None = None  # first sequence of this generation, see the invariants
+        self._highest = 0  # all sequences sent under older generations are lower
+        self._since: tuple[int, int] | None = None  # (segment, entry); see the invariants
+        self._reached: tuple[int, int] | None = None  # (segment, entry) of the latest known position in the log
+        weak = weakref.proxy(self)  # parts with this object's lifetime refer to it weakly: no reference cycle
         self.singles = Singles(weak, self._loop)
         self._sequence = 0  # of the next record to be sent for the first time
         self._open: Batch | None = None
-        self._filler: Filler | None = None  # whom the open batch is lent to
+        self._filler: Filler | None = None  # has the loan of the open batch
         self._ready: deque[Batch] = deque()  # to be sent, in order
-        self._flight: deque[Batch] = deque()  # sent on `_connection` and not answered, in order
+        self._flight: deque[Batch] = deque()  # sent on `_connection` but not answered, in order
         self._connection: Connection | None = None
         self._batch_bytes_max = options.batch_bytes_max
-        self._life: str | None = None  # of the stream that we write to; "": it has none. None: not asked yet
+        self._life: str | None = None  # the stream's incarnation id; "": it has none; None: not known yet
         self._room = Admission(options.buffer_bytes_max, self._loop, lambda: weak.settle())
-        self._first_alone = True  # nothing goes out behind the first batch until it is answered, see `_pump`
-        self._settling = False  # a batch was refused: send nothing until all under way is answered
-        self._new_producer_due = False  # the refused batch left a gap: the rest needs a new id
-        self._moving_to: str | None = None  # the server drains, or named another owner
+        self._first_alone = True  # send one batch and wait for its reply before the next, see `_pump`
+        self._settling = False  # a batch was refused: send nothing until all pending batches are answered
+        self._new_producer_due = False  # a failed batch left a gap in the sequences: the rest needs a new id
+        self._moving_to: str | None = None  # address of the new owner, named by a draining server or a redirect
         self._suspect: str | None = None
-        self.obstacle: DLogError | None = None  # why nothing is acknowledged; None once something is
+        self.obstacle: DLogError | None = None  # the latest failure; None once a batch is acknowledged
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
         self._is_seeking = False
-        self._pause_due = False  # the last try to send or to find the owner failed
+        self._pause_due = False  # the last attempt to send or to find the owner failed: back off first
         self._pump_due = False
         self._resume_timer: asyncio.TimerHandle | None = None
         self._deadline_timer: asyncio.TimerHandle | None = None
@@ -123,26 +120,26 @@ class Producer:
 
     @property
     def has_room(self) -> bool:
-        """Whether an append would be taken at once: there is room, and nobody waits for it."""
+        """Whether an append is accepted at once: the buffer has room, and no caller waits for it."""
         if self._filler is not None:
             self.settle()
         return self._room.is_free
 
     @property
     def is_below_bound(self) -> bool:
-        """Whether there is room, never mind who waits for it."""
+        """Whether the buffer has room, even if other callers wait for it."""
         self.settle()
         return self._room.left > 0
 
     async def wait_room(self) -> None:
-        """Wait until an append may be taken, in the order of the calls. Append at once after the return."""
+        """Wait for room in the buffer, in the order of the calls. Append at once after the return."""
         await self._room.wait()
 
     def add_lot(self, payload: bytes, txid: int | None, filler: Filler) -> None:
-        """Take one record, and lend the rest of its batch out: what follows is put in without a word to us.
+        """Append one record and lend the rest of its batch to `filler`, which adds records without calling this class.
 
-        payload: at most RECORD_BYTES_MAX bytes. Nothing is lent while others wait for room, so that none is overtaken.
-        Raises ClosedError (nothing taken).
+        payload: at most RECORD_BYTES_MAX bytes. Nothing is lent while callers wait for room, so that none is overtaken.
+        Raises ClosedError (nothing appended).
         """
         size = len(payload) + SLOT_BYTES
         self.check_open()
@@ -161,31 +158,31 @@ class Producer:
             self._pump_soon()
 
     def settle(self) -> None:
-        """Count what was put into the batch that is lent out, and lend it no more."""
+        """End the loan of the open batch, if there is one, and count the bytes that the filler added."""
         filler, self._filler = self._filler, None
         if filler is not None:
             batch = self._open
-            assert batch is not None, "what is lent out is open: it is settled before it is closed"
+            assert batch is not None, "only an open batch is lent: the loan ends before the batch is closed"
             size = filler.settle(len(batch.payloads))
             batch.size += size
             self._room.held += size
 
     def check_open(self) -> None:
-        """Raises ClosedError once nothing is taken any more."""
+        """Raise ClosedError if the producer is closed."""
         if self._closed is not None:
             raise to_raise(self._closed)
 
     def add_batch(self, payloads: Sequence[bytes], txid: int | None) -> asyncio.Future[BatchResult]:
-        """Take records of one fate; the future is where they lie. Cancelling it forgets the waiter only.
+        """Append records atomically; the future's result is where they are. Cancelling it stops the wait only.
 
-        Raises RecordTooLargeError if they do not fit one set (nothing taken), ClosedError.
+        Raises RecordTooLargeError if they do not fit into one record set, ClosedError (nothing appended).
         """
         future: asyncio.Future[BatchResult] = self._loop.create_future()
         self.add_whole(payloads, txid, Whole(len(payloads), future))
         return future
 
     def add_whole(self, payloads: Sequence[bytes], txid: int | None, teller: Teller) -> None:
-        """As `add_batch`, but for whom it tells. What waits behind a full pipe goes on together."""
+        """As `add_batch`, but report to `teller`. Batches that wait for their turn to be sent are joined."""
         count = len(payloads)
         size = sum(map(len, payloads)) + SLOT_BYTES * count
         if size > RECORD_BYTES_MAX + SLOT_BYTES:
@@ -205,8 +202,8 @@ class Producer:
             self._pump_soon()
 
     def _last_waiting(self, txid: int | None, size: int) -> Batch | None:
-        """The batch that was put in last, if it waits for room in the pipe only, and takes so many bytes more. One that
-        has waited long is left alone: its deadline would be that of all."""
+        """The last batch in `_ready`, if it was never sent and has room for `size` bytes. Not one older than
+        JOIN_SHARE of the deadline: its deadline applies to all records in it."""
         if self._connection is None or self._settling or not self._ready:
             return None
         last = self._ready[-1]
@@ -217,8 +214,8 @@ class Producer:
         return last if age_s < deadline_s * JOIN_SHARE else None
 
     def withdraw(self) -> None:
-        """Take out the records of tellers that withdrew, wherever they are certainly not written. Those under way are
-        looked at when they come back."""
+        """Remove withdrawn records from all batches that are certainly not written. Batches in flight are checked
+        when they are refused."""
         self.settle()
         for batch in self._ready:
             if not (batch.done or batch.may_be_written):
@@ -231,7 +228,7 @@ class Producer:
                 self._open = None
 
     async def wait_idle(self) -> None:
-        """Wait until every record taken has been answered, well or ill."""
+        """Wait until the outcome of every record is known."""
         if self._open is None and not self._ready and not self._flight:
             return
         idle: asyncio.Future[None] = self._loop.create_future()
@@ -239,10 +236,10 @@ class Producer:
         await idle
 
     def rest(self) -> bool:
-        """Leave the owner's connection if nothing is left to do; False if something is. It may be used again.
+        """If no work is left, detach from the owner's connection and return True. The producer may be used again.
 
-        Left to do are records without an answer, and a generation that the log has not heard of: until then a batch
-        that failed as outcome unknown may still land. In a stream that was deleted it cannot.
+        Work is left while a record is unanswered or the log has not acknowledged a batch of the current generation:
+        until then a batch that failed with an unknown outcome may still be written (unless the stream was deleted).
         """
         if self._open is not None or self._ready or self._flight or self._is_seeking:
             return False
@@ -260,7 +257,7 @@ class Producer:
         return True
 
     def close(self) -> None:
-        """Fail what is not answered: what was sent as outcome unknown, the rest as not written."""
+        """Fail unanswered batches: those sent with an unknown outcome, others as not written."""
         if self._closed is not None:
             return
         self._closed = ClosedError("this client is closed", outcome_unknown=False)
@@ -270,7 +267,7 @@ class Producer:
             if batch.done:
                 continue
             unknown = batch.may_be_written
-            what = "closed before the answer came" if unknown else "closed before it was sent"
+            what = "client closed before the reply came" if unknown else "client closed before the record was sent"
             self._fail(batch, ClosedError(f"{what}: stream={self.stream}", outcome_unknown=unknown))
         self._ready.clear()
         self._room.open()
@@ -279,8 +276,8 @@ class Producer:
                 timer.cancel()
 
     def stream_changed(self) -> None:
-        """This client has deleted or made the stream: what is appended from now on is meant for the one that has the
-        name now. What still waits is not: its answer says what became of it."""
+        """This client deleted or created the stream: later appends are for the incarnation that has the name now.
+        Pending batches are not; the owner's reply decides about them."""
         if self._oldest() is None:
             self._forget_stream()
             self._detach()
@@ -297,13 +294,13 @@ class Producer:
         return self._closed is None and self._connection is None and (bool(self._ready) or self._open is not None)
 
     def _seek_soon(self) -> None:
-        """Look for the owner, if there is something to send to it."""
+        """Start `_seek` if there is something to send and no connection."""
         if self._needs_owner and not self._is_seeking:
             self._is_seeking = True
             self._router.spawn(self._seek(), f"dlog producer {self.stream}")
 
     async def _seek(self) -> None:
-        """Find the owner and attach to it; ends when that is done, or nothing is left to send."""
+        """Find the owner and attach to its connection; ends then, or when nothing is left to send."""
         try:
             while self._needs_owner:
                 if self._pause_due:
@@ -318,7 +315,7 @@ class Producer:
                         await self._ask_stream(connection)
                     self._attach(connection)
                 except DLogError as error:
-                    self.obstacle = to_raise(error)  # the error itself holds this frame
+                    self.obstacle = to_raise(error)  # a copy: the error itself refers to this frame
                     if error.remedy in (Remedy.FIX, Remedy.STOP, Remedy.REPORT):
                         self._fail_all(error)
                     else:
@@ -328,8 +325,8 @@ class Producer:
             self._is_seeking = False
 
     async def _ask_stream(self, connection: Connection) -> None:
-        """Before the first batch: which stream has the name now, so that none of ours comes into the next one; and a
-        place below which it will not lie, so that it is never in doubt (see the invariants). Raises DLogError."""
+        """Before the first batch, get the stream's incarnation, so that no batch enters a later one, and a position
+        before all that this producer writes (`since`). Raises DLogError."""
         result = await connection.ask(lambda request: GetOwner(request, self.stream, None))
         self._life = str(result.get("life") or "")
         self._reached = place_of(result.get("since"))
@@ -351,7 +348,7 @@ class Producer:
         self._pump()
 
     def _detach(self) -> None:
-        """Leave the connection; what is under way there is to be sent again elsewhere."""
+        """Leave the connection; batches pending there go back to `_ready`, to be sent again."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.detach(self)
@@ -368,10 +365,10 @@ class Producer:
         self._pause_due = True
         self._seek_soon()
 
-    # ---- what the connection says (WriterPort) --------------------------------------------------------------------
+    # ---- called by the connection (WriterPort) --------------------------------------------------------------------
 
     def on_written(self, batch: Batch, dlsn: DLSN, txid: int, duplicate: bool) -> None:
-        """Also from a connection that we left: a durable batch is durable."""
+        """Also valid from a connection that was left meanwhile: the batch is durable."""
         if batch.done:
             return
         batch.done = True
@@ -387,7 +384,7 @@ class Producer:
 
     def on_refused(self, connection: Connection, batch: Batch, error: DLogError) -> None:
         if batch.done or connection is not self._connection or batch not in self._flight:
-            return  # an answer to an earlier sending: the later one will be answered too
+            return  # a reply to an earlier attempt; the latest attempt will be answered too
         if error.outcome_unknown:
             batch.may_be_written = True
         self._flight.remove(batch)
@@ -398,12 +395,12 @@ class Producer:
             self._put_back(batch)
             self._settling = True
             if 0 <= error.expected < batch.sequence:
-                # The log says so: it ends before this batch. The owner read metadata after the question, and this is
-                # the answer to the last sending (Connection.detach). A copy of an earlier one that lands later is
-                # seen when the next generation begins.
+                # The log ends before this batch: the owner read metadata after it got the request, and this is the
+                # reply to the last attempt (Connection.detach). A copy from an earlier attempt that is written later
+                # is detected when the next generation begins.
                 batch.may_be_written = False
                 if not self._is_pending_before(batch):
-                    self._new_producer_due = True  # what belongs in the gap was refused for good and will not come
+                    self._new_producer_due = True  # the batch missing before it has failed and will not be sent
         elif error.remedy is Remedy.RETRY:
             self._put_back(batch)
             self._settling = True
@@ -412,7 +409,7 @@ class Producer:
             self._router.forget(self.stream, connection.address)
             self._moving_to = error.location
             if error.location is None:
-                self._suspect = connection.address  # it may be cut off from metadata: let another one say who owns it
+                self._suspect = connection.address  # it may be cut off from metadata: ask another proxy
             self._detach()
             return
         else:
@@ -420,7 +417,7 @@ class Producer:
             self._settling = True
             self._new_producer_due = True
             if isinstance(error, StreamNotFoundError):
-                self._fail_all(error)  # what was meant for it does not go to the next stream of that name
+                self._fail_all(error)  # nothing meant for it may enter the next stream of the name
         self._after_answer()
 
     def on_lost(self, connection: Connection, error: DLogError) -> None:
@@ -442,10 +439,10 @@ class Producer:
     def on_writable(self) -> None:
         self._pump()
 
-    # ---- inside: after each answer ----------------------------------------------------------------------------------
+    # ---- inside: after each reply -----------------------------------------------------------------------------------
 
     def _after_answer(self) -> None:
-        """Derive what follows from the answers so far."""
+        """Act on the replies so far: resume, admit callers, send, or report idle."""
         while self._flight and self._flight[0].done:
             self._flight.popleft()
         if self._settling and not self._flight and self._connection is not None:
@@ -459,7 +456,7 @@ class Producer:
             self._pump_soon()
 
     def _settled(self, connection: Connection) -> None:
-        """Everything under way is answered; what was refused waits in `_ready`, in order."""
+        """All pending batches are answered, refused ones are back in `_ready`: detach or resume."""
         self.withdraw()
         if connection.is_draining or self._moving_to is not None or self._life is None:
             self._detach()
@@ -478,7 +475,7 @@ class Producer:
         self._pump()
 
     def _put_back(self, batch: Batch) -> None:
-        """Back among those to be sent, in the order of their sequences."""
+        """Insert a batch into `_ready`, in the order of sequences."""
         at = 0
         while at < len(self._ready) and 0 <= self._ready[at].sequence < batch.sequence:
             at += 1
@@ -488,11 +485,11 @@ class Producer:
         return any(0 <= b.sequence < batch.sequence and not b.done for q in (self._ready, self._flight) for b in q)
 
     def _on_forgotten(self, batch: Batch, error: ProducerUnknownError) -> None:
-        """The log does not know this producer, or holds what its newest generation was to replace: a batch that may
-        have been written can be neither sent nor given up."""
+        """The log does not know this producer, or has batches that the new generation was to replace. A batch that may
+        be written fails with an unknown outcome; others go on under the next generation."""
         self._reached = error.since or self._reached
         for known in (batch, *self._ready):
-            known.may_be_written = known.may_be_written or known.carried  # nobody can prove any more that it was not
+            known.may_be_written = known.may_be_written or known.carried  # can no longer be ruled out
         if batch.may_be_written:
             error.outcome_unknown = True
             self._fail(batch, error)
@@ -502,8 +499,8 @@ class Producer:
         self._new_producer_due = True
 
     def _renew(self) -> None:
-        """Go on under the next generation. Nothing that may have been written goes with us: it fails, outcome unknown.
-        It begins at the lowest sequence of what goes with us, and above all that was ever sent if that is nothing."""
+        """Start the next generation of the producer id. A batch that may be written fails with an unknown outcome. The
+        generation begins at the lowest sequence carried over, or else above all sequences ever sent."""
         first = self._highest = max(self._highest, self._sequence)
         for batch in self._ready:
             if batch.sequence >= 0 and not batch.done and not batch.may_be_written:
@@ -513,7 +510,7 @@ class Producer:
                 self._fail(
                     batch,
                     ProducerUnknownError(
-                        f"sent before, and a batch ahead of it failed for good: stream={self.stream}",
+                        f"may be written: an earlier batch failed before this one was answered: stream={self.stream}",
                         outcome_unknown=True,
                     ),
                 )
@@ -526,16 +523,16 @@ class Producer:
     # ---- inside: sending ------------------------------------------------------------------------------------------
 
     def _pump_soon(self) -> None:
-        """Send at the end of this turn of the loop, so that the turn's appends go together."""
+        """Send at the end of this loop iteration, so that its appends share a batch."""
         self._pump_due = True
         self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Send what may be sent.
+        """Send batches as far as the limits allow.
 
-        The first batch after a connection or a refusal goes alone. An owner that does not know this producer takes the
-        first sequence it sees for the beginning; were that batch refused for want of room and the next one taken, the
-        two would change places.
+        The first batch after a connect or a refusal is sent alone. An owner that does not know this producer takes the
+        first sequence that it sees for its beginning; if it refused that batch for lack of room and accepted the next
+        one, their order would change.
         """
         self._pump_due = False
         if self._deadline_timer is None:
@@ -618,11 +615,11 @@ class Producer:
         self._arm_deadline()
 
     def _expire(self) -> None:
-        """The oldest batch is out of time: it fails, and with it all that was sent behind it."""
+        """The oldest batch's deadline has passed: fail it and all batches sent after it."""
         now_s = self._loop.time()
-        after = f"no answer within {self._options.append_deadline_s:g} s"
+        after = f"no reply within {self._options.append_deadline_s:g} s"
         if self._flight and self._connection is not None:
-            after += f" from its owner {self._connection.address}"
+            after += f" from the owner {self._connection.address}"
         obstacle = f", last obstacle: {self.obstacle.message}" if self.obstacle is not None else ""
         if self._flight:
             if self._connection is not None:
@@ -642,14 +639,14 @@ class Producer:
         self._after_answer()
 
     def _fail(self, batch: Batch, error: DLogError) -> None:
-        """The one place where a batch fails; what is known of it is known here, whatever the error says."""
+        """Fail a batch (only here); the error's `outcome_unknown` comes from `may_be_written`."""
         batch.done = True
         self._room.held -= batch.size
         batch.failed(with_outcome(error, batch.may_be_written))
 
     def _fail_all(self, error: DLogError) -> None:
-        """The stream itself cannot be written: everything that waits hears why. If it was deleted, the next append is
-        meant for the stream that has its name by then."""
+        """The stream cannot be written: fail all batches that wait. If it was deleted, later appends are for the next
+        stream of the name."""
         if isinstance(error, StreamNotFoundError):
             self._forget_stream()
         self._close_open()

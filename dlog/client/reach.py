@@ -1,25 +1,28 @@
-"""Which proxies this client can reach itself, as far as it knows.
+"""Remembers which proxy addresses the client failed to connect to, and when to try them again.
 
-A client behind a balancer is told addresses of proxies that it may not be able to connect to. The law of this file: an
-address is tried when nothing is known against it; one that failed is left alone for a while that doubles with every
-failure, and what it would have answered is asked through a proxy that can be reached. Pure: times are given.
+A client behind a load balancer learns addresses of proxies that it may not be able to reach. Pure: times are arguments.
+
+Invariants:
+- an address without a failure may be tried at once;
+- after a failure it is not tried for a pause that doubles with every failure in a row (requests are forwarded by a
+  reachable proxy meanwhile).
 """
 
 from __future__ import annotations
 
 FIRST_S = 1.0
-ADDRESSES_MAX = 10_000  # remembered; beyond it the ones that failed longest ago are forgotten
+ADDRESSES_MAX = 10_000  # remembered at most; beyond it those that failed longest ago are forgotten
 
 
 class Reach:
-    """rest_max_s: the longest time between two tries of an address that fails."""
+    """Failures by address. rest_max_s: longest pause between two attempts."""
 
     def __init__(self, rest_max_s: float) -> None:
         self._rest_max_s = rest_max_s
-        self._failures: dict[str, tuple[int, float]] = {}  # address -> failures in a row, when to try again
+        self._failures: dict[str, tuple[int, float]] = {}  # address -> failures in a row, time of next attempt
 
     def failed(self, address: str, now_s: float) -> None:
-        """A try to connect there failed, or took longer than anybody waits."""
+        """An attempt to connect failed or timed out."""
         failures = self._failures.pop(address, (0, 0.0))[0] + 1
         rest_s = min(self._rest_max_s, FIRST_S * 2.0 ** min(failures - 1, 30))
         self._failures[address] = (failures, now_s + rest_s)
@@ -31,6 +34,6 @@ class Reach:
         self._failures.pop(address, None)
 
     def may_try(self, address: str, now_s: float) -> bool:
-        """Whether there is hope that a try would succeed."""
+        """Whether no pause is running for the address."""
         found = self._failures.get(address)
         return found is None or now_s >= found[1]

@@ -1,8 +1,9 @@
-"""One read of one stream: entries come under credit, records are delivered in order, each once.
+"""One read of one stream, with credit-based flow control, reconnects, and in-order delivery.
 
-The law of this file: the place of the next record to deliver is known at every moment, so that a lost connection, a
-moved reader or a slow proxy is answered by opening again at that place, and nothing is delivered twice or left out.
-What the server says about the stream itself (its end, a truncation, damage) is told to the caller as it is.
+Invariants:
+- after the first batch the DLSN of the next record is known at all times. After a lost connection, a redirect or a
+  stall the read is opened again there, so no record is delivered twice or left out;
+- events about the stream itself (end, truncation, damage, deletion) end the read; the client does not retry them.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from dlog.model.dlsn import DLSN, of
 from dlog.wire import proxy
 from dlog.wire.proxy import ReaderEventKind
 
-_MOVES_MAX = 3  # in a row at full speed: a ring that changes may send us on more than once
-_BLOCK_BYTES = 16 << 20  # glibc learns from nothing above 32 MiB
+_MOVES_MAX = 3  # redirects in a row that are followed without back-off; a changing ring may redirect more than once
+_BLOCK_BYTES = 16 << 20  # glibc adapts its thresholds to blocks of up to 32 MiB only
 
 
 class Reader:
-    """Iterate `batches()` once. Not to be shared."""
+    """One read of one stream. Iterate `batches()` once, in one task."""
 
     def __init__(self, stream: str, start: Position, *, follow: bool, router: Router, options: ClientOptions) -> None:
         self.stream = stream
-        self.caught_up = 0  # how often the tail was reached
+        self.caught_up = 0  # how often the server reported the tail
         self._start = start
         self._follow = follow
         self._router = router
@@ -55,25 +56,25 @@ class Reader:
         self._wake = asyncio.Event()
         self._connection: Connection | None = None
         self._request = 0
-        self._owed = 0  # bytes consumed and not given back as credit
-        self._next: DLSN | None = None  # place of the next record to deliver, once known
-        self._life = start.life  # of the stream that is read, once known
-        self._location: str | None = None  # where the server sent us
-        self._avoid: str | None = None
+        self._owed = 0  # bytes consumed for which no new credit was sent yet
+        self._next: DLSN | None = None  # DLSN of the next record to deliver, once known
+        self._life = start.life  # incarnation id of the stream, once known
+        self._location: str | None = None  # address named by a redirect
+        self._avoid: str | None = None  # address that failed last
         self._backoff = Backoff(options.backoff_first_s, options.backoff_max_s, router.rng)
-        self._trouble_since_s: float | None = None  # the first since a server served us
-        self._moves = 0  # from proxy to proxy since then
+        self._trouble_since_s: float | None = None  # time of the first failure since a server sent records
+        self._moves = 0  # redirects since then
         self._patience_s = options.stall_s  # doubled by each stall since then
-        self._is_owed = True  # the server has not yet shown us the tail: silence is not for want of records
+        self._is_owed = True  # the tail was not reported since the open: the server should be sending records
         self._ended = False
 
     async def batches(self) -> AsyncGenerator[RecordBatch, None]:
-        """Batches in order, each record once.
+        """Yield batches in order, each record once.
 
         Ends at the tail as of the open (without follow) or at the end of a sealed stream. Raises StreamNotFoundError
-        (of a stream that was made again meanwhile StreamRecreatedError), PositionBeyondEndError, TruncatedError,
-        DamagedError as the server tells them, RequestTimeoutError when nobody has served this read for
-        `read_deadline_s`. Cancelling between batches loses nothing: read again from the last batch's `position`.
+        (StreamRecreatedError if the name has a new stream), PositionBeyondEndError, TruncatedError, DamagedError as
+        the server reports them; RequestTimeoutError if no proxy served this read for `read_deadline_s`.
+        After a cancellation, read on from the last batch's `position`.
         """
         _keep_freed_memory()
         try:
@@ -95,7 +96,7 @@ class Reader:
         finally:
             self._leave()
 
-    # ---- what the connection says (ReaderPort) ----------------------------------------------------------------------
+    # ---- called by the connection (ReaderPort) ----------------------------------------------------------------------
 
     def on_entries(self, entries: proxy.Entries) -> None:
         self._heard.append(entries)
@@ -112,11 +113,11 @@ class Reader:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     async def _hear(self) -> None:
-        """Wait for the server. One that lives and owes us records, yet is silent for `stall_s`, is left for another.
+        """Wait for the server. Leave one that is alive but, before the tail, sends no records for the stall timeout.
 
-        Silent may only seem who is far: records can be on their way for long. So it is asked first whether it lives;
-        its answer comes behind all that it has sent us, and the connection waits for it as long as bytes arrive.
-        Silent may also be who looks for the tail: each stall doubles our patience, else nobody would ever find it.
+        On a slow network records may still be in transit, so the server is pinged first: its reply comes after all
+        that it has sent, and the connection waits for it as long as bytes arrive. A server that searches for the tail
+        is silent too: each stall doubles the timeout (first `stall_s`), else the search would never finish.
         """
         if not self._is_owed:
             await self._wake.wait()
@@ -135,16 +136,16 @@ class Reader:
             ping.cancel()
         if not self._heard:
             self._patience_s = min(2 * stall_s, self._options.read_deadline_s)
-            self._on_trouble(RequestTimeoutError(f"the read stands still for {stall_s:g} s", outcome_unknown=False))
+            self._on_trouble(RequestTimeoutError(f"no records from the proxy for {stall_s:g} s", outcome_unknown=False))
 
     async def _ping(self, connection: Connection) -> None:
-        """Wake once the server has answered; a connection that ends says so itself."""
+        """Wake the reader when the server has answered. A lost connection is reported by `on_failed`."""
         with contextlib.suppress(DLogError):
             await connection.ask(proxy.Ping)
         self._wake.set()
 
     async def _open(self) -> None:
-        """One try to be served; a failure is remembered as trouble, to be told or tried again."""
+        """Make one attempt to open the read at a proxy; a failure is raised or retried by `_on_trouble`."""
         if self._moves > _MOVES_MAX:
             await asyncio.sleep(self._router.pause_s(self._backoff))
         start = self._start if self._next is None else at_dlsn(self._next)
@@ -178,7 +179,7 @@ class Reader:
             await asyncio.sleep(self._router.pause_s(self._backoff))
 
     def _take(self, entries: proxy.Entries) -> list[RecordBatch]:
-        """Decode one frame; what was delivered before is left out."""
+        """Decode one frame, without records that were delivered before."""
         self._served()
         self._owed += len(entries.body)
         if self._owed * 2 >= self._options.read_credit_bytes and self._connection is not None:
@@ -219,8 +220,8 @@ class Reader:
                 self._ended = True
             case ReaderEventKind.TRUNCATED:
                 first = str(of(*detail["first"])) if "first" in detail else None
-                hint = f"; the first record kept is at {first}" if first else ""
-                raise TruncatedError(f"records at this place were truncated{hint}: stream={self.stream}", first=first)
+                hint = f"; read from {first}, the first record kept" if first else ""
+                raise TruncatedError(f"this position was truncated{hint}: stream={self.stream}", first=first)
             case ReaderEventKind.DAMAGED:
                 where = f" dlsn={of(*detail['dlsn'])}" if "dlsn" in detail else ""
                 raise DamagedError(f"{detail.get('message', 'an entry cannot be read')}: stream={self.stream}{where}")
@@ -229,14 +230,14 @@ class Reader:
                 start = self._start if self._next is None else at_dlsn(self._next, self._life)
                 hint = f", it ends at {end}" if end else ""
                 raise PositionBeyondEndError(
-                    f"the stream does not reach as far as this position{hint}; read from there, or from the start: "
+                    f"the position is beyond the end of the stream{hint}; read from there, or from the start: "
                     f"stream={self.stream} position={start}",
                     end=end,
                 )
             case ReaderEventKind.DELETED if self._life and detail.get("life") is not None:
                 raise StreamRecreatedError(
-                    f"the stream that this position is of was deleted, and another has its name; read that one from "
-                    f"the start: stream={self.stream} life={self._life} now={detail['life']}"
+                    f"the stream of this position was deleted, and a new one has its name; read the new one from the "
+                    f"start: stream={self.stream} life={self._life} now={detail['life']}"
                 )
             case ReaderEventKind.DELETED:
                 what = "the stream was deleted" if self._next is not None or self._life else "no such stream"
@@ -245,10 +246,10 @@ class Reader:
                 self._leave()
                 self._location = detail.get("location")
                 self._moves += 1
-                self._check_deadline("proxies send it from one to the other")
+                self._check_deadline("proxies redirect the read to each other")
 
     def _on_trouble(self, error: DLogError) -> None:
-        """The read was refused or its connection is gone; raises what trying again cannot mend."""
+        """The read was refused or its connection lost: raise the error if a retry cannot help."""
         failed = self._connection.address if self._connection is not None else None
         self._leave()
         if isinstance(error, OwnedElsewhereError):
@@ -260,24 +261,24 @@ class Reader:
         self._check_deadline(error.message)
 
     def _served(self) -> None:
-        """Records came, or the tail: whatever was wrong is over."""
+        """Records or the tail arrived: reset the failure counters."""
         self._trouble_since_s = None
         self._moves = 0
         self._patience_s = self._options.stall_s
 
     def _check_deadline(self, obstacle: str) -> None:
-        """Something is wrong. Raises RequestTimeoutError if it has been for too long."""
+        """After a failure: raise RequestTimeoutError if failures have lasted longer than `read_deadline_s`."""
         now_s = self._loop.time()
         if self._trouble_since_s is None:
             self._trouble_since_s = now_s
         elif now_s - self._trouble_since_s > self._options.read_deadline_s:
             raise RequestTimeoutError(
-                f"nobody served this read for {self._options.read_deadline_s:g} s, last obstacle: {obstacle}",
+                f"no proxy served this read for {self._options.read_deadline_s:g} s, last obstacle: {obstacle}",
                 outcome_unknown=False,
             )
 
     def _leave(self) -> None:
-        """Give the reader up at the server; what was heard from it stays."""
+        """Cancel the read at the server; frames already received are kept."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.cancel(self._request)
@@ -285,10 +286,10 @@ class Reader:
 
 @cache
 def _keep_freed_memory() -> None:
-    """Teach glibc's malloc, once a process, that this one uses large blocks: freeing one raises its thresholds.
+    """Raise glibc malloc's mmap and trim thresholds, once per process, by freeing one large block.
 
-    Else what a reader frees goes back to the system with each frame, and is faulted in again with the next: half a CPU
-    second for a GB. Up to twice the block stays with the process. A program that has set malloc's thresholds keeps
-    them, and the block is never touched; other C libraries do not care.
+    Otherwise the memory of each frame is returned to the system and faulted in again for the next: half a CPU second
+    per GB. Up to twice the block stays allocated to the process. Thresholds set by the program are kept, and the block
+    is never touched; other C libraries are unaffected.
     """
     bytes(_BLOCK_BYTES)

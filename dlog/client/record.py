@@ -1,7 +1,7 @@
-"""What a reader delivers: records, and batches of them that cost nothing until somebody looks inside.
+"""Records and record batches as a reader delivers them; a batch creates its Record objects only when iterated.
 
-Source of the entry format: DistributedLog's LogRecord and LogRecordSet; of the note that follows the batches of an
-entry: dlog/log/note.py.
+Source of the entry format: DistributedLog's LogRecord and LogRecordSet; of the dedup trailer at the end of an entry:
+dlog/log/note.py.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ class Record(NamedTuple):
     dlsn: DLSN
     txid: int
     payload: bytes
-    unix_ms: int  # when its owner took it; 0 where the writer did not say (then txid often is a time)
-    life: str = ""  # of its stream, another for each stream of the name; "" if it has none
+    unix_ms: int  # when the owner received it; 0 if the writer did not record it (then txid is often a time)
+    life: str = ""  # incarnation id of its stream (a re-created stream has another); "" if it has none
 
     @property
     def position(self) -> Position:
-        """Where to go on behind this record: save its text, and give it to `read(start=...)`. It is not read in a
-        stream that was made again under the name (StreamRecreatedError)."""
+        """The position after this record: save its `str`, and resume with `read(start=...)`. If the stream was
+        re-created meanwhile, that read raises StreamRecreatedError."""
         return at_dlsn(self.dlsn.next_slot(), self.life)
 
 
 @value
 class RecordBatch:
-    """Records with consecutive slots of one entry and one txid, as one producer sent them. Never empty."""
+    """Records in consecutive slots of one entry, with one txid, from one producer. Never empty."""
 
     dlsn: DLSN  # of the first record
     txid: int
     unix_ms: int
     payloads: list[bytes]
-    life: str = ""  # of the stream
+    life: str = ""  # incarnation id of the stream
 
     @property
     def position(self) -> Position:
-        """Where to go on behind the last record."""
+        """The position after the last record."""
         return at_dlsn(self.last.next_slot(), self.life)
 
     def __len__(self) -> int:
@@ -59,11 +59,11 @@ class RecordBatch:
 
     @property
     def last(self) -> DLSN:
-        """Place of the last record."""
+        """DLSN of the last record."""
         return self.dlsn.next_slot(len(self.payloads) - 1)
 
     def from_slot(self, slot: int) -> RecordBatch | None:
-        """What remains from this slot of the entry on, None if nothing."""
+        """The records from this slot of the entry on, or None if there are none."""
         skip = slot - self.dlsn.slot
         if skip <= 0:
             return self

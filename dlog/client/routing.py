@@ -1,11 +1,12 @@
-"""Who serves a stream: addresses we know, owners we were told of, connections that are open.
+"""Finds proxies and stream owners, and keeps the client's connections.
 
-The law of this file: it makes one try and reports. The retrying is done by who called (a producer, a reader, `ask` for
-the rest), with one backoff and one budget, so that three layers of three tries never become twenty-seven.
+Invariants:
+- finding makes one attempt and reports. Only its callers (producers, readers, `ask` for all else) retry, each with one
+  back-off and all with one budget, so that retries of nested layers never multiply.
 
-A proxy that we are sent to may be out of our reach (a client that sees only a balancer). Then another one, which we do
-reach, is asked to hand on what we ask, over a connection of its own that says so; nothing waits for the address that
-does not answer, and when it does answer the work moves there.
+A client behind a load balancer may not reach the proxy that a redirect names. A reachable proxy then forwards its
+requests, over a connection opened for this (`hops` > 0). Nothing waits for the unreachable address; when it becomes
+reachable, the work moves to a direct connection.
 """
 
 from __future__ import annotations
@@ -37,18 +38,18 @@ from dlog.errors import (
 )
 from dlog.wire import proxy
 
-OWNERS_MAX = 10_000  # remembered; beyond it those that were told longest ago are forgotten, and asked for again
-ADDRESSES_MAX = 1_000  # of proxies remembered; beyond it those that were named longest ago and are not in use go
+OWNERS_MAX = 10_000  # remembered owners; beyond it the oldest are forgotten, and asked for again when needed
+ADDRESSES_MAX = 1_000  # remembered proxies; beyond it the oldest that are not in use are forgotten
 WRITE = "write"
 READ = "read"
-_LOOKS = (proxy.GetOwner, proxy.GetOwners, proxy.Stat, proxy.List, proxy.Life)  # questions that change nothing
+_LOOKS = (proxy.GetOwner, proxy.GetOwners, proxy.Stat, proxy.List, proxy.Life)  # requests that change nothing
 _NEXT = "is `dlog up` running, and is the address right?"
 
 
 class Router:
-    """Connections of one client, and where each stream's owner was last seen.
+    """Connections of one client, and the last known owner of each stream.
 
-    spawn: runs a piece of work under a name for as long as the client lives.
+    spawn: runs a coroutine as a named task that ends with the client.
     """
 
     def __init__(
@@ -62,15 +63,15 @@ class Router:
         self.rng = rng
         self.spawn = spawn
         self._configured = addresses
-        self._known: dict[str, None] = dict.fromkeys(addresses)  # addresses, in the order of being named
-        self._roles: dict[str, str] = {}  # address -> role, once greeted
-        self._failed_s: dict[str, float] = {}  # address -> when it last refused us
+        self._known: dict[str, None] = dict.fromkeys(addresses)  # addresses, in the order they were learned
+        self._roles: dict[str, str] = {}  # address -> role, after a handshake
+        self._failed_s: dict[str, float] = {}  # address -> time of its last failure
         self._reach = Reach(options.direct_rest_s)
-        self._owners: dict[str, str] = {}  # stream -> address of its owner, as last told
+        self._owners: dict[str, str] = {}  # stream -> last known address of its owner
         self._connections: dict[tuple[str, int], Connection] = {}  # by address and hops
         self._opening: dict[tuple[str, int], asyncio.Lock] = {}
-        self._tries: dict[str, tuple[asyncio.Future[Connection | None], float]] = {}  # under way: waited for until when
-        self._is_homing = False  # work is handed on, and taken home once that can be done
+        self._tries: dict[str, tuple[asyncio.Future[Connection | None], float]] = {}  # attempts: result, wait until
+        self._is_homing = False  # `_go_home` runs: work is forwarded, and moves to its owners once reachable
         self._closed = False
         loop = asyncio.get_running_loop()
         self._now_s = loop.time
@@ -79,7 +80,7 @@ class Router:
     # ---- connections ----------------------------------------------------------------------------------------------
 
     async def connect(self, address: str, *, hops: int = 0) -> Connection:
-        """The open connection to this address, opening it if need be. Raises UnavailableError, ProtocolError."""
+        """The open connection to this address; opens it if needed. Raises UnavailableError, ProtocolError."""
         lock = self._opening.setdefault((address, hops), asyncio.Lock())
         async with lock:
             connection = self._open_at(address, hops)
@@ -108,11 +109,10 @@ class Router:
         return connection
 
     async def _connect_soon(self, address: str, *, at_once: bool = False) -> Connection | None:
-        """As `connect`, but wait `direct_patience_s` at most, and not at all for an address that lately failed. Who
-        comes while it is being tried waits for the same try, which goes on by itself. Raises nothing for an address
-        that does not answer.
+        """As `connect`, but wait `direct_patience_s` at most, and not at all for an address that failed lately.
+        Concurrent callers share one attempt, which goes on in the background. Returns None if there is no connection.
 
-        at_once: wait not at all; the try shows the way home (`_go_home`), and work is handed on meanwhile.
+        at_once: start the attempt but do not wait for it; work is forwarded until `_go_home` moves it.
         """
         connection = self._open_at(address)
         if connection is not None:
@@ -140,7 +140,7 @@ class Router:
             del self._tries[address]
 
     def close(self) -> None:
-        """Close every connection; what waits there hears ConnectionLostError."""
+        """Close every connection; all that wait there get ConnectionLostError."""
         self._closed = True
         connections, self._connections = self._connections, {}
         for connection in connections.values():
@@ -148,10 +148,10 @@ class Router:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("this client is closed")
+            raise ClosedError("this client is closed; open another one with dlog.connect")
 
     def learn(self, addresses: Iterable[str]) -> None:
-        """Remember addresses of proxies that a server named."""
+        """Remember proxy addresses that a server named."""
         for address in addresses:
             if address and address not in self._known:
                 self._known[address] = None
@@ -159,8 +159,8 @@ class Router:
             self._forget_addresses()
 
     def _forget_addresses(self) -> None:
-        """Forget the addresses that were named first, down to nine tenths of the bound, so that this is rare. Those
-        that were configured, and those with a connection that is open or being opened, stay."""
+        """Forget the oldest addresses, down to nine tenths of the bound, so that this is rare. Configured addresses and
+        those with a connection that is open or being opened stay."""
         busy = {address for (address, _), connection in self._connections.items() if connection.is_open}
         busy.update(address for (address, _), lock in self._opening.items() if lock.locked())
         busy.update(self._configured, self._tries)
@@ -176,7 +176,7 @@ class Router:
                 del by_way[way]
 
     def forget(self, stream: str, address: str) -> None:
-        """The owner is no longer at `address`."""
+        """Forget that the owner is at `address`."""
         if self._owners.get(stream) == address:
             del self._owners[stream]
 
@@ -185,7 +185,7 @@ class Router:
         self._owners.pop(stream, None)
 
     def candidates(self, role: str, avoid: Collection[str] = ()) -> list[str]:
-        """Addresses to try for this role, the most hopeful first; `avoid` comes last, since it may be back."""
+        """Addresses to try for this role, the most promising first; `avoid` comes last, as it may have recovered."""
 
         now_s = self._now_s()
 
@@ -204,9 +204,9 @@ class Router:
         return sorted(self._known, key=hope)
 
     async def connect_any(self, role: str, avoid: Collection[str] = ()) -> Connection:
-        """A connection to the most hopeful address that answers.
+        """A connection to the most promising address that answers.
 
-        Raises UnavailableError naming all that were tried, OverCapacityError if one of them had too many connections.
+        Raises UnavailableError, which names all addresses tried; OverCapacityError if one had too many connections.
         """
         candidates = self.candidates(role, avoid)
         tried: list[str] = []
@@ -216,7 +216,7 @@ class Router:
         async def suits(address: str) -> Connection | None:
             nonlocal full
             if address not in self._roles and address not in self._configured:
-                # we were told of it; whether we can reach it nobody knows
+                # named by a server; it may be unreachable from here
                 connection = await self._connect_soon(address)
             else:
                 try:
@@ -225,7 +225,7 @@ class Router:
                     full = error
                     raise
             if connection is None:
-                tried.append(f"not reached: address={address}")
+                tried.append(f"not reachable: address={address}")
             elif not connection.role.startswith(role):
                 wrong.append(connection)
                 return None
@@ -235,7 +235,7 @@ class Router:
         if found is None and wrong:
             found = wrong[0]
         if found is None and full is not None:
-            raise OverCapacityError(f"no proxy takes a connection; tried=[{'; '.join(tried)}]")
+            raise OverCapacityError(f"all proxies have too many connections; tried=[{'; '.join(tried)}]")
         if found is None:
             raise UnavailableError(f"no proxy answers; {_NEXT} tried=[{'; '.join(tried)}]", outcome_unknown=False)
         return found
@@ -243,10 +243,10 @@ class Router:
     async def _first(
         self, addresses: Iterable[str], suits: Callable[[str], Coroutine[Any, Any, Connection | None]], tried: list[str]
     ) -> Connection | None:
-        """The first connection that suits. Each address has `direct_patience_s` to itself; then the next is tried as
-        well (as RFC 8305 does), and what has not answered when one suits is given up.
+        """The first suitable connection. After `direct_patience_s` without an answer the next address is tried
+        concurrently (as in RFC 8305); attempts still pending when one succeeds are cancelled.
 
-        tried: gets the reasons of those that cannot be reached. Raises what else stands in the way.
+        tried: the errors of unreachable addresses are appended to it. Raises any other error.
         """
 
         async def attempt(address: str) -> Connection | DLogError | None:
@@ -266,7 +266,7 @@ class Router:
                     running[tries.create_task(attempt(address), name=f"dlog client asks {address}")] = address
                 patience_s = self.options.direct_patience_s if left else None
                 done, _ = await asyncio.wait(running, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-                for task in [task for task in running if task in done]:  # in the order of the tries
+                for task in [task for task in running if task in done]:  # in the order of the attempts
                     del running[task]
                     match task.result():
                         case UnavailableError() | ProtocolError() as error:
@@ -276,16 +276,16 @@ class Router:
                         case answer:
                             found = found or answer
             for task, address in running.items():
-                self._failed_s[address] = self._now_s()  # others come first from now on
+                self._failed_s[address] = self._now_s()  # `candidates` ranks it behind others from now on
                 task.cancel()
         if found is None and obstacle is not None:
             raise obstacle
         return found
 
     async def reach_or_hand_on(self, address: str, role: str) -> Connection:
-        """A connection to `address`, or, if it is out of reach, to a proxy that hands on what it should answer.
+        """A connection to `address`, or, if it is unreachable, to a proxy that forwards requests to it.
 
-        Raises UnavailableError, ProtocolError: what stands in the way of `address`, when nobody hands on.
+        Raises UnavailableError or ProtocolError of `address` if no proxy forwards.
         """
         direct = await self._connect_soon(address, at_once=self._is_homing and role == WRITE)
         if direct is not None:
@@ -294,7 +294,7 @@ class Router:
         return handing if handing is not None else await self.connect(address)
 
     async def _handing_on(self, role: str) -> Connection | None:
-        """A connection on which questions are handed on, over an address that is open or was configured."""
+        """A connection whose proxy forwards requests, to an address that is connected or configured; None if none."""
 
         async def suits(address: str) -> Connection | None:
             connection = await self.connect(address, hops=1)
@@ -308,7 +308,8 @@ class Router:
         return found
 
     async def _go_home(self) -> None:
-        """Take writers whose work is handed on to their owners, once these can be reached. Ends when nothing is."""
+        """Move forwarded writers to direct connections, once their owners are reachable. Ends when no work is
+        forwarded."""
         try:
             while handing := [c for (_, hops), c in self._connections.items() if hops and c.is_open]:
                 await asyncio.sleep(self.options.direct_retry_s)
@@ -328,13 +329,13 @@ class Router:
             location = str(result.get("location") or "")
             direct = await self._connect_soon(location) if location else None
         except DLogError:
-            return  # the next look will be better
+            return  # the next round tries again
         if direct is not None and writer in connection.writers:
             self.owner_is(stream, location)
             writer.on_moved(connection, location)
 
     async def reach(self) -> None:
-        """Try until some proxy answers."""
+        """Retry until any proxy answers."""
         backoff = Backoff(self.options.backoff_first_s, self.options.backoff_max_s, self.rng)
         while True:
             try:
@@ -346,7 +347,7 @@ class Router:
     # ---- owners ---------------------------------------------------------------------------------------------------
 
     def owner_is(self, stream: str, address: str) -> None:
-        """Remember what a redirect said."""
+        """Remember the owner that a redirect named."""
         self.learn([address])
         self._owners.pop(stream, None)
         self._owners[stream] = address
@@ -354,10 +355,10 @@ class Router:
             del self._owners[next(iter(self._owners))]
 
     async def owner(self, stream: str, suspect: str | None = None) -> Connection:
-        """A connection to the stream's owner: as remembered, or as any proxy says.
+        """A connection to the stream's owner: the remembered one, or the one that any proxy names.
 
-        suspect: an address that just failed us; proxies check it and take the stream over if it is gone. One try:
-        raises UnavailableError, StreamUnavailableError or what the proxy answered; when to try again is the caller's.
+        suspect: an address that just failed; proxies check it and take the stream over if it is gone. Makes one
+        attempt: raises UnavailableError, StreamUnavailableError or the proxy's error.
         """
         remembered = self._owners.get(stream)
         if remembered is not None and remembered != suspect:
@@ -379,18 +380,18 @@ class Router:
         return await self.reach_or_hand_on(location, WRITE)
 
     async def _remembered(self, address: str) -> Connection:
-        """A connection to an owner we know of, or to who hands on if that one is known to be out of reach or does not
-        answer soon. One that refuses has ended: raises UnavailableError, so that another owner is looked for."""
+        """A connection to a remembered owner, or to a forwarding proxy if the owner is unreachable or does not answer
+        in time. Raises UnavailableError if the attempt failed, so that the caller looks for another owner."""
         hopeful = self._reach.may_try(address, self._now_s())
         direct = await self._connect_soon(address, at_once=self._is_homing)
         if direct is not None:
             return direct
         if hopeful and address not in self._tries:
-            raise UnavailableError(f"not reached: address={address}", outcome_unknown=False)
+            raise UnavailableError(f"not reachable: address={address}", outcome_unknown=False)
         handing = await self._handing_on(WRITE)
         return handing if handing is not None else await self.connect(address)
 
-    # ---- questions with one answer --------------------------------------------------------------------------------
+    # ---- requests with one reply ----------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -400,16 +401,17 @@ class Router:
         stream: str | None = None,
         settled_by: type[DLogError] | None = None,
     ) -> dict[str, Any]:
-        """Ask until answered: follows redirects, tries other proxies, waits between tries, up to the request deadline.
+        """Send a request until it is answered: follows redirects, tries other proxies, backs off, up to
+        `request_deadline_s`.
 
-        stream: ask its owner. settled_by: an error which, after a try of unknown outcome, says that the try was
-        carried out. Raises the server's error, or RequestTimeoutError that names the last obstacle. Once a try may have
-        been carried out, whatever ends the asking says so (`outcome_unknown`): a refusal of a later try says nothing of
-        an earlier one. Of a question that changes nothing, nothing is unknown.
+        stream: send it to this stream's owner. settled_by: an error that, after an attempt with an unknown outcome,
+        proves that the attempt succeeded. Raises the server's error, or RequestTimeoutError, which names the last
+        obstacle. `outcome_unknown` is set once any attempt may have been executed (a later refusal says nothing about
+        an earlier attempt), but never for requests that change nothing.
         """
         obstacle: DLogError | None = None
-        unknown = False  # an earlier try may have been carried out
-        is_out = False  # this try was sent, and has no answer
+        unknown = False  # an earlier attempt may have been executed
+        is_out = False  # this attempt was sent and is unanswered
         backoff = Backoff(self.options.backoff_first_s, self.options.backoff_max_s, self.rng)
         suspect: str | None = None
 
@@ -435,7 +437,7 @@ class Router:
                             return {}
                         unknown = unknown or (is_out and error.outcome_unknown)
                         is_out = False
-                        # a producer's state that is not known is not known however often it is asked for
+                        # a producer's state that the log has lost stays lost: no retry helps
                         is_final = error.remedy not in (Remedy.RETRY, Remedy.FOLLOW, Remedy.REOPEN)
                         if stream is not None and isinstance(error, StreamNotFoundError):
                             self.forget_stream(stream)
@@ -447,12 +449,12 @@ class Router:
         except TimeoutError as late:
             what = obstacle.message if obstacle is not None else "no answer"
             raise RequestTimeoutError(
-                f"gave up after {self.options.request_deadline_s:g} s, last obstacle: {what}",
+                f"no success within {self.options.request_deadline_s:g} s, last obstacle: {what}",
                 outcome_unknown=unknown or is_out,
             ) from late
 
     async def owned(self) -> list[dict[str, Any]]:
-        """Streams owned by the write proxies that we know and can reach. Raises UnavailableError if there is none."""
+        """Streams owned by the known, reachable write proxies. Raises UnavailableError if no proxy is reachable."""
         found: dict[str, dict[str, Any]] = {}
         asked: set[str] = set()
         obstacle: DLogError | None = None
@@ -464,14 +466,14 @@ class Router:
             try:
                 connection = await self._connect_soon(left[0])
                 if connection is None:
-                    raise UnavailableError(f"not reached: address={left[0]}")
+                    raise UnavailableError(f"not reachable: address={left[0]}")
                 if not connection.role.startswith(WRITE):
                     continue
                 self._note_owned(found, connection, await connection.ask(lambda request: proxy.GetOwners(request)))
             except (UnavailableError, ProtocolError) as error:
                 obstacle = error
         handing = await self._handing_on(WRITE) if obstacle is not None else None
-        if handing is not None:  # what we cannot reach another proxy can
+        if handing is not None:  # ask a proxy that forwards to all of them
             self._note_owned(found, handing, await handing.ask(lambda request: proxy.GetOwners(request)))
         elif obstacle is not None and not found:
             raise obstacle
@@ -484,9 +486,9 @@ class Router:
                 found[stream] = {"stream": stream, "epoch": epoch, "state": state, "location": location}
 
     def pause_s(self, backoff: Backoff) -> float:
-        """How long to wait before the next try, by this caller's backoff and the client's budget.
+        """How long to wait before the next attempt: the caller's back-off, and the client's retry budget.
 
-        The first failure in a row costs nothing: when a proxy dies, all of its streams fail once, however many.
+        The first failure in a row is free of both: when a proxy dies, all of its streams fail once.
         """
         delay_s = backoff.next_s()
         return max(delay_s, self._budget.take(self._now_s())) if delay_s else 0.0

@@ -1,8 +1,8 @@
-"""Records appended one by one, each awaited by somebody.
+"""Single appends (`Client.append`), each with a future.
 
-The law of this file: a record costs a future and a few comparisons. The open batch is lent to us as to a pipeline, so
-that neither its size nor the room in the buffer is looked at for each; where a record lies is reckoned when all of a
-batch is known, in one pass. Cancelling a future forgets who waits, never the record.
+A record costs one future and a few comparisons: the producer lends the open batch as to a pipeline (pipeline.py), so
+that neither its size nor the room in the buffer is checked for each record, and all DLSNs of a batch are computed in
+one pass. Cancelling a future stops the wait, never the write.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
 
 
 class Singles:
-    """The awaited appends of one stream."""
+    """The single appends of one stream."""
 
     __slots__ = ("_create_future", "_granted", "_left", "_producer", "_take", "_txid", "_wait")
 
     def __init__(self, producer: Producer, loop: asyncio.AbstractEventLoop) -> None:
         self._producer = producer
         self._create_future: Callable[[], asyncio.Future[DLSN]] = loop.create_future
-        self._left = -1  # bytes of the lot that is lent to us, less one slot; below 0: there is none, or no more of it
-        self._granted = 0  # what `_left` was at first
-        self._txid: int | None = None  # of the lot
+        self._left = -1  # bytes left of the loan, less one slot; below 0: no loan, or none left
+        self._granted = 0  # initial value of `_left`
+        self._txid: int | None = None  # of the loan's batch
         self._take: Callable[[bytes], None] = _no_lot
         self._wait: Callable[[asyncio.Future[DLSN]], None] = _no_lot
 
     def add(self, payload: bytes, txid: int | None) -> asyncio.Future[DLSN] | None:
-        """Take one record; the future is its place. None: there is no room, or others wait for it; nothing was taken.
+        """Buffer one record; returns the future of its DLSN, or None if there is no room or others wait for it.
 
-        Raises RecordTooLargeError, InvalidRequestError (of the txid), ClosedError (nothing taken).
+        Raises RecordTooLargeError, InvalidRequestError (txid), ClosedError. Then nothing was buffered.
         """
         left = self._left - len(payload)
         if left < 0 or txid != self._txid:
@@ -52,14 +52,14 @@ class Singles:
         return waiter
 
     def begin(self, payload: bytes, txid: int | None) -> asyncio.Future[DLSN]:
-        """As `add`, of a record that was found good and has its turn."""
+        """As `add`, for a checked record after `wait_room`."""
         self._producer.add_lot(payload, txid, self)
         self._txid = txid
         waiter = self._create_future()
         self._wait(waiter)
         return waiter
 
-    # ---- what the producer says (Filler) --------------------------------------------------------------------------
+    # ---- called by the producer (Filler) --------------------------------------------------------------------------
 
     def lend(self, slot: int, take: Callable[[bytes], None], bytes_max: int) -> Teller:
         futures: list[asyncio.Future[DLSN]] = []
@@ -75,7 +75,7 @@ class Singles:
 
 
 class _Waiters:
-    """Consecutive records of a batch, the first in this slot of it, and a future for each."""
+    """Teller for consecutive records of a batch, the first one at `slot`, with a future for each."""
 
     __slots__ = ("futures", "slot")
 
@@ -93,8 +93,8 @@ class _Waiters:
             places = repeat(batch)
         else:
             slots = zip(repeat(segment), repeat(entry), count(first + self.slot))
-            places = map(tuple.__new__, repeat(DLSN), slots)  # type: ignore[assignment]  # an iterator of places too
-        for future, place in zip(self.futures, places):  # noqa: B905  # places have no end
+            places = map(tuple.__new__, repeat(DLSN), slots)  # type: ignore[assignment]  # an iterator of DLSNs too
+        for future, place in zip(self.futures, places):  # noqa: B905  # `places` is endless
             if not future.done():
                 future.set_result(place)
 
@@ -104,8 +104,8 @@ class _Waiters:
                 future.set_exception(error)
 
     def withdrawn(self) -> None:
-        raise AssertionError("each of these is waited for by itself")
+        raise AssertionError("single appends are never withdrawn")
 
 
 def _no_lot(_: Any) -> None:
-    raise AssertionError("a record is taken only into a lot")
+    raise AssertionError("records are added only during a loan")

@@ -1,15 +1,15 @@
-"""The synchronous face: the same client, with its loop in a thread of its own. For scripts, notebooks and Spark.
+"""The synchronous client, for scripts, notebooks and Spark: runs `Client` in an event loop in its own thread.
 
     with dlog.connect_sync("dlog://127.0.0.1:7400") as client:
         client.append("orders", b"...")
         for record in client.read("orders"):
             ...
 
-The law of this file:
-- It may be used from any thread, and it survives a fork. A forked child does not have the parent's thread, so at the
-  first use there (told by os.getpid) it opens a client of its own; what the parent had under way stays the parent's.
-- The user's code (iterables, listeners) runs in the user's thread. What runs in the client's thread all the same, as a
-  finalizer may, and asks a question there, gets a typed error: the answer would be waited for where it is made.
+Invariants:
+- It can be used from any thread and after a fork. A forked child, recognised by os.getpid, has no client thread, so
+  its first call opens a client of its own; the parent's pending calls stay with the parent.
+- The user's code (iterables, callbacks) runs in the user's thread. Code that runs in the client's thread all the same,
+  such as a finalizer, gets an InvalidRequestError from every call, since waiting there would never end.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ T = TypeVar("T")
 
 
 class SyncClient:
-    """Made by `connect_sync`. Every method is the one of `Client`, and blocks until its answer."""
+    """Blocking client, made by `connect_sync`. Each method does what that of `Client` does, and waits for it."""
 
     def __init__(self, target: str | None, options: ClientOptions) -> None:
-        connect(target, options=options)  # a target that cannot be read is told here, not at the first use
+        connect(target, options=options)  # raises for an invalid target now, not at the first use
         self._target = target
         self._options = options
         self._closed = False
@@ -85,9 +85,9 @@ class SyncClient:
         *,
         on_written: Callable[[BatchResult], None] | None = None,
     ) -> AppendSummary:
-        """As `Client.append_many`. `payloads` is iterated, and `on_written` called, in the calling thread, between two
-        records and at the end: both may use this client. What either raises ends it, and is raised; what was taken is
-        still written. Of the records that were iterated, those behind the last one in `error.fates` were not taken.
+        """As `Client.append_many`. `payloads` is iterated and `on_written` called in the calling thread: both may use
+        this client. An exception in either ends the call and is raised; records already buffered are still written.
+        Iterated records after the last one in `error.fates` were not buffered.
         """
         running = self._running()
         running.check()
@@ -210,7 +210,7 @@ class SyncClient:
         return running.wait(question(running.client))
 
     def _pull(self, running: _Running, items: AsyncGenerator[T, None]) -> Iterator[T]:
-        """Iterate in this thread what is produced in the client's; a hop of some 50 µs an item."""
+        """Iterate in this thread over items made in the client's thread; about 50 µs for each."""
 
         async def following() -> tuple[T, ...]:
             async for item in items:
@@ -221,13 +221,13 @@ class SyncClient:
             while found := running.wait(following()):
                 yield from found
         finally:
-            if running.is_here and not running.is_own_thread:  # collected as garbage there, the loop closes it
+            if running.is_here and not running.is_own_thread:  # else the loop closes it
                 running.wait(items.aclose())
 
     def _running(self) -> _Running:
         if self._closed:
-            raise ClosedError("this client is closed")
-        if self._pid != os.getpid():  # forked: neither the thread nor its lock came along
+            raise ClosedError("this client is closed; open another one with dlog.connect_sync")
+        if self._pid != os.getpid():  # forked: neither the thread nor its lock was inherited
             self._pid = os.getpid()
             self._starting = threading.Lock()
             self._here = None
@@ -241,7 +241,7 @@ class SyncClient:
 
 
 class _Running:
-    """A client and the thread that runs its loop."""
+    """An open Client and the thread that runs its event loop."""
 
     def __init__(self, client: Client) -> None:
         self.client = client
@@ -261,9 +261,9 @@ class _Running:
         return Feed(self._loop, begin, on_written)
 
     def check(self) -> None:
-        """Raises ClosedError, InvalidRequestError: nobody can wait for an answer here."""
+        """Raise ClosedError or InvalidRequestError if the caller cannot wait for a result here."""
         if not self.is_here:
-            raise ClosedError("this client is closed, or was opened by the process that forked this one")
+            raise ClosedError("this client is closed, or belongs to the parent process; open another one")
         check_thread(self._thread)
 
     @property
@@ -271,7 +271,7 @@ class _Running:
         return self._pid == os.getpid() and self._thread.is_alive() and not self._loop.is_closed()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the client's loop and block until it is done. An interrupt cancels it."""
+        """Run `work` in the client's loop and block until it is done. KeyboardInterrupt cancels it."""
         try:
             self.check()
         except DLogError:
@@ -281,7 +281,7 @@ class _Running:
         try:
             return future.result()
         except concurrent.futures.CancelledError:
-            raise ClosedError("this client was closed by another thread", outcome_unknown=True) from None
+            raise ClosedError("this client was closed by another thread; open another", outcome_unknown=True) from None
         except BaseException:
             future.cancel()
             raise
@@ -297,7 +297,7 @@ class _Running:
 
 
 async def _end_others() -> None:
-    """Cancel what other threads still wait for, so that none waits for a loop that has ended."""
+    """Cancel the calls of other threads, so that none waits for a stopped loop."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -306,6 +306,6 @@ async def _end_others() -> None:
 
 
 def connect_sync(target: str | None = None, *, options: ClientOptions | None = None, **changes: Any) -> SyncClient:
-    """A synchronous client of the cluster at `dlog://host:port[,host:port]`; see `connect`."""
+    """A blocking client of the cluster at `dlog://host:port[,host:port]`, for use in `with`; see `connect`."""
     client = connect(target, options=options, **changes)
     return SyncClient(target, client.options)

@@ -41,9 +41,7 @@ class WriteOptions(ServingOptions):
     )
     ping_every_s: float = option(0.15, "time between pings of each other write proxy", sim=(0.01, 0.5))
     ping_timeout_s: float = option(
-        0.3,
-        "least time without an answer, after which a proxy is suspected",
-        sim=(0.05, 1.0),
+        0.3, "least time without an answer, after which a proxy is suspected", sim=(0.05, 1.0)
     )
     inflight_entries_max: int = option(3, "entries of a stream sent to the store and not confirmed", sim=(1, 4))
     cut_bytes: int = option(

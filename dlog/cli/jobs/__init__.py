@@ -1,1 +1,1 @@
-"""Commands of `dlog pipeline`, one file a job."""
+"""Commands of `dlog pipeline`, a module each."""

@@ -1,4 +1,4 @@
-"""`dlog pipeline audit`: see dlog/spark/jobs/audit.py."""
+"""`dlog pipeline audit`; the job is dlog/spark/jobs/audit.py."""
 
 from __future__ import annotations
 
@@ -20,23 +20,31 @@ if TYPE_CHECKING:
     type=click.Choice(["all", "one"]),
     default="all",
     show_default=True,
-    help="Every copy of each entry, or one good copy.",
+    help="Read all replicas of each entry, or one good replica.",
 )
 @click.option(
     "--verify",
     type=click.Choice(["full", "crc", "none"]),
     default="full",
     show_default=True,
-    help="full: look into record sets; crc: their checksums; none: the bookies' copies alone.",
+    help="none: only the digest of each replica; crc: also checksums of record sets; full: also decode them.",
 )
-@click.option("--rate", metavar="SIZE", help="Bytes a second that each task may read, as in 50MiB. Default: no bound.")
+@click.option("--rate", metavar="SIZE", help="Read limit of each task per second, such as 50MiB. Default: none.")
 @click.option(
-    "--orphan-age", default="24h", show_default=True, metavar="TIME", help="Of ledgers that no stream names, at least."
+    "--orphan-age",
+    default="24h",
+    show_default=True,
+    metavar="TIME",
+    help="Report ledgers that no stream names if older than this.",
 )
 @click.option(
-    "--patience", default="3s", show_default=True, metavar="TIME", help="For what may be on its way, or a change."
+    "--patience",
+    default="3s",
+    show_default=True,
+    metavar="TIME",
+    help="Wait so long before reporting what may still be in progress.",
 )
-@click.option("--split-bytes", default="128MiB", show_default=True, metavar="SIZE", help="Of a task, about.")
+@click.option("--split-bytes", default="128MiB", show_default=True, metavar="SIZE", help="Approximate size of a task.")
 @job_options
 def audit(
     replicas: str,
@@ -48,13 +56,13 @@ def audit(
     dry_run: bool,
     **given: Any,
 ) -> int:
-    """Prove every entry and every copy of a namespace, or of some streams. Changes nothing."""
+    """Check every entry and replica of a namespace, or of some streams. Changes nothing."""
     from dlog.spark.jobs.audit import AuditOptions
     from dlog.spark.jobs.audit import audit as work
 
     rate_bytes_s = parse_bytes(rate) if rate is not None else 0
     if rate is not None and not rate_bytes_s:
-        raise click.UsageError("--rate is at least a byte a second")
+        raise click.UsageError("--rate must be at least 1 byte per second")
     options = AuditOptions(
         all_replicas=replicas == "all",
         verify=verify,
@@ -74,7 +82,7 @@ def audit(
 
 
 def lines(report: Report) -> list[str]:
-    """The report for a person."""
+    """The report as text."""
     counts = report.counts
     if report.dry_run:
         told = [

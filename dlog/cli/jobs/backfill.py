@@ -1,4 +1,4 @@
-"""`dlog pipeline backfill`: a range of a stream into another one, once."""
+"""`dlog pipeline backfill`: copies a range of a stream into another one, once."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 @click.command()
 @job_options
-@click.option("--to", required=True, metavar="STREAM", help="Into this stream, which exists.")
-@click.option("--source", multiple=True, metavar="KEY=VALUE", help="A bound, as startingTxid=7 or endingTimestamp=...")
-@click.option("--job", default="", metavar="NAME", help="Done once under this name. Default: made of all the rest.")
-@click.option("--txids", default="keep", show_default=True, help="keep those of the source, or have new ones.")
-@click.option("--function", default="", metavar="MODULE:NAME", help="Makes of a DataFrame the one that is written.")
-@click.option("--sql", default="", metavar="QUERY", help="The same as a query: SELECT ... AS value FROM input.")
-@click.option("--piece-bytes", default="1GiB", show_default=True, help="About, of what is published at once.")
+@click.option("--to", required=True, metavar="STREAM", help="Target stream, which must exist.")
+@click.option(
+    "--source", multiple=True, metavar="KEY=VALUE", help="Bound of the range: startingTxid=7, endingTimestamp=..."
+)
+@click.option("--job", default="", metavar="NAME", help="Runs once under this name. Default: made of all options.")
+@click.option("--txids", default="keep", show_default=True, help="keep: those of the source; new: assigned on append.")
+@click.option("--function", default="", metavar="MODULE:NAME", help="Transform: DataFrame in, DataFrame out.")
+@click.option("--sql", default="", metavar="QUERY", help="Transform as SQL: SELECT ... AS value FROM input.")
+@click.option("--piece-bytes", default="1GiB", show_default=True, help="Approximate size of a commit.")
 def backfill(
     to: str,
     source: tuple[str, ...],
@@ -36,9 +38,9 @@ def backfill(
     piece_bytes: str,
     **given: Any,
 ) -> int:
-    """Copy a range of the stream that is named into another, through a transform.
+    """Copy a range of the given stream into another one, optionally transformed.
 
-    Run twice it gives one copy, and run again after a kill it goes on. The first run decides what is copied.
+    A second run makes no second copy; after a kill, it continues. The first run fixes the range.
     """
     from dlog.spark.jobs.backfill import BackfillOptions
     from dlog.spark.jobs.backfill import backfill as copy
@@ -47,7 +49,7 @@ def backfill(
     for text in source:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--source is KEY=VALUE: {text[:60]!r}")
+            raise ConfigError(f"--source must be KEY=VALUE: {text[:60]!r}")
         bounds.append((key, value))
     options = BackfillOptions(
         to=to,

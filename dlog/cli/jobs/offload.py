@@ -1,4 +1,4 @@
-"""`dlog pipeline offload`: move segments that are complete to cold storage."""
+"""`dlog pipeline offload`: moves completed segments to cold storage."""
 
 from __future__ import annotations
 
@@ -22,13 +22,19 @@ if TYPE_CHECKING:
 @click.option(
     "--to", required=True, metavar="PLACE", help="file:///DIR, s3://BUCKET/PREFIX or webhdfs://HOST:PORT/DIR."
 )
-@click.option("--older-than", default="24h", show_default=True, metavar="TIME", help="Since a segment was completed.")
-@click.option("--keep", default=1, show_default=True, help="So many of a stream's newest completed segments stay.")
-@click.option("--grace", default="1h", show_default=True, metavar="TIME", help="Until a moved segment's ledger goes.")
-@click.option("--parquet", default="", metavar="PLACE", help="Write Parquet files there too, one a segment.")
+@click.option("--older-than", default="24h", show_default=True, metavar="TIME", help="Minimum age since completion.")
+@click.option("--keep", default=1, show_default=True, help="Newest completed segments of a stream that are not moved.")
+@click.option("--grace", default="1h", show_default=True, metavar="TIME", help="Before a moved ledger is deleted.")
+@click.option("--parquet", default="", metavar="PLACE", help="Also write one Parquet file per segment to PLACE.")
 @click.option("--parquet-compression", default="snappy", show_default=True, help="none, snappy, gzip, zstd or lz4.")
-@click.option("--orphan-age", default="24h", show_default=True, metavar="TIME", help="Leavings of killed runs go then.")
-@click.option("--connect", metavar="dlog://HOST:PORT", help="Proxies (or DLOG_CONNECT). Default: all.")
+@click.option(
+    "--orphan-age",
+    default="24h",
+    show_default=True,
+    metavar="TIME",
+    help="Age at which files of killed runs are deleted.",
+)
+@click.option("--connect", metavar="dlog://HOST:PORT", help="Proxies (or set DLOG_CONNECT). Default: all.")
 def offload(
     to: str,
     older_than: str,
@@ -40,11 +46,11 @@ def offload(
     connect: str | None,
     **given: Any,
 ) -> int:
-    """Copy completed segments to PLACE, where they are read from then on, under the same DLSNs.
+    """Copy completed segments to PLACE, from where they are read afterwards, with the same DLSNs.
 
-    Their ledgers are deleted by a later run, after the grace period. Run it again after a kill, or by a clock: it goes
-    on. How PLACE is reached (keys, endpoints) is told by the environment, DLOG_COLD_* or what is usual with S3; proxies
-    must be told the same.
+    A later run deletes their ledgers, after the grace period. Run it again after a kill or by cron: it continues.
+    Access to PLACE (keys, endpoints) is configured in the environment, by DLOG_COLD_* or the usual variables of S3;
+    proxies need the same configuration.
     """
     from dlog.spark.jobs.offload import offload as job
     from dlog.spark.jobs.offload_work import OffloadOptions
@@ -82,4 +88,4 @@ def _lines(report: Report) -> list[str]:
     else:
         moved, size = counts.get("segments_offloaded", 0), size_text(counts.get("bytes_offloaded", 0))
         told = f"offloaded {moved:,} segments, {size}; hot copies deleted: {counts.get('hot_copies_deleted', 0):,}"
-    return [*lines, f"{told}; {counts.get('waiting', 0):,} wait; {report.took_s:.1f} s"]
+    return [*lines, f"{told}; {counts.get('waiting', 0):,} waiting; {report.took_s:.1f} s"]

@@ -1,4 +1,4 @@
-"""`dlog pipeline replay`: split a write-ahead log that many tables share, table by table."""
+"""`dlog pipeline replay`: splits a write-ahead log that many tables share, by table."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 @click.command()
 @job_options
-@click.option("--marks", type=click.Path(dir_okay=False), help='JSON {"TABLE": SEQUENCE, ...}: flushed up to there.')
-@click.option("--to", default="", metavar="DIR", help="Write files here, a directory for each table.")
-@click.option("--format", "file_format", default="parquet", show_default=True, help="Of files: parquet or arrow.")
-@click.option("--function", default="", metavar="MODULE:NAME", help="Call this for each part of a table, no files.")
-@click.option("--at-once", is_flag=True, help="Call it for parts of one table at the same time, in any order.")
-@click.option("--work", default="", metavar="DIR", help="Run files and what is done. Default: in --to.")
-@click.option("--table", "tables", type=int, multiple=True, metavar="N", help="Only this table; may be given again.")
-@click.option("--source", multiple=True, metavar="KEY=VALUE", help="An option of the source, as startingTxid=7.")
-@click.option("--piece-bytes", default="64MiB", show_default=True, help="Of a region, for one task.")
-@click.option("--run-bytes", default="32MiB", show_default=True, help="Of records that a task holds.")
-@click.option("--part-bytes", default="128MiB", show_default=True, help="Of a table, for one task.")
+@click.option("--marks", type=click.Path(dir_okay=False), help='JSON {"TABLE": SEQUENCE, ...}: flushed up to it.')
+@click.option("--to", default="", metavar="DIR", help="Write files to DIR, in a directory for each table.")
+@click.option("--format", "file_format", default="parquet", show_default=True, help="File format: parquet or arrow.")
+@click.option("--function", default="", metavar="MODULE:NAME", help="Call this for each part; write no files.")
+@click.option("--at-once", is_flag=True, help="Call it for parts of one table concurrently, in any order.")
+@click.option("--work", default="", metavar="DIR", help="Intermediate files and progress. Default: in --to.")
+@click.option("--table", "tables", type=int, multiple=True, metavar="N", help="Only this table; may be repeated.")
+@click.option("--source", multiple=True, metavar="KEY=VALUE", help="Option of the Spark source: startingTxid=7.")
+@click.option("--piece-bytes", default="64MiB", show_default=True, help="Part of a region that one task reads.")
+@click.option("--run-bytes", default="32MiB", show_default=True, help="Records that a task holds in memory.")
+@click.option("--part-bytes", default="128MiB", show_default=True, help="Part of a table that one task writes.")
 def replay(
     marks: str | None,
     to: str,
@@ -45,10 +45,10 @@ def replay(
     part_bytes: str,
     **given: Any,
 ) -> int:
-    """Split the streams that are named, regions of a write-ahead log, by table.
+    """Split the given streams, regions of a write-ahead log, by table.
 
-    Records are DLW1, table u64, sequence u64 (little-endian), payload. What was flushed is left out; a table whose
-    sequence has a gap or goes back fails alone. Run it again after a kill: it goes on. DIR is reached by all workers.
+    A record is DLW1, table u64, sequence u64 (little-endian), payload. Flushed records are left out. A table whose
+    sequence has a gap or goes back fails alone. After a kill, run it again: it continues. All workers must reach DIR.
     """
     from dlog.spark.jobs.replay import ReplayOptions
     from dlog.spark.jobs.replay import replay as job
@@ -80,7 +80,7 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--source is KEY=VALUE: {text[:60]!r}")
+            raise ConfigError(f"--source must be KEY=VALUE: {text[:60]!r}")
         pairs[key] = value
     return pairs
 

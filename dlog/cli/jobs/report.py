@@ -1,4 +1,4 @@
-"""`dlog pipeline report`: see dlog/spark/jobs/report.py."""
+"""`dlog pipeline report`; the job is dlog/spark/jobs/report.py."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.option(
-    "--out", default="dlog-report.html", show_default=True, metavar="FILE", help="The page; what is there is replaced."
+    "--out", default="dlog-report.html", show_default=True, metavar="FILE", help="HTML file; replaced if it exists."
 )
 @job_options
 def report(out: str, dry_run: bool, **given: Any) -> int:
-    """Tell of sizes, growth, owners and lag as one HTML page. Reads no record."""
+    """Report sizes, growth, owners and lag as an HTML page. Reads no record."""
     from dlog.spark.jobs.report import ReportOptions
     from dlog.spark.jobs.report import report as work
 
     options = ReportOptions(out=out, dry_run=dry_run)
 
     def lines(told: Report) -> list[str]:
-        """The report for a person."""
+        """The report as text."""
         counts = told.counts
         return [
             f"{counts['streams']:,} streams, {counts['segments']:,} segments, {counts['records']:,} records, "
-            f"{size_text(counts['bytes'])}, {size_text(counts['growth_bytes_a_day'])} more a day",
+            f"{size_text(counts['bytes'])}, {size_text(counts['growth_bytes_a_day'])} more per day",
             f"{counts['readers']:,} readers, {counts['behind_records_max']:,} records behind at most",
             f"would write {out}" if dry_run else f"wrote {out}",
         ]

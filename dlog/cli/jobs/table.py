@@ -1,4 +1,4 @@
-"""`dlog pipeline table`: keep streams up to date as a table."""
+"""`dlog pipeline table`: appends streams to a table."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @click.command()
 @job_options
 @click.option("--to", required=True, metavar="PATH", help="Directory of the table.")
-@click.option("--checkpoint", required=True, metavar="PATH", help="Directory that knows how far the table is.")
+@click.option("--checkpoint", required=True, metavar="PATH", help="Directory for the progress of the table.")
 @click.option("--format", "file_format", default="parquet", show_default=True, help="parquet or delta.")
-@click.option("--once/--follow", default=True, help="End with what is there now (default), or go on until Ctrl-C.")
-@click.option("--every", default="10s", show_default=True, metavar="TIME", help="With --follow: a batch this often.")
-@click.option("--partition-by", default="", metavar="COLUMN", help="day or stream: a directory for each.")
-@click.option("--batch-bytes", default="1GiB", show_default=True, help="Of one batch, about.")
-@click.option("--source", multiple=True, metavar="KEY=VALUE", help="An option of the source, as startingTxid=7.")
+@click.option("--once/--follow", default=True, help="End at the present tail (default), or go on until Ctrl-C.")
+@click.option("--every", default="10s", show_default=True, metavar="TIME", help="With --follow: interval of batches.")
+@click.option("--partition-by", default="", metavar="COLUMN", help="day or stream: one directory for each value.")
+@click.option("--batch-bytes", default="1GiB", show_default=True, help="Approximate size of a batch.")
+@click.option("--source", multiple=True, metavar="KEY=VALUE", help="Option of the Spark source: startingTxid=7.")
 def table(
     to: str,
     checkpoint: str,
@@ -43,9 +43,9 @@ def table(
     source: tuple[str, ...],
     **given: Any,
 ) -> int:
-    """Append what came to the streams that are named to a table, each record once.
+    """Append new records of the given streams to a table, each record once.
 
-    Run it again, after a kill or by a clock: it goes on where the table ends. Delta wants its jars: --conf spark.jars=.
+    Run again, after a kill or by cron, it continues where the table ends. Delta needs its jars: --conf spark.jars=.
     """
     from dlog.spark.jobs.table import TableOptions
     from dlog.spark.jobs.table import table as job
@@ -65,7 +65,7 @@ def table(
     def begin(spark: SparkSession, place: Place, progress: Any) -> Report:
         with _stopped_by_signals() as stop:
             if options.follow and not given["as_json"]:
-                note("the table is kept up to date; Ctrl-C ends it")
+                note("keeping the table up to date; stop with Ctrl-C")
             return job(spark, place, options, progress=progress, stop=stop)
 
     return run("table", begin, lines=_lines, **given)
@@ -76,7 +76,7 @@ _STOP = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-    """Set by Ctrl-C and SIGTERM: they end a query in order."""
+    """An event set by Ctrl-C and SIGTERM, to end the query in order."""
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in heard_signals(_STOP)}
     try:
@@ -91,7 +91,7 @@ def _pairs(texts: tuple[str, ...]) -> dict[str, str]:
     for text in texts:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise ConfigError(f"--source is KEY=VALUE: {text[:60]!r}")
+            raise ConfigError(f"--source must be KEY=VALUE: {text[:60]!r}")
         pairs[key] = value
     return pairs
 

@@ -67,7 +67,7 @@ def test_a_stream_from_its_creation_to_its_deletion(cluster: Up) -> None:
     assert "life" in told(cluster, "ls")
     shown = told(cluster, "show", "life")
     assert shown["settings"]["retention_s"] == 3600
-    assert b"nobody yet" in ok(cluster, "show", "life")
+    assert b"none yet" in ok(cluster, "show", "life")
     ok(cluster, "append", "life", given=b"one\ntwo\n")
     [owner] = [o for o in told(cluster, "owners") if o["stream"] == "life"]
     assert owner["location"] in {p.address for p in cluster.running.parts if p.role == "write"}

@@ -194,11 +194,11 @@ def test_output_without_room_is_a_failure_in_a_line(
     assert code == 1, said
     if "--json" in CASES[name].arguments:
         told = json.loads(said)["error"]
-        assert (told["kind"], told["next"]) == ("OutputLostError", "make room where it goes")
+        assert (told["kind"], told["next"]) == ("OutputLostError", "free disk space, or redirect the output elsewhere")
         return
     first, step = said.splitlines()
     assert first == "dlog: cannot write the output: no space left on device"
-    assert step == "  next: make room where it goes"
+    assert step == "  next: free disk space, or redirect the output elsewhere"
 
 
 @contextmanager

@@ -58,7 +58,7 @@ async def test_what_was_acknowledged_before_a_signal_is_told(number: signal.Sign
         code, out, err = await ended(process)
     assert code == 1
     assert out.startswith("50 records, 1:0:0 .. ")
-    assert "stopped by a signal: 50 records are written, and nothing else of the input" in err
+    assert "stopped by a signal: 50 records are written, and no other record of the input" in err
     assert "Traceback" not in err
 
 
@@ -140,7 +140,7 @@ async def test_a_change_that_has_no_answer_is_called_unknown(words: tuple[str, .
         process.send_signal(number)
         code, out, err = await ended(process)
     assert (code, out) == (1, "")
-    assert "stopped before the answer came" in err
+    assert "stopped before the reply came" in err
     assert "is unknown: `dlog" in err
     assert "record" not in err
 

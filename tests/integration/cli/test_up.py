@@ -78,7 +78,7 @@ def test_a_part_that_dies_is_started_again_under_its_address(tmp_path: Path) -> 
             now = running.wait_restarted(was)
             assert now.address == was.address
             assert f"{was.id}".split(":")[0] in running.printed.read_text()
-        assert running.printed.read_text().count("died (exit code -9) and is started again") == 4
+        assert running.printed.read_text().count("died (exit code -9) and is restarted") == 4
         ok(running, "append", "s", given=LINES)
         assert ok(running, "read", "s") == LINES * 2
 

@@ -231,7 +231,7 @@ def test_a_dry_run_says_what_would_be_read_and_reads_nothing(stage: Stage) -> No
     [
         (("--verify", "most"), "'most' is not one of 'full', 'crc', 'none'"),
         (("--rate", "much"), "not a size"),
-        (("--rate", "0"), "at least a byte a second"),
+        (("--rate", "0"), "at least 1 byte per second"),
         (("--orphan-age", "old"), "not a duration"),
         (("--stream", "a", "--pattern", "b"), "--stream or --pattern, not both"),
         (("--replicas", "two"), "is not one of"),

@@ -73,9 +73,7 @@ def test_what_cannot_be_understood_stays_and_is_counted(abandoned: Abandoned) ->
     assert (row["stages"], row["strange"]) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("nobody", "nothing is staged under this name"), (".writes", "sink's name")]
-)
+@pytest.mark.parametrize(("name", "said"), [("nobody", "the sink has nothing staged"), (".writes", "sink's name")])
 def test_a_name_that_is_nobodys_is_refused(abandoned: Abandoned, name: str, said: str) -> None:
     code, out, told = abandoned.command("retire", name)
     assert code != 0 and out is None and said in told

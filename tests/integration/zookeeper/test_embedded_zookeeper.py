@@ -179,7 +179,7 @@ async def test_the_console_of_a_cluster_tells_why_its_zookeeper_died(
         await fill(part.address)
         await died.wait()
         part.stop()
-    assert deaths[0].startswith("died (exit code 3) and is started again; it said: ")
+    assert deaths[0].startswith("died (exit code 3) and is restarted; its last output: ")
     assert "its heap is full: it has 32 MiB" in deaths[0]
     assert deaths[0] in capsys.readouterr().out
 

@@ -115,7 +115,7 @@ def test_what_was_stopped_says_what_is_left_open(
     assert main([*name.split(), *WORDS.get(name, ())]) == 1
     said = capsys.readouterr().err
     if isinstance(command, Changing):
-        assert "stopped before the answer came" in said and command.when_unknown in said
+        assert "stopped before the reply came" in said and command.when_unknown in said
     else:
         assert said.strip() == "stopped"
 

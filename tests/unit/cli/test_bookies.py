@@ -79,7 +79,7 @@ async def test_a_refusal_has_its_reason() -> None:
 @pytest.mark.parametrize(
     ("answers", "reason"),
     [
-        ([], "it closed the connection: Java's bookies, and older ones"),
+        ([], "it closed the connection: Java bookies and older ones"),
         ([STARTED], "it closed the connection"),
         ([EntryAdded(LedgerId(1), EntryId(1), Code.OK)], "is it a bookie of this version?"),
         ([STARTED, CollectionReport(7, CollectionState.UNKNOWN, code=Code.BAD_REQUEST)], "is it a bookie of this"),

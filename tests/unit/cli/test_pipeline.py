@@ -47,7 +47,7 @@ def test_what_spark_fails_with_says_what_to_do_and_is_no_misuse(monkeypatch: pyt
 def test_a_report_that_cannot_be_written_is_told_after_the_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from dlog.spark.jobs.frame import Report
 
-    with pytest.raises(CommandError, match="the report cannot be written: No such file or directory") as raised:
+    with pytest.raises(CommandError, match="cannot write the report: No such file or directory") as raised:
         run(monkeypatch, lambda *_: Report(job="job"), report_file=str(tmp_path / "none" / "report"))
     assert not raised.value.misused
     done = run(monkeypatch, lambda *_: Report(job="job", findings=[{}]), report_file=str(tmp_path / "report"))

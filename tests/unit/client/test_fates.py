@@ -120,7 +120,9 @@ async def test_nothing_is_written_behind_a_refused_record_of_its_pipeline() -> N
         pipeline = client.pipeline("s", rows.append)
         for txid in (5, 3, 6, 7, 8, 9, 10, 11):
             assert pipeline.append(b"%d" % txid, txid=txid)
-        with pytest.raises(TxidOutOfOrderError, match="1 told as written; of the others 0 written, 7 not written") as e:
+        with pytest.raises(
+            TxidOutOfOrderError, match="1 reported as written; of the others 0 written, 7 not written"
+        ) as e:
             await pipeline.drain()
         await client.append("s", b"another's")
     assert double.log.payloads == [b"0", b"5", b"another's"]
@@ -288,7 +290,7 @@ async def test_what_the_listener_raises_ends_the_writing_and_the_pipeline_says_w
         await client.append("s", b"another's", txid=9)
     assert double.log.payloads == [b"0", b"another's"]
     assert pipeline.fates == tuple(Fate(n, 1, Outcome.NOT_WRITTEN) for n in (1, 2, 3))
-    assert "1 told as written; of the others 0 written, 3 not written, 0 unknown" in e.value.__notes__[0]
+    assert "1 reported as written; of the others 0 written, 3 not written, 0 unknown" in e.value.__notes__[0]
 
 
 async def test_misuse_by_the_pipelines_own_caller_is_not_its_failure() -> None:
