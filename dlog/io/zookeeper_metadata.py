@@ -24,6 +24,8 @@ from dlog.model.ledger import LedgerKey, LedgerMetadata
 from dlog.model.segment import StreamKey, StreamMetadata
 from dlog.wire.bookie_info import encode_address
 
+READ_AGAIN_S = 0.1
+
 
 class ZooKeeperMetadata:
     """Implements dlog/io/metadata.py for one cluster and one namespace. Made by `connect`."""
@@ -54,23 +56,37 @@ class ZooKeeperMetadata:
     ) -> ZooKeeperMetadata:
         """hosts: `h1:2181,h2:2181[/chroot]`. namespace: znode path, such as `/dlog`. The cluster need not exist yet.
 
-        Raises MetadataUnavailableError; UnsupportedVersionError for another ledger layout; ConfigError.
+        A request that is lost on the way is repeated until connect_timeout_s is over. Raises MetadataUnavailableError;
+        UnsupportedVersionError for another ledger layout; ConfigError.
         """
         rng = rng or random.SystemRandom()
+        begun_s = asyncio.get_running_loop().time()
         ledgers, streams = LedgerPaths(ledgers_root), StreamPaths(namespace)
         zk = await ZooKeeper.connect(
             hosts, session_timeout_s=session_timeout_s, connect_timeout_s=connect_timeout_s, rng=rng
         )
         try:
-            await check_layout(zk, ledgers)
             self = cls(zk, ledgers, streams, members, rng)
-            await self._members.read()
+            await self._read_first(ledgers, begun_s + connect_timeout_s)
         except BaseException:
             await zk.close()
             raise
         self._life = asyncio.get_running_loop().create_task(self._live(), name=f"metadata {hosts}")
         self._life.add_done_callback(report_crash)
         return self
+
+    async def _read_first(self, ledgers: LedgerPaths, until_s: float) -> None:
+        """Read what every process needs; a request that is lost meanwhile is repeated until this time of the loop."""
+        while True:
+            try:
+                await check_layout(self.zookeeper, ledgers)
+                await self._members.read()
+            except MetadataUnavailableError:
+                if asyncio.get_running_loop().time() >= until_s:
+                    raise
+                await asyncio.sleep(READ_AGAIN_S)
+            else:
+                return
 
     async def __aenter__(self) -> ZooKeeperMetadata:
         return self
