@@ -4,9 +4,11 @@ A proxy that is cut off reports it to the other write proxies in its replies to 
 to them. The proxy that a client asks next claims the stream, as if this proxy were gone.
 
 Invariants:
-- nothing is reported while there is progress: a stream confirmed a batch or became ready since the last check;
-- bookies are lacking if no registered bookie accepts a connection. Slow bookies, or none registered, do not count;
-- ZooKeeper is lacking if it does not respond and a take-over here waits for it. Owners go on without it.
+- bookies are lacking if requests wait, no stream at all has made progress since the last check (confirmed an entry or
+  became ready), and no registered bookie accepts a connection. Slow bookies, or none registered, do not count;
+- ZooKeeper is lacking if it does not respond, and a take-over, or one stream with pending requests, makes no progress.
+  Owners go on without ZooKeeper, except in the moments in which they roll to the next segment; only the streams that
+  make no progress are given up.
 """
 
 from __future__ import annotations
@@ -33,16 +35,13 @@ class Streams(Protocol):
         """Whether a request to an owner here is pending, or a take-over is under way."""
         ...
 
-    def has_takes(self) -> bool:
-        """Whether a take-over is under way."""
+    def has_stuck(self, for_s: float) -> bool:
+        """Whether a take-over, or one stream with pending requests, made no progress for `for_s` seconds."""
         ...
 
-    def give_up_takes(self) -> None:
-        """Redirect requests that wait for a take-over to another proxy."""
-        ...
-
-    def give_up_stuck(self) -> None:
-        """Give up the streams with pending requests, and redirect their clients."""
+    def give_up_stuck(self, for_s: float) -> None:
+        """Give up the take-overs and the streams with pending requests that made no progress for so long, and redirect
+        their clients."""
         ...
 
 
@@ -63,10 +62,8 @@ class Fitness:
         while True:
             await asyncio.sleep(LOOK_S)
             # peers know by now what this proxy lacks, and do not send clients back
-            if self.lacks == METADATA:
-                self._streams.give_up_takes()
-            elif self.lacks == BOOKIES:
-                self._streams.give_up_stuck()
+            if self.lacks:
+                self._streams.give_up_stuck(STUCK_S if self.lacks == METADATA else 0.0)
             self.lacks = await self._look()
 
     async def reaches(self, what: str) -> bool:
@@ -80,10 +77,11 @@ class Fitness:
             return METADATA
         if self.lacks == BOOKIES:
             return "" if await self._reaches_bookies() else BOOKIES
+        has_stuck = self._streams.has_stuck(STUCK_S)
+        if has_stuck and self._has_peer() and self._metadata.silent_s() >= STUCK_S:
+            return METADATA
         if not self._is_stuck():
             return ""
-        if self._streams.has_takes() and self._metadata.silent_s() >= STUCK_S:
-            return METADATA
         self._stuck_since_s = None  # if bookies are reached, check again only if it lasts
         return "" if await self._reaches_bookies() else BOOKIES
 

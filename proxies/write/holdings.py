@@ -55,10 +55,12 @@ class Holding:
     __slots__ = (
         "doubted",
         "epoch",
+        "moves",
         "obstacle",
         "owner",
         "serving",
         "state",
+        "still",
         "stream",
         "used_s",
         "waiting",
@@ -71,6 +73,8 @@ class Holding:
         self.serving = False
         self.used_s = 0.0  # event loop time of the last request
         self.obstacle = ""  # why it cannot be taken over for now
+        self.moves = 0  # how often the owner made progress
+        self.still: tuple[int, float] | None = None  # `moves`, and since when it is the same while requests are pending
         self.state = "claiming"  # then serving, draining; or deleting
         self.doubted = _NOBODY  # addresses that failed a client of this stream
         self.waiting: list[tuple[Any, Sink]] = []  # requests for the owner; None: reply when it serves
@@ -289,25 +293,42 @@ class Holdings:
             del self._asked[holding]
         return False
 
-    def has_takes(self) -> bool:
-        """Whether a take-over is under way."""
-        return any(h.state == "claiming" for h in self._holdings.values())
+    def moved(self, stream: str) -> None:
+        """The stream's owner became ready or confirmed an entry."""
+        holding = self._holdings.get(stream)
+        if holding is not None:
+            holding.moves += 1
 
-    def give_up_takes(self) -> None:
-        """Redirect requests that wait for a take-over to another proxy, which may claim the stream."""
-        for holding in [h for h in self._holdings.values() if h.state == "claiming"]:
-            self.takes.forget(holding.stream)
-            if holding.owner is not None:
-                holding.owner.stop()
-            self._drop(holding, None)
+    def has_stuck(self, for_s: float) -> bool:
+        """Whether a take-over, or an owner with pending requests, has made no progress for `for_s` seconds, as far as
+        regular calls of this show it."""
+        now_s = self._now_s()
+        return max((self._still_s(holding, now_s) for holding in self._asked), default=-1.0) >= for_s
 
-    def give_up_stuck(self) -> None:
-        """Give up all take-overs and the streams with pending requests; another proxy may claim them. Requests waiting
-        for a take-over are redirected; those an owner has begun end with an unknown outcome."""
-        self.give_up_takes()
-        for holding in [h for h in self._holdings.values() if h.state == "serving"]:
-            if holding.owner is not None and holding.owner.waiting:
+    def give_up_stuck(self, for_s: float) -> None:
+        """Give up the take-overs and the streams with pending requests that made no progress for `for_s` seconds;
+        another proxy may claim them. Requests waiting for a take-over are redirected; those an owner has begun end with
+        an unknown outcome."""
+        now_s = self._now_s()
+        for holding in [h for h in self._asked if self._still_s(h, now_s) >= for_s]:
+            if holding.state == "claiming":
+                self.takes.forget(holding.stream)
+                if holding.owner is not None:
+                    holding.owner.stop()
+                self._drop(holding, None)
+            elif holding.owner is not None:
                 self.lost(holding.stream, holding.owner)
+
+    @staticmethod
+    def _still_s(holding: Holding, now_s: float) -> float:
+        """For how long a take-over or a stream with pending requests has made no progress; -1: nothing is pending."""
+        is_served = holding.state == "serving" and holding.owner is not None and holding.owner.waiting
+        if not is_served and holding.state != "claiming":
+            holding.still = None
+            return -1.0
+        if holding.still is None or holding.still[0] != holding.moves:
+            holding.still = (holding.moves, now_s)
+        return now_s - holding.still[1]
 
     def stalled(self, stream: str, owner: StreamOwner, reason: str) -> None:
         """The owner cannot begin to serve for now: fail the waiting requests and those that come meanwhile."""

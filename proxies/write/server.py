@@ -285,6 +285,7 @@ class WriteProxy:
 
     def _moved(self, event: LacMoved) -> None:
         self.fitness.moves += 1
+        self.holdings.moved(event.stream)
         self.tails.moved(event)
 
     def _gone(self, stream: StreamName) -> None:

@@ -240,9 +240,9 @@ def _silent(look: Any) -> Any:
     return wrong
 
 
-def _keeps(give_up_takes: Any) -> Any:
-    """Who waits for a take-over is kept, though the proxy does not reach ZooKeeper."""
-    return lambda self: None
+def _keeps(give_up_stuck: Any) -> Any:
+    """A proxy that does not reach ZooKeeper keeps the requests that wait for it."""
+    return lambda self, for_s: None if for_s else give_up_stuck(self, for_s)
 
 
 @contextlib.contextmanager
@@ -487,7 +487,7 @@ MUTANTS: tuple[Mutant, ...] = (
     mutant(
         "a take-over waits for ZooKeeper however long",
         ("V4",),
-        instead(Holdings, "give_up_takes", _keeps),
+        instead(Holdings, "give_up_stuck", _keeps),
         style="cut-off",
         seeds=40,
     ),

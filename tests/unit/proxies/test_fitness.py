@@ -19,22 +19,19 @@ class Waiting:
 
     def __init__(self) -> None:
         self.waits = True
-        self.takes = False
-        self.given_up = 0
+        self.stuck = False
+        self.given_up: list[float] = []
 
     def has_waiting(self) -> bool:
         return self.waits
 
-    def has_takes(self) -> bool:
-        return self.takes
+    def has_stuck(self, for_s: float) -> bool:
+        assert for_s == fitness.STUCK_S
+        return self.stuck
 
-    def give_up_takes(self) -> None:
-        self.given_up += 1
-        self.takes = self.waits = False
-
-    def give_up_stuck(self) -> None:
-        self.given_up += 1
-        self.waits = False
+    def give_up_stuck(self, for_s: float) -> None:
+        self.given_up.append(for_s)
+        self.stuck = self.waits = False
 
 
 ANSWERS = -1.0  # below every limit, those of no time at all too
@@ -101,14 +98,19 @@ async def test_nothing_is_lacking_while_streams_go_on_or_nobody_else_could_serve
             assert await looks(judge, 1) == ""
 
 
-async def test_zookeeper_is_lacking_where_a_take_over_waits_for_it_and_until_it_answers() -> None:
+async def test_zookeeper_is_lacking_where_a_stream_makes_no_progress_without_it_and_until_it_answers() -> None:
     metadata, streams = Silent(), Waiting()
     judge = Fitness(metadata, streams, has_peer=lambda: True)
     metadata.silence_s = 1.0
     assert await looks(judge) == "", "an owner goes on without it"
-    streams.takes = True
-    assert await looks(judge) == METADATA
-    streams.takes = False
+    streams.stuck = True
+    metadata.silence_s = ANSWERS
+    assert await looks(judge) == "", "it answers"
+    metadata.silence_s = 1.0
+    assert await looks(Fitness(metadata, streams, has_peer=lambda: False)) == "", "nobody else could serve it"
+    judge.moves += 1
+    assert await looks(judge, 1) == METADATA, "though other streams go on"
+    streams.stuck = False
     assert await looks(judge) == METADATA
     assert not await judge.reaches(METADATA)
     metadata.silence_s = ANSWERS
@@ -123,7 +125,7 @@ async def test_who_waits_is_sent_elsewhere_a_look_after_peers_could_hear_what_is
     monkeypatch.setattr(fitness, "LOOK_S", 0.0)
     metadata, streams = Silent(), Waiting()
     metadata.silence_s = 1.0 if lacks == METADATA else ANSWERS
-    streams.takes = lacks == METADATA
+    streams.stuck = lacks == METADATA
     judge = Fitness(metadata, streams, has_peer=lambda: True)
     with refusing_port() as closed:
         await register(metadata, closed.getsockname()[1])
@@ -134,3 +136,4 @@ async def test_who_waits_is_sent_elsewhere_a_look_after_peers_could_hear_what_is
                 await asyncio.sleep(0)
             running.cancel()
         assert judge.lacks == lacks
+        assert streams.given_up[0] == (fitness.STUCK_S if lacks == METADATA else 0.0)

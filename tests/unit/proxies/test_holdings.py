@@ -176,10 +176,10 @@ async def test_streams_with_requests_that_wait_are_given_up_and_the_others_kept(
         stage = Stage(group, Ours(Epoch(0)))
         stage.owner.may_take.set()
         await stage.holdings.ask(S, None)
-        stage.holdings.give_up_stuck()
+        stage.holdings.give_up_stuck(0.0)
         assert stage.gone == [], "nobody waits"
         stage.owner.waiting = 1
-        stage.holdings.give_up_stuck()
+        stage.holdings.give_up_stuck(0.0)
         assert stage.gone == [S]
         assert stage.owner.is_stopped
         stage.owner.may_take.clear()
@@ -190,8 +190,33 @@ async def test_streams_with_requests_that_wait_are_given_up_and_the_others_kept(
 
         group.create_task(ask_in_vain(), name="ask")
         await asyncio.sleep(0)
-        stage.holdings.give_up_stuck()
+        stage.holdings.give_up_stuck(0.0)
         stage.owner.may_take.set()
+
+
+async def test_only_streams_without_progress_for_a_while_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        stage = Stage(group, Ours(Epoch(0)))
+        now_s = 0.0
+        monkeypatch.setattr(stage.holdings, "_now_s", lambda: now_s)
+        stage.owner.may_take.set()
+        await stage.holdings.ask(S, None)
+        assert not stage.holdings.has_stuck(1.0), "no request is pending"
+        stage.owner.waiting = 1
+        stage.holdings._asked[stage.holdings.all[0]] = None
+        for _ in range(3):
+            assert not stage.holdings.has_stuck(1.0)
+            now_s += 0.9
+            stage.holdings.moved(S)
+        assert not stage.holdings.has_stuck(1.0)
+        now_s += 0.9
+        assert not stage.holdings.has_stuck(1.0)
+        stage.holdings.give_up_stuck(1.0)
+        assert stage.gone == []
+        now_s += 0.1
+        assert stage.holdings.has_stuck(1.0)
+        stage.holdings.give_up_stuck(1.0)
+        assert stage.gone == [S]
 
 
 async def test_what_is_owned_in_another_life_is_not_handed_back() -> None:
