@@ -1,9 +1,11 @@
-"""Every error of the service: its number on the wire, what the caller should do, and whether a write may still appear.
+"""All errors of the service: code on the wire, what the caller should do, and whether a write may still appear.
 
-The law of this room: a class exists only if somebody acts differently on it. Numbers are DistributedLog's status codes
-(those from 530 up are ours). A number belongs to one class of the whole code base: whoever hears it raises that class.
-A class without a number of its own is told to a peer as the nearest one above it that has one. A broken invariant is an
-AssertionError, never one of these.
+Codes are DistributedLog's status codes; those from 530 up are our own. A class without its own code is sent as its
+nearest base class that has one. A broken invariant is an AssertionError, never one of these.
+
+Invariants:
+- a class exists only if some caller handles it differently;
+- a code belongs to one class of the code base: a peer that receives it raises that class.
 """
 
 from __future__ import annotations
@@ -14,21 +16,21 @@ from typing import Any, TypeVar
 
 
 class Remedy(enum.Enum):
-    """What a caller does next; the only thing callers branch on."""
+    """What a caller does next. Callers decide by it, never by the message."""
 
-    FIX = "fix"  # the request is wrong, sending it again cannot help
+    FIX = "fix"  # the request is wrong; sending it again cannot help
     RETRY = "retry"  # the same request may succeed later, here or elsewhere
-    FOLLOW = "follow"  # another node answers this; go to `location`, or ask the ring
+    FOLLOW = "follow"  # another node serves this; go to `location`, or ask the ring
     REOPEN = "reopen"  # this handle is dead; open a new one
-    STOP = "stop"  # nothing follows, and that is final
-    REPORT = "report"  # data is damaged or missing; a person must look
+    STOP = "stop"  # there is nothing more, and that is final
+    REPORT = "report"  # data is damaged or missing; an operator must look
 
 
 class DLogError(Exception):
-    """Root of all errors. `message` is lower case, variables last as key=value, and is not API.
+    """Base class of all errors. `message` is lower case, with variables last as key=value; it is not part of the API.
 
-    fates: of an error that a pipeline or `append_many` raises, what became of each record that was taken and not told
-    as written (dlog.Fate), in order. next_step: what a person does, where a command knows it better than the class.
+    fates: for an error of a pipeline or `append_many`, the outcome of each accepted record that was not reported as
+    written (dlog.Fate), in order. next_step: advice for the user, where a command knows better than the class.
     """
 
     code = 500
@@ -49,38 +51,38 @@ class DLogError(Exception):
 
 
 class InvalidRequestError(DLogError):
-    """The request can never succeed as it stands."""
+    """The request can never succeed unchanged."""
 
     code = 400
     remedy = Remedy.FIX
 
 
 class RecordTooLargeError(InvalidRequestError):
-    """A record or a batch exceeds the limit the message names."""
+    """A record or a batch exceeds the limit that the message names."""
 
     code = 413
 
 
 class InvalidStreamNameError(InvalidRequestError):
-    """The stream name is not one we accept; the message says which rule it breaks."""
+    """The stream name is invalid; the message names the rule it breaks."""
 
     code = 602
 
 
 class StreamNotFoundError(InvalidRequestError):
-    """No stream of that name; create it first."""
+    """There is no stream of that name; create it first."""
 
     code = 510
 
 
 class StreamRecreatedError(StreamNotFoundError):
-    """The stream that this position or reader belongs to was deleted; the one that has its name now is another."""
+    """The stream of this position or reader was deleted; the name now belongs to a new one."""
 
     code = 560
 
 
 class PositionBeyondEndError(InvalidRequestError):
-    """The stream does not reach as far as this position; `end` is the place behind its last record, as DLSN text."""
+    """The position is beyond the end of the stream; `end` is the position after its last record, as DLSN text."""
 
     code = 561
 
@@ -96,13 +98,13 @@ class StreamExistsError(InvalidRequestError):
 
 
 class StaleRequestError(InvalidRequestError):
-    """The request names a state that is over, nothing was done: read what is now, and ask anew."""
+    """The request names a state that has changed; nothing was done. Read the current one, then send a new request."""
 
     code = 555
 
 
 class TxidOutOfOrderError(InvalidRequestError):
-    """The transaction id is below `last`, which is in the stream already (-1: not told)."""
+    """The transaction id is below `last`, which the stream already contains (-1: not reported)."""
 
     code = 513
 
@@ -112,7 +114,7 @@ class TxidOutOfOrderError(InvalidRequestError):
 
 
 class SequenceGapError(InvalidRequestError):
-    """A producer's batch arrived before one with a lower sequence; send from `expected` on."""
+    """A producer's batch arrived before one with a lower sequence; send again from `expected` on."""
 
     code = 530
 
@@ -122,25 +124,25 @@ class SequenceGapError(InvalidRequestError):
 
 
 class ClusterNotFoundError(InvalidRequestError):
-    """No cluster was made at this ZooKeeper address; run `dlog cluster init`."""
+    """There is no cluster at this ZooKeeper address; run `dlog cluster init`."""
 
     code = 539
 
 
 class ConfigError(InvalidRequestError):
-    """A configuration file, variable or flag holds a key or value we do not know."""
+    """A configuration file, variable or flag has an unknown key or a bad value."""
 
     code = 531
 
 
 class ProtocolError(InvalidRequestError):
-    """A peer sent bytes that are not of the protocol; its connection is closed."""
+    """A peer sent bytes that violate the protocol; its connection is closed."""
 
     code = 532
 
 
 class UnsupportedVersionError(InvalidRequestError):
-    """The peer speaks a version we do not, or stored metadata is of a newer format."""
+    """The peer uses an unsupported protocol version, or stored metadata has a newer format."""
 
     code = 521
 
@@ -149,7 +151,7 @@ class UnsupportedVersionError(InvalidRequestError):
 
 
 class UnavailableError(DLogError):
-    """Cannot be served now."""
+    """The request cannot be served now."""
 
     code = 503
     remedy = Remedy.RETRY
@@ -162,49 +164,49 @@ class NotReadyError(UnavailableError):
 
 
 class OverCapacityError(UnavailableError):
-    """A bound on waiting work is reached; nothing was taken."""
+    """A limit on pending work is reached; nothing was accepted."""
 
     code = 517
 
 
 class NotEnoughBookiesError(UnavailableError):
-    """Too few bookies are writable for the ensemble or to mend it."""
+    """Too few bookies are writable to create an ensemble or to replace a failed member."""
 
     code = 533
 
 
 class MetadataUnavailableError(UnavailableError):
-    """ZooKeeper cannot be reached or lost our session. For a write, the outcome is unknown."""
+    """ZooKeeper is unreachable or our session expired. The outcome of a write is unknown."""
 
     code = 505
 
 
 class ConnectionLostError(UnavailableError):
-    """The peer went away with the request in flight: whether it was carried out is unknown."""
+    """The connection was lost with the request in flight: its outcome is unknown."""
 
     code = 534
     outcome_unknown = True
 
 
 class RequestTimeoutError(UnavailableError):
-    """No answer in time: whether the request was carried out is unknown."""
+    """No reply in time: the outcome of the request is unknown."""
 
     code = 508
     outcome_unknown = True
 
 
-# ---- FOLLOW: somebody else -----------------------------------------------------------------------------------------
+# ---- FOLLOW: another node ------------------------------------------------------------------------------------------
 
 
 class OwnedElsewhereError(DLogError):
-    """Another proxy owns the stream; `location` is its host:port when known."""
+    """Another proxy owns the stream; `location` is its host:port if known."""
 
     code = 302
     remedy = Remedy.FOLLOW
 
 
 class StreamUnavailableError(OwnedElsewhereError):
-    """Nobody serves the stream at this instant; ask the ring again."""
+    """No proxy serves the stream at present; ask the ring again."""
 
     code = 515
 
@@ -213,7 +215,7 @@ class StreamUnavailableError(OwnedElsewhereError):
 
 
 class FencedError(DLogError):
-    """Somebody else took over. Pending writes may or may not be in the log."""
+    """Another owner or client took over. Pending writes may or may not be in the log."""
 
     code = 507
     remedy = Remedy.REOPEN
@@ -221,7 +223,7 @@ class FencedError(DLogError):
 
 
 class LedgerFencedError(FencedError):
-    """Another client took this ledger over. Pending adds may or may not be in it."""
+    """Another client took over this ledger. Pending adds may or may not be in it."""
 
     code = 551
 
@@ -235,7 +237,7 @@ class LeaseLostError(FencedError):
 class ProducerUnknownError(FencedError):
     """The log no longer holds this producer's state, so a repeated batch cannot be told from a new one.
 
-    since: segment and entry; whoever begins anew as another producer will write nothing below this place.
+    since: segment and entry; everything that a new producer id writes from now on lies at or after this position.
     """
 
     code = 535
@@ -249,7 +251,7 @@ class ProducerUnknownError(FencedError):
 
 
 class EndedError(DLogError):
-    """Nothing more will come. Only its kinds are raised."""
+    """Nothing more will come. Only subclasses are raised."""
 
     remedy = Remedy.STOP
 
@@ -261,7 +263,7 @@ class EndOfStreamError(EndedError):
 
 
 class TruncatedError(EndedError):
-    """The position was truncated; `first` is the first that can still be read, as DLSN text, if known."""
+    """The position was truncated; `first` is the first readable one, as DLSN text, if known."""
 
     code = 511
 
@@ -271,18 +273,18 @@ class TruncatedError(EndedError):
 
 
 class ClosedError(EndedError):
-    """This handle was closed by its owner."""
+    """The caller closed this handle."""
 
     code = 502
 
 
 class LedgerNotFoundError(EndedError):
-    """No metadata for this ledger: never created, or deleted."""
+    """There is no metadata of this ledger: it was never created, or it was deleted."""
 
     code = 536
 
 
-# ---- REPORT: a person is needed ------------------------------------------------------------------------------------
+# ---- REPORT: an operator is needed ---------------------------------------------------------------------------------
 
 
 class DamagedError(DLogError):
@@ -298,32 +300,32 @@ class EntryMissingError(DamagedError):
 
 
 class MetadataWentBackError(DamagedError):
-    """A stream's metadata is older than what this process has seen of it: nothing is served from it."""
+    """A stream's metadata is older than this process saw before; it refuses the stream."""
 
     code = 540
 
 
 class SegmentNotEndedError(DLogError):
-    """A stream is not deleted: a segment that may still be written cannot be ended. Force deletes it all the same."""
+    """The stream was not deleted: a segment that may still be written cannot be closed. `--force` deletes it anyway."""
 
     code = 556
 
 
 class EntryUnreadableError(UnavailableError):
-    """No replica could answer for an entry, and none could say it is absent."""
+    """No replica could return an entry, and too few denied it."""
 
     code = 1000
 
 
 class UnauthorizedError(DLogError):
-    """Wrong ledger password or missing right."""
+    """Wrong ledger password, or a permission is missing."""
 
     code = 403
     remedy = Remedy.FIX
 
 
 class CookieError(DLogError):
-    """The disk is not the one this bookie had: foreign, emptied, or of another cluster."""
+    """The disk is not this bookie's: it belongs to another bookie or cluster, or was emptied."""
 
     code = 538
 
@@ -332,21 +334,23 @@ _E = TypeVar("_E", bound=DLogError)
 
 
 def with_outcome(error: _E, unknown: bool) -> _E:
-    """`error`, or a copy of it that says by `outcome_unknown` what is so: whoever sent an earlier try knows it better
-    than the answer to the last one."""
+    """`error`, or a copy with `outcome_unknown` set to `unknown`: the sender of an earlier attempt knows more than the
+    reply to the last one.
+    """
     if error.outcome_unknown is unknown:
         return error
     told = copy.copy(error)
     told.outcome_unknown = unknown
     if unknown:
-        told.message = f"an earlier try may have been carried out; the last one failed: {error.message}"
+        told.message = f"an earlier attempt may have succeeded; the last one failed: {error.message}"
         told.args = (told.message,)
     return told
 
 
 def to_raise(error: _E) -> _E:
-    """A copy of an error that an object stores and raises at each call. A raised error refers to the frames that it
-    passed, and these to that object: to raise the stored error itself would make a reference cycle."""
+    """A copy of an error that an object stores and raises at each call. Raising the stored error itself would create a
+    reference cycle: its traceback refers to frames that refer to the object.
+    """
     told = copy.copy(error)
     told.__cause__ = error.__cause__
     return told

@@ -1,8 +1,10 @@
-"""Things worth telling an operator, a test or a metric, as types.
+"""The events that are logged, counted as metrics and compared in tests, as types.
 
-`name` is `subject.past`, as it stands in the log; fields come in the order stream, segment, ledger, entry, peer, then
-specifics. Levels: info = a state changed; warning = degraded and mending itself; error = a person is needed. Nothing
-here happens once per record.
+`name` is `subject.past`, as in the log; fields are ordered stream, segment, ledger, entry, peer, then specifics.
+Levels: info = a state changed; warning = degraded, recovers without help; error = an operator must act.
+
+Invariants:
+- no event happens once per record.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Root; subclasses set `name` and `level`."""
+    """Base class. Subclasses set `name`, `level`."""
 
     name: ClassVar[str] = "event"
     level: ClassVar[str] = "info"
@@ -30,8 +32,9 @@ class LedgerOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerIdInUse(Event):
-    """Bookies hold entries under an id that ZooKeeper gave out just now: it was restored from a backup. Another id is
-    drawn; docs/restore.md says how to find the ledgers that the backup does not know."""
+    """Bookies hold entries under an id that ZooKeeper has just assigned: ZooKeeper was restored from a backup. Another
+    id is used; docs/restore.md says how to find the ledgers missing from the backup.
+    """
 
     name: ClassVar[str] = "ledger.id_in_use"
     level: ClassVar[str] = "warning"
@@ -57,7 +60,7 @@ class LedgerClosed(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecoveryStarted(Event):
-    """The ledger is marked in recovery; its last ensemble is being fenced."""
+    """The ledger's metadata is IN_RECOVERY; its last ensemble is being fenced."""
 
     name: ClassVar[str] = "ledger.recovery_started"
     ledger: int
@@ -66,7 +69,7 @@ class LedgerRecoveryStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerRecoveryFenced(Event):
-    """No writer can reach an ack quorum any more; entries are sought from `entry` + 1 on."""
+    """No writer can reach an ack quorum any more; the search for entries begins at `entry` + 1."""
 
     name: ClassVar[str] = "ledger.recovery_fenced"
     ledger: int
@@ -109,7 +112,7 @@ class StreamOwned(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamReady(Event):
-    """The owner has recovered and serves."""
+    """The owner has finished recovery and serves the stream."""
 
     name: ClassVar[str] = "stream.ready"
     stream: str
@@ -120,7 +123,7 @@ class StreamReady(Event):
 
 @dataclass(frozen=True, slots=True)
 class StreamStalled(Event):
-    """The owner cannot open a segment: its store has too few members. It tries on; writes are refused meanwhile."""
+    """The owner cannot open a segment: too few writable bookies. It retries; writes are refused meanwhile."""
 
     name: ClassVar[str] = "stream.stalled"
     level: ClassVar[str] = "error"
@@ -139,7 +142,7 @@ class LeaseLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class MetadataLost(Event):
-    """This process is out of contact with ZooKeeper; what it owns or stores it goes on serving."""
+    """This process lost contact with ZooKeeper; it goes on serving the streams or ledgers it has."""
 
     name: ClassVar[str] = "metadata.lost"
     level: ClassVar[str] = "warning"
@@ -147,7 +150,7 @@ class MetadataLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class MetadataRegained(Event):
-    """This process is in contact with ZooKeeper again. session_ended: under a new session, so it registered anew."""
+    """This process is in contact with ZooKeeper again. session_ended: in a new session, so it registered again."""
 
     name: ClassVar[str] = "metadata.regained"
     away_s: float
@@ -156,7 +159,7 @@ class MetadataRegained(Event):
 
 @dataclass(frozen=True, slots=True)
 class MetadataWentBack(Event):
-    """A stream's metadata is older than what this process has seen of it; told once, and nothing is served from it."""
+    """A stream's metadata is older than this process saw before; logged once. The process refuses the stream."""
 
     name: ClassVar[str] = "metadata.went_back"
     level: ClassVar[str] = "error"
@@ -208,8 +211,9 @@ class SegmentDeleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ChangeRefused(Event):
-    """Metadata refuses a change that a stream's owner makes on its own account, and always will. Records are safe; what
-    the change is for (deleting what is truncated, retention) does not happen until the stream has another owner."""
+    """ZooKeeper permanently rejects a metadata change that the owner makes by itself. Records are safe; the purpose of
+    the change (deleting truncated segments, retention) waits until the stream has another owner.
+    """
 
     name: ClassVar[str] = "change.refused"
     level: ClassVar[str] = "warning"
@@ -220,8 +224,9 @@ class ChangeRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetentionHeld(Event):
-    """Nothing expires from the stream now: the clocks that say how old its segments are cannot all be right. Told
-    when one of them would have had a segment deleted."""
+    """Retention of the stream is suspended, since the clocks that date its segments disagree. Emitted when one of them
+    would have had a segment deleted.
+    """
 
     name: ClassVar[str] = "retention.held"
     level: ClassVar[str] = "warning"
@@ -232,8 +237,9 @@ class RetentionHeld(Event):
 
 @dataclass(frozen=True, slots=True)
 class LacMoved(Event):
-    """Published to tails, never logged. entries: the last of those that it confirms, up to `lac`, each as the parts
-    that were appended; none where a recovery found the LAC."""
+    """Published to tail readers, never logged. entries: the last of the entries confirmed by it, up to `lac`, each as
+    its appended parts; empty if a recovery found the LAC.
+    """
 
     name: ClassVar[str] = "lac.moved"
     level: ClassVar[str] = "debug"
@@ -246,18 +252,19 @@ class LacMoved(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProcessConfigured(Event):
-    """Everything a process was told, printed whole at its start; secrets are masked."""
+    """The whole configuration of a process, logged at start; secrets are masked."""
 
     name: ClassVar[str] = "process.configured"
     role: str
-    sources: tuple[str, ...]  # in rising precedence
+    sources: tuple[str, ...]  # lowest precedence first
     options: tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class VariablesIgnored(Event):
-    """Variables `DLOG_*` of the environment that no process reads: Kubernetes sets them for a service that is called
-    `dlog-...`, or their name is misspelt."""
+    """Environment variables `DLOG_*` that match no option: misspelt, or set by Kubernetes for a service called
+    `dlog-...`.
+    """
 
     name: ClassVar[str] = "process.variables_ignored"
     level: ClassVar[str] = "warning"
@@ -266,7 +273,7 @@ class VariablesIgnored(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProcessStopping(Event):
-    """A signal asked for the end; the process drains."""
+    """A signal asked the process to stop; it is draining."""
 
     name: ClassVar[str] = "process.stopping"
     signal: str
@@ -274,7 +281,7 @@ class ProcessStopping(Event):
 
 @dataclass(frozen=True, slots=True)
 class LoopStalled(Event):
-    """Something kept the event loop from running."""
+    """The event loop was blocked for `stall_ms`."""
 
     name: ClassVar[str] = "loop.stalled"
     level: ClassVar[str] = "warning"
@@ -283,7 +290,7 @@ class LoopStalled(Event):
 
 @dataclass(frozen=True, slots=True)
 class ActorFailed(Event):
-    """An actor died of an error; it is started again after `restart_s`."""
+    """An actor ended with an exception; it is restarted after `restart_s`."""
 
     name: ClassVar[str] = "actor.failed"
     level: ClassVar[str] = "error"
@@ -294,7 +301,7 @@ class ActorFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class WorkFailed(Event):
-    """What was done for one stream, reader or connection ended with an unexpected error; nothing else did."""
+    """Work for one stream, reader or connection ended with an unexpected exception; nothing else was affected."""
 
     name: ClassVar[str] = "work.failed"
     level: ClassVar[str] = "error"
@@ -304,7 +311,7 @@ class WorkFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProxySuspected(Event):
-    """A write proxy does not answer: its streams may be claimed."""
+    """A write proxy seems to have failed: others may claim its streams."""
 
     name: ClassVar[str] = "proxy.suspected"
     level: ClassVar[str] = "warning"
@@ -322,7 +329,7 @@ class ProxyTrusted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOpened(Event):
-    """Somebody said hello to a proxy. via: who connected, if a balancer said that it does so for `peer`."""
+    """A client opened a session with a proxy. via: the connecting balancer, if it forwards for `peer`."""
 
     name: ClassVar[str] = "connection.opened"
     level: ClassVar[str] = "debug"
@@ -335,7 +342,7 @@ class ConnectionOpened(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRefused(Event):
-    """A connection was not let in: because of how it began, or because there are too many."""
+    """A connection was refused: its first bytes were invalid, or there are too many connections."""
 
     name: ClassVar[str] = "connection.refused"
     peer: str
@@ -351,7 +358,7 @@ class ProxyDraining(Event):
 
 @dataclass(frozen=True, slots=True)
 class ProxyDrained(Event):
-    """Everything owned was handed over, or the time for it was up (`left` streams are claimed by others then)."""
+    """The proxy handed over all its streams, or time ran out: other proxies claim the `left` streams."""
 
     name: ClassVar[str] = "proxy.drained"
     handed_over: int
@@ -360,8 +367,9 @@ class ProxyDrained(Event):
 
 @dataclass(frozen=True, slots=True)
 class SegmentLeftBehind(Event):
-    """A stream is deleted, and one of its segments could not be. That is tried again within minutes, unless the segment
-    is damaged or the deletion was forced: then its data stay, and no stream names them."""
+    """A segment of a deleted stream could not be deleted. It is retried within minutes, unless the segment is damaged
+    or the deletion was forced: then its data stay, and no stream refers to them.
+    """
 
     name: ClassVar[str] = "segment.left_behind"
     level: ClassVar[str] = "warning"
@@ -373,7 +381,7 @@ class SegmentLeftBehind(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgerHandleFailed(Event):
-    """A machine of the ledger client broke an invariant: its handle is dead, its story is in `error`."""
+    """A state machine of the ledger client violated an invariant: its handle is dead, `error` has its last facts."""
 
     name: ClassVar[str] = "ledger.handle_failed"
     level: ClassVar[str] = "error"

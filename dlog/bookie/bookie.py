@@ -1,20 +1,20 @@
-"""One bookie's promises: what is answered after which fdatasync.
+"""State machine of one bookie: decides which reply is sent after which fdatasync.
 
-Facts in: requests of connections, `Persisted` of the journal, and answers to its own questions. Effects out: `Send`,
-`Persist` (data: a tuple of journal records), `Tell`, and those questions (dlog/bookie/messages.py).
+Facts: requests of connections, `Persisted` of the journal, results of its storage requests. Effects: `Send`, `Persist`
+(data: a tuple of journal records), `Tell`, and the storage requests (dlog/bookie/messages.py).
 
-The law of this machine:
-- An add is answered OK once its record is durable, and an entry is served only then: nothing is shown that a power cut
-  could take back. A request that needs an entry on its way to the disk waits for it.
-- A fence refuses adds from the instant it is heard, and is answered once it is durable, whatever the answer is. Tokens
-  are durable in order, so everything accepted before the fence is readable when the fence is answered.
-- Between the check of key and fence and the Persist of an add nothing else can happen.
-- "No such entry" is said only by one who knows. Who cannot tell says I/O error.
-- The first payload acknowledged for an entry is its payload for ever: an add of the entry with another payload is
-  refused (UNAUTHORIZED, which ends Java's writers and recoveries at once), and never acknowledged.
-- A ledger that was buried never takes an add again, whoever asks and with whatever key: its fence outlives it, for a
-  writer of it may still exist. Its id counts as known (entry -1 is NO_ENTRY), so that nobody draws it again.
-- A ledger is buried only while nothing of it is on its way to the journal.
+Invariants:
+- An add is answered OK once its record is durable, and an entry is served only then: a power cut takes back nothing
+  that was served. A request for an entry that is being persisted waits for it.
+- From the moment a fence is received, adds are refused, except a recovery's; the request is answered once the fence is
+  durable, whatever the reply. Tokens become durable in order, so all adds accepted before are readable by then.
+- Nothing happens between the check of key and fence and the Persist of an add.
+- "No such entry" is a certain answer; if it is uncertain the reply is an I/O error.
+- The first payload acknowledged for an entry is final: an add with another payload is refused with UNAUTHORIZED, which
+  ends Java's writers and recoveries at once.
+- A collected ledger never accepts an add again, from any client and with any key: its fence outlives it, for a writer
+  may still exist. Its id stays known (entry -1 is NO_ENTRY), so that it is not assigned again.
+- A ledger is collected only while none of its records is being persisted.
 
 Source: BookKeeper 4.17 bookie semantics; docs/protocol.md says where ours is stricter.
 """
@@ -83,13 +83,13 @@ PACKET_MIN = 24  # ledger, entry and LAC
 BATCH_BYTES_MAX = 5 * MiB
 _BATCH_HEAD = 24 + 8 + 4
 _LAC = struct.Struct(">q")
-_STAYS_BYTES = 4096  # a smaller packet is copied: that costs less than the view, and one receive brings many
-_RECORD_COST = 128  # bytes of memory a waiting record costs beside its payload
+_STAYS_BYTES = 4096  # a smaller packet is copied: cheaper than a view, and one receive brings many
+_RECORD_COST = 128  # memory of a waiting record beside its payload, in bytes
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """A token on its way to the disk, and what is to be done once it is there."""
+    """A token that is not durable yet, and what to do once it is."""
 
     token: int
     size: int
@@ -103,7 +103,7 @@ class _Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """A batch read being gathered."""
+    """A batch read that is being assembled."""
 
     peer: Peer
     request: BatchRead
@@ -113,25 +113,26 @@ class _Batch:
     packets: list[Buffer] = field(default_factory=list)
 
 
-Outcome = Buffer | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in what was fetched, look again
+Outcome = Buffer | Code | None  # packet; NO_ENTRY or IO_ERROR; None: not in the result, look again
 Resume = Callable[[Any, Outcome, list[Any]], None]
-_Waiter = tuple[int, Resume, Any]  # the entry that is waited for
+_Waiter = tuple[int, Resume, Any]  # entry, function to resume with, its argument
 
 
 @dataclass(slots=True, eq=False)
 class _Fetching:
-    """A question to the disk: up to `entries` from `entry` on, and who waits for which of them."""
+    """A read from disk of up to `entries` entries from `entry` on, and the requests that wait for them."""
 
     ledger: int
     entry: int
     entries: int
-    checkpoints: int  # how many had been made when it was asked
+    checkpoints: int  # number of checkpoints when it was started
     waiters: list[_Waiter]
 
 
 class Bookie:
-    """The machine. `rows` are the ledgers a restart found, `gone` those that were buried; `limbo`: data may have been
-    lost, so nothing is denied."""
+    """The state machine. `rows`: ledgers found by a restart; `gone`: collected ledgers; `limbo`: data may have been
+    lost, so the bookie never denies an entry.
+    """
 
     def __init__(
         self, options: BookieOptions, rows: Iterable[LedgerRow] = (), *, limbo: bool = False, gone: Iterable[int] = ()
@@ -139,8 +140,8 @@ class Bookie:
         self._options = options
         self._limbo = limbo
         self._gone = IdSet(gone)
-        self._new: set[int] = set()  # heard of since `take_new`, or found by a restart and never seen in metadata
-        self._burying: dict[int, Ledger] = {}  # counted as gone, until the disk says whether they are
+        self._new: set[int] = set()  # first seen since `take_new`, or restored and never seen in metadata
+        self._burying: dict[int, Ledger] = {}  # counted as collected, until the disk confirms or fails
         self._ledgers = {row.ledger: restored(row) for row in rows}
         self._new.update(number for number, ledger in self._ledgers.items() if not ledger.seen)
         self._cache = WriteCache()
@@ -149,7 +150,7 @@ class Bookie:
         self._waiting: deque[_Waiting] = deque()
         self.waiting_bytes = 0
         self._dirty: dict[int, Ledger] = {}
-        self._flush: Flush | None = None  # in flight, or failed and to be repeated
+        self._flush: Flush | None = None  # in flight, or failed and to be retried
         self._flush_running = False
         self._checkpoints = 0
         self._tokens_of_fetches = 0
@@ -159,7 +160,7 @@ class Bookie:
         self._free_bytes = 1 << 62
         self._no_room = False  # the journal or a flush ran out of space
         self.read_only = limbo
-        self._shortage = 0  # the worst since there was room: 1 nearly full, 2 read-only
+        self._shortage = 0  # worst level since the last recovery of space: 1 nearly full, 2 read-only
         self._doors: dict[type[Any], Callable[[Any, list[Any]], None]] = {
             Persisted: self._persisted,
             Fetched: self._fetched,
@@ -181,13 +182,13 @@ class Bookie:
         }
 
     def handle(self, fact: Any) -> list[Any]:
-        """The only door."""
+        """Process one fact and return its effects."""
         out: list[Any] = []
         if fact.__class__ is Received:
             self._requests[fact.message.__class__](fact.peer, fact.message, out)
         else:
             door = self._doors.get(fact.__class__)
-            if door is not None:  # a lost connection changes nothing here
+            if door is not None:  # a lost connection has no effect here
                 door(fact, out)
         return out
 
@@ -197,17 +198,17 @@ class Bookie:
         return len(self._ledgers)
 
     def known(self) -> dict[int, int]:
-        """Each ledger with the chain under which metadata of it was seen (dlog/bookie/collecting.py), 0 for never."""
+        """Each ledger with the mark chain under which metadata had it (dlog/bookie/collecting.py), 0: never."""
         return {number: ledger.seen for number, ledger in self._ledgers.items()}
 
     def take_new(self) -> set[int]:
-        """Ledgers that were first heard of since the last call."""
+        """Return the ledgers first seen since the last call."""
         taken, self._new = self._new, set()
         return taken
 
     @property
     def is_limbo(self) -> bool:
-        """Whether data may have been lost: such a bookie denies nothing, and deletes nothing."""
+        """Whether data may have been lost: such a bookie denies no entry and deletes nothing."""
         return self._limbo
 
     @property
@@ -222,7 +223,7 @@ class Bookie:
 
     @property
     def is_congested(self) -> bool:
-        """Both halves of the write cache are full: whoever can wait with an add should, until the flush is through."""
+        """Whether both halves of the write cache are full: adds that can wait should, until the flush is done."""
         cache, options = self._cache, self._options
         return (
             self._flush_running
@@ -238,7 +239,7 @@ class Bookie:
             out.append(Send(peer, EntryAdded(m.ledger, m.entry, code)))
 
     def _try_add(self, peer: Peer, m: AddEntry, out: list[Any], known_absent: bool) -> Code | None:
-        """An answer to give now, or None if the add is on its way."""
+        """Return the reply to send now, or None if the add is being persisted."""
         entry = m.entry
         if m.ledger < 0 or entry < 0:
             return Code.BAD_REQUEST
@@ -294,7 +295,7 @@ class Bookie:
         return None
 
     def _make(self, m: AddEntry | ReadEntry | BatchRead, out: list[Any]) -> Ledger:
-        """A ledger that was never heard of, with the first key shown."""
+        """Create a ledger that is new to this bookie, with the key of the request."""
         if not self._new:
             out.append(LedgersNew())
         ledger = self._ledgers[m.ledger] = Ledger(m.ledger, m.master_key)
@@ -303,7 +304,7 @@ class Bookie:
 
     def _admits_in_reserve(self, m: AddEntry) -> bool:
         if self._limbo and not m.recovery:
-            return False  # a fence may have been lost
+            return False  # its fence may have been lost
         return (m.recovery or m.high_priority) and self._free_bytes >= self._options.disk_free_reserve_bytes
 
     def _is_over_capacity(self, size: int) -> bool:
@@ -317,7 +318,7 @@ class Bookie:
         )
 
     def _compare(self, m: AddEntry, held: Buffer, out: list[Any]) -> Code:
-        """The answer to an add of an entry that is held."""
+        """Return the reply to an add of an entry that is stored already."""
         offered = m.parts[0] if len(m.parts) == 1 else b"".join(m.parts)
         if is_copy(held, offered, recovery=m.recovery):
             return Code.OK
@@ -325,7 +326,7 @@ class Bookie:
         return Code.UNAUTHORIZED
 
     def _resume_add(self, waiter: tuple[Peer, AddEntry], outcome: Outcome, out: list[Any]) -> None:
-        """What is there is kept; what is not, or cannot be read, is taken anew."""
+        """Keep an entry found on disk; accept the new one if it is absent or unreadable."""
         peer, m = waiter
         if outcome is None:
             self._add(peer, m, out)
@@ -334,7 +335,7 @@ class Bookie:
         else:
             out.append(Send(peer, EntryAdded(m.ledger, m.entry, self._compare(m, outcome, out))))
 
-    # ---- the journal's answers ---------------------------------------------------------------------------------------
+    # ---- journal results ---------------------------------------------------------------------------------------------
 
     def _persisted(self, fact: Persisted, out: list[Any]) -> None:
         waiting, upto, dirty = self._waiting, fact.upto, self._dirty
@@ -378,14 +379,14 @@ class Bookie:
                 out.append(Send(peer, _refusal(request, Code.IO_ERROR)))
 
     def _park(self, token: int, peer: Peer, request: Any) -> None:
-        """Serve the request again once `token` is durable."""
+        """Serve a request once `token` is durable."""
         w = self._waiting_for(token)
         if w.parked is None:
             w.parked = []
         w.parked.append((peer, request))
 
     def _waiting_for(self, token: int) -> _Waiting:
-        """Tokens in the queue are consecutive."""
+        """Return the waiting record of a token; tokens in the queue are consecutive."""
         w = self._waiting[token - self._waiting[0].token]
         assert w.token == token
         return w
@@ -403,12 +404,12 @@ class Bookie:
     # ---- fences ------------------------------------------------------------------------------------------------------
 
     def _fence(self, peer: Peer, m: ReadEntry | BatchRead, out: list[Any]) -> Code | None:
-        """OK if the fence is durable already; None if the request waits for it; else why not."""
+        """Return OK if the fence is durable; None if the request waits for it; else the error."""
         if len(m.master_key) == 0:
             return Code.UNAUTHORIZED
         ledger = self._ledgers.get(m.ledger)
         if ledger is None and m.ledger in self._gone:
-            return Code.OK  # it is fenced for good
+            return Code.OK  # a collected ledger stays fenced
         if ledger is not None and not ledger.admits(m.master_key):
             return Code.UNAUTHORIZED
         if ledger is None or (not ledger.fence_durable and ledger.fence_token == NEVER):
@@ -419,7 +420,7 @@ class Bookie:
                 if len(self._ledgers) >= self._options.ledgers_max:
                     return Code.TOO_MANY_REQUESTS
                 ledger = self._make(m, out)
-            ledger.fenced = True  # refuse adds from this instant
+            ledger.fenced = True  # adds are refused from here on
             carries_key = not ledger.recorded
             ledger.recorded = True
             self._tokens = token = self._tokens + 1
@@ -472,8 +473,9 @@ class Bookie:
         alone: bool,
         wanted: int = 0,
     ) -> Outcome:
-        """The packet, or why not; None if it will come: `parked` is served then, or `resume` called with `waiter`.
-        wanted: bytes that whoever asks would take, with those of entries that follow."""
+        """Return the packet or the error; None if it arrives later: then `parked` is served, or `resume` is called with
+        `waiter`. wanted: bytes the request would take, following entries included.
+        """
         ledger = self._ledgers.get(number)
         if ledger is None:
             if number in self._gone:
@@ -510,10 +512,10 @@ class Bookie:
         alone: bool,
         wanted: int = 0,
     ) -> None:
-        """Ask the disk, or wait for a question under way that should bring the entry.
+        """Read an entry from disk, or join a read in flight that covers it.
 
-        Who reads one entry after the other is read ahead for; who reads one here and one there is not. alone: wait for
-        no other question, and read nothing ahead but for a batch.
+        Sequential reads are read ahead, random reads are not. alone: join no other read, and read ahead only for a
+        batch.
         """
         self.reads_waiting += 1
         one = (entry, resume, waiter)
@@ -526,11 +528,11 @@ class Bookie:
         entries = 1
         if wanted > 0 or (not alone and self._reads_on(ledger, entry)):
             others = [fetching.entry - entry for fetching in under_way if fetching.entry > entry]
-            entries = min([self._options.read_ahead_entries, *others])  # the rest is on its way
+            entries = min([self._options.read_ahead_entries, *others])  # the rest is being read
         self._ask_disk(ledger, entry, entries, [one], out, wanted)
 
     def _reads_on(self, ledger: int, entry: int) -> bool:
-        """Whether somebody reads, or has read a moment ago, the entry before this one."""
+        """Whether the entry before this one is being read or was read recently."""
         before = entry - 1
         return (
             before < 0
@@ -563,7 +565,7 @@ class Bookie:
         elif self._limbo:
             nothing = Code.IO_ERROR
         elif fetching.checkpoints != self._checkpoints:
-            nothing = None  # what was in memory then may be in the index by now: look again
+            nothing = None  # entries may have moved from memory to the index since: look again
         left: list[_Waiter] = []
         for entry, resume, waiter in fetching.waiters:
             outcome: Outcome
@@ -581,7 +583,7 @@ class Bookie:
         self._fetch_rest(fetching.ledger, left, out)
 
     def _fetch_rest(self, ledger: int, left: list[_Waiter], out: list[Any]) -> None:
-        """Ask once for what a question did not bring; each of these questions brings at least its first entry."""
+        """Read entries that a disk read did not return; each read returns at least its first entry."""
         left.sort(key=lambda one: one[0])
         while left:
             first = left[0][0]
@@ -607,7 +609,7 @@ class Bookie:
         self._gather(_Batch(peer, m, min(m.max_bytes, BATCH_BYTES_MAX), m.start), out)
 
     def _gather(self, batch: _Batch, out: list[Any], alone: bool = False) -> None:
-        """Take entries while they are at hand; the first that must be fetched goes on from `_resume_batch`."""
+        """Add entries that are in memory; the first that must be read from disk continues in `_resume_batch`."""
         ledger = batch.request.ledger
         while True:
             wanted = batch.bytes_max - batch.size
@@ -622,7 +624,9 @@ class Bookie:
             self._gather(batch, out)
 
     def _take(self, batch: _Batch, outcome: Buffer | Code, out: list[Any]) -> bool:
-        """Whether the batch goes on; if not it has been answered. What is missing ends it, unless it is the first."""
+        """Add an entry and return whether the batch goes on; if not, reply. A missing entry ends it; as the first, it
+        fails it.
+        """
         m = batch.request
         code = Code.OK
         more = False
@@ -671,7 +675,7 @@ class Bookie:
             self._flush_if_full(out)
         self._review_space(fact.failure, out)
 
-    # ---- ledgers that are gone ---------------------------------------------------------------------------------------
+    # ---- collected ledgers -------------------------------------------------------------------------------------------
 
     def _seen_in_metadata(self, fact: SeenInMetadata, _: list[Any]) -> None:
         for number in fact.ledgers:
@@ -679,7 +683,7 @@ class Bookie:
             if ledger is not None and ledger.seen != fact.chain:
                 ledger.seen = fact.chain
                 if ledger.recorded:
-                    self._dirty[number] = ledger  # the next checkpoint stores it
+                    self._dirty[number] = ledger  # stored by the next checkpoint
 
     def _bury_due(self, fact: BuryDue, out: list[Any]) -> None:
         buried: list[int] = []
@@ -709,7 +713,7 @@ class Bookie:
         self._review_space(f"free_bytes={fact.free_bytes} disk_free_min_bytes={self._options.disk_free_min_bytes}", out)
 
     def _writable_from(self) -> int:
-        """A little above the limit, so that the state does not flap."""
+        """Free bytes at which a read-only bookie is writable again: 10 % above the limit, against flapping."""
         limit = self._options.disk_free_min_bytes
         return limit + limit // 10
 
@@ -722,7 +726,7 @@ class Bookie:
             self.read_only = read_only
             out.append(Tell(BookieReadOnly(reason) if read_only else BookieWritable()))
         limit = self._options.disk_free_min_bytes
-        nearly = limit * 11 // 8 if self._shortage else limit * 5 // 4  # apart, so that the state does not flap
+        nearly = limit * 11 // 8 if self._shortage else limit * 5 // 4  # hysteresis, against flapping
         shortage = 2 if read_only else int(self._free_bytes < nearly)
         if shortage > self._shortage:
             out.append(CollectDue())
@@ -741,7 +745,7 @@ class Bookie:
 
 
 def _can_stay(packet: Buffer) -> bool:
-    """Whether a packet may be kept where it was received: what it keeps in memory with it is no more than itself."""
+    """Whether to keep a packet in its receive buffer: the buffer is at most twice the packet."""
     if len(packet) < _STAYS_BYTES or not isinstance(packet, memoryview):
         return False
     received = packet.obj

@@ -1,7 +1,8 @@
-"""Entries in memory: those not flushed yet, and those read ahead.
+"""Caches of entry packets: a write cache for entries not flushed yet, and a read cache.
 
-The law of this file: `WriteCache` holds every durable entry that no index on disk knows, so it may only forget what
-was flushed. `ReadCache` may forget anything at any time.
+Invariants:
+- `WriteCache` holds every durable entry that is in no index on disk; only flushed entries are dropped;
+- `ReadCache` may drop anything at any time.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import NamedTuple
 
 from dlog.wire.framing import Buffer
 
-_ENTRY_OVERHEAD = 200  # bytes of bookkeeping an entry costs beside its own
+_ENTRY_OVERHEAD = 200  # memory of an entry beside its packet, in bytes
 
 
 class Stored(NamedTuple):
-    """An entry packet and its CRC32C, computed when it was received and kept to the disk."""
+    """An entry packet and its CRC32C, computed on receipt and stored with it."""
 
     packet: Buffer
     crc: int
@@ -25,7 +26,7 @@ Half = dict[int, dict[int, Stored]]  # ledger -> entry -> stored
 
 
 class WriteCache:
-    """Two halves: one takes what comes, the other is on its way to the disk."""
+    """Two halves: one takes new entries while the other is being flushed."""
 
     __slots__ = ("_active", "_flushing", "bytes_active", "entries_active")
 
@@ -53,19 +54,19 @@ class WriteCache:
         return None
 
     def swap(self) -> Half:
-        """Turn the active half into the one to flush and return it; the previous one must be forgotten by then."""
+        """Make the active half the one to flush and return it. The previous one must have been forgotten."""
         assert not self._flushing, "a half is forgotten before the next is flushed"
         self._flushing, self._active = self._active, {}
         self.bytes_active = self.entries_active = 0
         return self._flushing
 
     def forget_flushed(self) -> None:
-        """The half handed out by `swap` is on disk and in the index."""
+        """Drop the half returned by `swap`: it is on disk and in the index."""
         self._flushing = {}
 
 
 class ReadCache:
-    """Least recently used entries, bounded by bytes."""
+    """An LRU cache of entries, bounded by bytes."""
 
     __slots__ = ("_bytes_max", "_entries", "bytes")
 

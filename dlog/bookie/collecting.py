@@ -1,27 +1,26 @@
-"""Decides which ledgers of a bookie are gone, from metadata alone. Deletes nothing itself.
+"""Decides by metadata which ledgers of a bookie may be garbage-collected. Deletes nothing itself.
 
-A ledger that is absent from metadata was deleted, or metadata is not what it was: away, empty, restored from a backup,
-another cluster's. To tell these apart the bookie keeps a *mark* in the metadata store, a znode with a random value that
-it replaces by compare-and-set, and a record of the mark on its own disk. Metadata that still holds the mark of the
-record holds everything that was in it when the mark was written. Where it does not, a new *chain* of marks begins and
-all that was seen under earlier chains counts for nothing.
+A ledger that is absent from metadata was deleted, or metadata is wrong: unreachable, empty, restored from a backup, of
+another cluster. To tell these apart the bookie keeps a *mark*: a random value in a znode, replaced by compare-and-set,
+and recorded on its own disk. Metadata that holds the recorded mark holds everything that it held when the mark was
+written. If it does not, a new *chain* of marks begins, and what was seen under earlier chains no longer counts.
 
 Invariants:
-- A ledger is buried only if this bookie saw its metadata, then wrote a mark, and finds this mark or a later one of the
-  same chain before and after it found the ledger absent. So its absence is a deletion: no ledger whose creation a
-  restored backup has forgotten is ever buried.
-- Absent is what one complete listing lacks, begun after the ledgers were taken from the bookie, and what a read of the
-  ledger's own znode then confirms. A listing or read that failed proves nothing.
-- Nothing is seen or buried in a metadata store with another instance id than that of the bookie's cookie.
-- A ledger counts as seen only once the mark written after it was seen is in the store and on the bookie's disk.
-- What was found in metadata before a round counts in it only if since its reading began contact was not lost, and
-  neither mark nor instance id were found to be others.
-- A round ends without effect when contact with metadata is lost before its mark is written: no server is restored
-  without that, so all that a round reads, and its mark, are of one history.
+- A ledger is collected only if this bookie saw its metadata, then wrote a mark, and finds this mark or a later one of
+  the same chain before and after it found the ledger absent. So it was deleted; a ledger whose creation is missing from
+  a restored backup is never collected.
+- A ledger is absent if one complete listing, begun after the bookie's ledgers were listed, lacks it, and a read of its
+  own znode confirms that. A failed listing or read proves nothing.
+- Nothing is seen or collected while the metadata store's instance id differs from that of the bookie's cookie.
+- A ledger counts as seen only once a mark written afterwards is in the store and on the bookie's disk.
+- What was found in metadata before a round counts only if, since that read began, contact was not lost and neither mark
+  nor instance id changed.
+- A round ends and marks nothing as seen if contact with metadata is lost before its mark is written: no server is
+  restored without a loss of contact, so the round's reads and its mark belong to one history.
 
-Metadata of a ledger that is new to the bookie is read at once, so that a deletion soon after costs nothing: the next
-round's mark makes it seen, whether it is still there or not. What was never seen (deleted before that reading, or while
-the bookie was down or out of contact; forgotten by a restored backup) stays.
+Metadata of a new ledger is read at once, so that it can be collected even if it is deleted soon: the next round's mark
+makes it seen, whether it still exists or not. Ledgers never seen (deleted before that read, or while the bookie was
+down or out of contact; missing from a restored backup) are kept.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from typing import Any
 from dlog.bookie.events import CollectionRefused, MetadataChainBroken
 from dlog.machine import Missing, Outcome, OutcomeUnknown, Tell, Versioned
 
-CHAIN_MAX = 127  # it is stored in seven bits of a ledger's row
+CHAIN_MAX = 127  # stored in seven bits of a ledger's row
 NEVER_SEEN = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MarkRecord:
-    """What the bookie's disk knows of its marks. mark: the last that was written; next: one that may have been."""
+    """The marks recorded on the bookie's disk. mark: the last one written; next: one that may have been."""
 
     chain: int = 0
     mark: str = ""
@@ -51,14 +50,14 @@ class MarkRecord:
 
 @dataclass(frozen=True, slots=True)
 class LedgersHeard:
-    """The bookie heard of these ledgers for the first time, just now."""
+    """The bookie has just received requests for these ledgers for the first time."""
 
     ledgers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class HeardRead:
-    """Answer to ReadHeard. present: those of the ledgers that metadata holds."""
+    """Result of ReadHeard. present: the ledgers that metadata holds."""
 
     present: frozenset[int]
     contact: int
@@ -66,9 +65,9 @@ class HeardRead:
 
 @dataclass(frozen=True, slots=True)
 class RoundDue:
-    """Look at metadata. known: the bookie's ledgers, each with the chain under which it was seen (0: never).
+    """Start a round. known: the bookie's ledgers, each with the chain under which it was seen (0: never).
 
-    collects: list all of metadata and bury what is gone; else only read the given ledgers, so that they are seen.
+    collects: list all ledgers of metadata and collect deleted ones; else only read `known`, to mark them as seen.
     """
 
     known: Mapping[int, int]
@@ -77,7 +76,7 @@ class RoundDue:
 
 @dataclass(frozen=True, slots=True)
 class MarkRead:
-    """Answer to ReadMark. instance: the store's identity. outcome: the mark's text, Missing or OutcomeUnknown."""
+    """Result of ReadMark. instance: the store's id. outcome: the mark's text, Missing or OutcomeUnknown."""
 
     instance: str
     outcome: Outcome
@@ -85,14 +84,14 @@ class MarkRead:
 
 @dataclass(frozen=True, slots=True)
 class LedgersListed:
-    """Answer to ListLedgers: those of the asked ones that a complete listing holds; None: it failed on the way."""
+    """Result of ListLedgers: the given ledgers that a complete listing holds; None: the listing failed."""
 
     present: frozenset[int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class LedgersRead:
-    """Answer to ReadLedgers. What is in neither could not be told."""
+    """Result of ReadLedgers. Ledgers in neither set could not be read."""
 
     present: frozenset[int]
     missing: frozenset[int]
@@ -100,21 +99,21 @@ class LedgersRead:
 
 @dataclass(frozen=True, slots=True)
 class MarkKept:
-    """Answer to KeepMark: it is on stable storage, or could not be written."""
+    """Result of KeepMark: durable, or why it could not be written."""
 
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MarkWritten:
-    """Answer to WriteMark."""
+    """Result of WriteMark."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True, slots=True)
 class ContactLost:
-    """The connection to metadata is gone, or was a moment ago. Handed in whether a round is under way or not."""
+    """The connection to metadata is lost, or was for a moment. Sent whether a round is running or not."""
 
 
 # ---- effects ---------------------------------------------------------------------------------------------------------
@@ -122,12 +121,12 @@ class ContactLost:
 
 @dataclass(frozen=True, slots=True)
 class ReadMark:
-    """Read instance id and mark; nothing older than what anybody was answered before."""
+    """Read instance id and mark, after a ZooKeeper sync."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListLedgers:
-    """List all ledgers of metadata, and say which of `known` are among them."""
+    """List all ledgers of metadata; report which of `known` are among them."""
 
     known: frozenset[int]
 
@@ -141,7 +140,7 @@ class ReadLedgers:
 
 @dataclass(frozen=True, slots=True)
 class ReadHeard:
-    """Read each ledger's own znode, at once and beside a round. contact: to be handed back with the answer."""
+    """Read each ledger's own znode, independently of rounds. contact: to be returned with the result."""
 
     ledgers: frozenset[int]
     contact: int
@@ -149,7 +148,7 @@ class ReadHeard:
 
 @dataclass(frozen=True, slots=True)
 class KeepMark:
-    """Put the record on the bookie's disk."""
+    """Write the record to the bookie's disk."""
 
     record: MarkRecord
 
@@ -164,14 +163,14 @@ class WriteMark:
 
 @dataclass(frozen=True, slots=True)
 class BuryLedgers:
-    """These are gone for good."""
+    """Delete these ledgers: they are absent for good."""
 
     ledgers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class LedgersSeen:
-    """Metadata of these was seen under this chain."""
+    """Record that metadata of these was seen under this chain."""
 
     ledgers: frozenset[int]
     chain: int
@@ -179,8 +178,7 @@ class LedgersSeen:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """The round is over. is_complete: it went through to its end. reason: why it did not, or why ledgers that metadata
-    lacks are kept; for a person."""
+    """The round ended. is_complete: it ran to its end. reason: why not, or why absent ledgers are kept."""
 
     is_complete: bool
     reason: str = ""
@@ -190,30 +188,30 @@ Effects = list[Any]
 
 
 class Collector:
-    """One bookie's. `instance`: of the bookie's cookie; `record`: as found on disk; `new_mark` draws a random text."""
+    """State machine of one bookie. `instance`: from its cookie; `record`: from its disk; `new_mark`: a random text."""
 
     def __init__(self, instance: str, record: MarkRecord, new_mark: Callable[[], str]) -> None:
         self._instance = instance
         self._record = record
         self._new_mark = new_mark
         self._round: RoundDue | None = None
-        self._chain = 0  # under which this round sees
-        self._first: Versioned | None = None  # the mark as read at the begin of the round
+        self._chain = 0  # of this round
+        self._first: Versioned | None = None  # the mark read at the start of the round
         self._has_first = False
         self._present: frozenset[int] = frozenset()
         self._gone: frozenset[int] = frozenset()
-        self._pending = ""  # the mark on its way
+        self._pending = ""  # the mark being written
         self._is_marked = False  # it is in the store
-        self._remark = ""  # of a round that is complete
+        self._remark = ""  # reason given by a complete round
         self._contact = 0  # how often contact was lost
-        self._found: set[int] = set()  # in metadata, since contact was lost last; not seen yet
+        self._found: set[int] = set()  # in metadata, since the last loss of contact; not yet seen
 
     @property
     def is_idle(self) -> bool:
         return self._round is None
 
     def handle(self, fact: Any) -> Effects:
-        """The only door."""
+        """Process one fact and return its effects."""
         if isinstance(fact, RoundDue):
             if self._round is not None:
                 return []
@@ -238,12 +236,16 @@ class Collector:
                 return self._mark_read(fact)
             case LedgersListed(present):
                 if present is None:
-                    return self._end("metadata is away: the listing of its ledgers did not end")
+                    return self._end("metadata is unreachable: the listing of its ledgers failed")
                 return self._listed(self._round, present)
             case LedgersRead(present, missing):
                 return self._read(self._round, present, missing)
             case MarkKept(failure):
-                return self._end(f"the mark cannot be put on disk: {failure}") if failure else self._kept()
+                return (
+                    self._end(f"the mark cannot be written to this bookie's disk: {failure}")
+                    if failure
+                    else self._kept()
+                )
             case MarkWritten(outcome):
                 return self._written(outcome)
             case ContactLost() if not self._is_marked:
@@ -253,20 +255,23 @@ class Collector:
     def _mark_read(self, fact: MarkRead) -> Effects:
         assert self._round is not None
         if isinstance(fact.outcome, OutcomeUnknown):
-            return self._end(f"metadata is away: {fact.outcome.reason}")
+            return self._end(f"metadata is unreachable: {fact.outcome.reason}")
         if fact.instance != self._instance:
             self._found.clear()
-            reason = f"metadata is another cluster's: theirs={fact.instance} ours={self._instance}"
+            reason = (
+                f"metadata is another cluster's, give the bookie its own ZooKeeper: theirs={fact.instance} "
+                f"ours={self._instance}"
+            )
             return [Tell(CollectionRefused(reason)), *self._end(reason)]
         if isinstance(fact.outcome, Missing):
             mark = None
         elif isinstance(fact.outcome, Versioned):
             mark = fact.outcome
         else:
-            return self._end("metadata cannot tell this bookie's mark")
+            return self._end("this bookie's mark cannot be read from metadata")
         if self._has_first:
             if mark != self._first:
-                return self._end("this bookie's mark in metadata was changed meanwhile")
+                return self._end("this bookie's mark in metadata changed during the round")
             return self._settle(self._round)
         self._first, self._has_first = mark, True
         return self._begin(self._round)
@@ -280,11 +285,13 @@ class Collector:
         else:
             self._chain = max([record.chain, *due.known.values()]) + 1
             if record.mark:
-                self._found.clear()  # it may have been found in what metadata was before
+                self._found.clear()  # perhaps found in the metadata that was replaced
                 effects.append(Tell(MetadataChainBroken(record.chain)))
-                self._remark = "metadata lacks this bookie's last mark: ledgers that it does not name are kept"
+                self._remark = (
+                    "metadata lacks this bookie's last mark: ledgers missing from it are kept, see docs/restore.md"
+                )
         if self._chain > CHAIN_MAX:
-            reason = "metadata was replaced too often"
+            reason = "metadata was replaced too often, start a new bookie on empty directories"
             return [*effects, Tell(CollectionRefused(reason)), *self._end(reason)]
         known = frozenset(due.known)
         if due.collects:
@@ -305,7 +312,7 @@ class Collector:
         return [ReadMark()]
 
     def _settle(self, due: RoundDue) -> Effects:
-        """The mark is what it was when the round began: what was found in between holds."""
+        """Apply what the round found: the mark did not change meanwhile."""
         effects: Effects = [BuryLedgers(self._gone)] if self._gone else []
         found = self._present | (self._found & due.known.keys())
         self._present = frozenset(ledger for ledger in found if due.known[ledger] != self._chain)

@@ -1,8 +1,10 @@
-"""Is this the disk I know? Decided before a bookie serves, from its cookies: one in ZooKeeper, one in each directory.
+"""Decides from a bookie's cookies (one in ZooKeeper, one per directory) whether it may serve on its directories.
 
-The law of this file: a bookie that may have lost data does not serve. An emptied, swapped or foreign directory is
-refused with what to do next; only a bookie that has nothing anywhere is new. A first start that was interrupted is
-still a first start. Source: BookKeeper, "Cookie"; reliability J11.
+Source: BookKeeper, "Cookie"; reliability J11.
+
+Invariants:
+- a bookie that may have lost data does not serve: an emptied, swapped or foreign directory is refused, with advice;
+- only a bookie without data anywhere is new; after an interrupted first start it still is.
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from dlog.wire.bookie_info import Cookie, decode_cookie
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What lies in one directory: the text of its VERSION file, and whether it holds data of a bookie.
+    """Contents of one directory: the text of its VERSION file, and whether it holds a bookie's data.
 
-    lacks_manifest: it is for ledgers, and the file that a first start lays there is missing.
+    lacks_manifest: it is a ledger directory, and the MANIFEST that a first start writes is missing.
     """
 
     directory: str
@@ -33,12 +35,12 @@ class Verdict(enum.Enum):
 
     STAMP = "stamp"  # a new bookie: write VERSION everywhere, then the cookie in ZooKeeper
     SERVE = "serve"
-    RESTAMP = "restamp"  # its directories were moved: write where they are now, as with STAMP, then serve
+    RESTAMP = "restamp"  # its directories were moved: write their new locations, as with STAMP, then serve
 
 
 def judge(expected: Cookie, registered: str | None, found: Sequence[Found], *, may_have_moved: bool = False) -> Verdict:
-    """expected: who we are; registered: the cookie's text in ZooKeeper, None if there is none. may_have_moved: accept
-    cookies that were written before all directories were moved together.
+    """Return what to do. expected: this bookie's cookie; registered: the one in ZooKeeper, None if there is none;
+    may_have_moved: accept cookies from before all directories were moved together.
 
     Raises CookieError: the bookie must not serve on these directories.
     """
@@ -52,7 +54,7 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found], *, m
     for item in found:
         if item.version is None and item.has_data:
             raise CookieError(
-                f"directory holds a bookie's data but no VERSION file, so it cannot be told whose it is; put the file "
+                f"directory holds a bookie's data but no VERSION file, so its bookie is unknown; put the file "
                 f"back from another directory of the same bookie, or move the data away: dir={item.directory}"
             )
     if registered is not None:
@@ -67,7 +69,7 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found], *, m
         for item in found:
             if item.lacks_manifest:
                 raise CookieError(
-                    f"directory has lost its MANIFEST, which says what counts in it; put the file back, or treat all "
+                    f"directory has lost its MANIFEST, the list of its valid files; put the file back, or treat all "
                     f"directories of this bookie as lost: dir={item.directory}"
                 )
         is_in_place = all(_lies_at(cookie) == _lies_at(expected) for _, cookie in cookies)
@@ -82,13 +84,14 @@ def judge(expected: Cookie, registered: str | None, found: Sequence[Found], *, m
 
 
 def _lies_at(cookie: Cookie) -> tuple[str, ...]:
-    """All directories of a bookie, in the order that counts."""
+    """All directories of a bookie, in order."""
     return (*cookie.journal_dirs, *cookie.ledger_dirs)
 
 
 def moved_together(old: Sequence[str], new: Sequence[str]) -> bool:
-    """Whether a directory above all of `old` was moved, and `new` is where they lie now: each under the name it had
-    there, in the same order. Directories that were swapped, exchanged or moved one by one were not."""
+    """Whether a common parent of all `old` directories was moved and `new` are their paths now: the same names below
+    it, in the same order. False if directories were swapped or moved one by one.
+    """
     if len(old) != len(new):
         return False
     above = old[0]

@@ -1,4 +1,4 @@
-"""An entry log's bytes: entries sorted by (ledger, entry), flush after flush, each flush closed by a table of contents.
+"""Byte format of an entry log: a section per flush, sorted by (ledger, entry), then a table of contents.
 
     file header  "DLE1" | 0 u32 | log id u64 | crc u32 | zeros                               32 bytes
     entry        length u32 | crc u32 of the packet | packet
@@ -6,8 +6,10 @@
                  | count x (ledger i64, entries u32, bytes u64)
     zeros        up to the next multiple of 4096, so that the next flush begins with a block of the disk
 
-The law of this file: an entry is handed out only if its length, its CRC and the ids inside its packet are those asked
-for. A table of contents says which ledgers a section holds, so that a log none of whose ledgers lives can be deleted.
+The table of contents lists a section's ledgers, so that a log without live ledgers can be deleted.
+
+Invariants:
+- an entry is returned only if its length, its CRC and the ids inside its packet are the expected ones.
 """
 
 from __future__ import annotations
@@ -40,21 +42,23 @@ def log_header(log_id: int) -> bytes:
 
 
 def entry_head(stored: Stored) -> bytes:
-    """What precedes the packet."""
+    """The bytes before the packet."""
     return _HEAD.pack(len(stored.packet), stored.crc)
 
 
 def section_end(previous: int, contents: Iterable[tuple[int, int, int]]) -> bytes:
-    """Closes a flush. previous: offset of the last section end in this log; contents: (ledger, entries, bytes)."""
+    """The table of contents of a flush. previous: offset of the last one in this log; contents: (ledger, entries,
+    bytes).
+    """
     rows = [_CONTENT.pack(*row) for row in contents]
     body = struct.pack(">QI", previous, len(rows)) + b"".join(rows)
     return _HEAD.pack(_SECTION_WORD, crc32c(body)) + struct.pack(">I", len(body)) + body
 
 
 def parse_section_end(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
-    """Offset of the previous section end, and the contents. Raises DamagedError."""
+    """Return the offset of the previous section end, and the contents. Raises DamagedError."""
     if len(data) < _SECTION.size:
-        raise DamagedError("an entry log's table of contents is cut off")
+        raise DamagedError("an entry log's table of contents is incomplete")
     word, crc, length, previous, count = _SECTION.unpack_from(data)
     body = data[12 : 12 + length]
     if word != _SECTION_WORD or len(body) != length or crc32c(body) != crc or length != 12 + count * _CONTENT.size:
@@ -63,16 +67,16 @@ def parse_section_end(data: bytes) -> tuple[int, list[tuple[int, int, int]]]:
 
 
 def section_bytes(head: bytes) -> int:
-    """Length of a table of contents by its first SECTION_HEAD_BYTES. Raises DamagedError."""
+    """Return the length of a table of contents, from its first SECTION_HEAD_BYTES. Raises DamagedError."""
     if len(head) < SECTION_HEAD_BYTES:
-        raise DamagedError("an entry log's table of contents is cut off")
+        raise DamagedError("an entry log's table of contents is incomplete")
     return SECTION_BODY_AT + int(_SECTION.unpack_from(head)[2])
 
 
 def check_entry(head: bytes, packet: bytes, ledger: int, entry: int, length: int) -> None:
-    """Raises DamagedError if this is not the entry asked for, byte for byte. head: what precedes the packet."""
+    """Raise DamagedError unless this is the expected entry, byte for byte. head: the bytes before the packet."""
     if len(head) == HEAD_BYTES and len(packet) == length and len(packet) >= _IDS.size:
         stored_length, crc = _HEAD.unpack(head)
         if stored_length == length and crc32c(packet) == crc and _IDS.unpack_from(packet) == (ledger, entry):
             return
-    raise DamagedError(f"a stored entry does not verify: ledger={ledger} entry={entry}")
+    raise DamagedError(f"a stored entry does not verify, run `dlog ledger verify`: ledger={ledger} entry={entry}")

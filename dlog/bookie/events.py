@@ -1,4 +1,4 @@
-"""What a bookie tells operators, tests and metrics. Nothing here happens once per entry."""
+"""Events of a bookie, for operators, tests and metrics. None happens once per entry."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dlog.events import Event
 
 @dataclass(frozen=True, slots=True)
 class BookieReadOnly(Event):
-    """The bookie takes no more plain adds."""
+    """The bookie accepts no more ordinary adds."""
 
     name: ClassVar[str] = "bookie.read_only"
     level: ClassVar[str] = "warning"
@@ -24,7 +24,7 @@ class BookieWritable(Event):
 
 @dataclass(frozen=True, slots=True)
 class EntryDamaged(Event):
-    """A stored entry does not verify; it was answered with an I/O error."""
+    """A stored entry does not verify; the request got an I/O error."""
 
     name: ClassVar[str] = "entry.damaged"
     level: ClassVar[str] = "error"
@@ -35,8 +35,9 @@ class EntryDamaged(Event):
 
 @dataclass(frozen=True, slots=True)
 class EntryConflict(Event):
-    """An add of an entry that is held with another payload was refused: two writers used one ledger id, as after
-    ZooKeeper was restored from a backup. See docs/restore.md."""
+    """An add of an entry that is stored with another payload was refused: two writers used one ledger id, as after
+    ZooKeeper was restored from a backup. See docs/restore.md.
+    """
 
     name: ClassVar[str] = "entry.conflict"
     level: ClassVar[str] = "error"
@@ -55,7 +56,7 @@ class LedgerFencedHere(Event):
 
 @dataclass(frozen=True, slots=True)
 class JournalReplayed(Event):
-    """What a start found behind the last checkpoint."""
+    """What a start replayed after the last checkpoint."""
 
     name: ClassVar[str] = "journal.replayed"
     groups: int
@@ -65,7 +66,7 @@ class JournalReplayed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFailed(Event):
-    """The disk is full; the entries stay in memory and in the journal, and it is tried again."""
+    """The disk is full; entries stay in memory and in the journal. The checkpoint is retried."""
 
     name: ClassVar[str] = "checkpoint.failed"
     level: ClassVar[str] = "error"
@@ -74,7 +75,7 @@ class CheckpointFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class MergeFailed(Event):
-    """Index runs stay apart because one of them is damaged; reads of what it covers get I/O errors."""
+    """Index runs are not merged since one of them is damaged; reads of its entries get I/O errors."""
 
     name: ClassVar[str] = "merge.failed"
     level: ClassVar[str] = "error"
@@ -91,7 +92,7 @@ class BookieStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class StorageDamaged(Event):
-    """Found at the start; what it touches is answered with I/O errors."""
+    """Damage found at start; requests for affected entries get I/O errors."""
 
     name: ClassVar[str] = "storage.damaged"
     level: ClassVar[str] = "error"
@@ -100,7 +101,7 @@ class StorageDamaged(Event):
 
 @dataclass(frozen=True, slots=True)
 class CollectionRefused(Event):
-    """Metadata cannot say which ledgers are gone; nothing was deleted."""
+    """Metadata cannot show which ledgers were deleted; the bookie deletes nothing."""
 
     name: ClassVar[str] = "collection.refused"
     level: ClassVar[str] = "error"
@@ -109,8 +110,9 @@ class CollectionRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class MetadataChainBroken(Event):
-    """Metadata lacks this bookie's last mark: it was restored from a backup, or replaced. Ledgers that it does not name
-    are kept; see docs/restore.md."""
+    """Metadata lacks this bookie's last mark: it was restored from a backup, or replaced. Ledgers missing from it are
+    kept; see docs/restore.md.
+    """
 
     name: ClassVar[str] = "collection.metadata_went_back"
     level: ClassVar[str] = "warning"
@@ -119,7 +121,7 @@ class MetadataChainBroken(Event):
 
 @dataclass(frozen=True, slots=True)
 class LedgersCollected(Event):
-    """A collection deleted ledgers that metadata no longer names, or freed space."""
+    """Garbage collection deleted ledgers that metadata no longer has, or freed space."""
 
     name: ClassVar[str] = "ledgers.collected"
     ledgers: int
@@ -130,7 +132,7 @@ class LedgersCollected(Event):
 
 @dataclass(frozen=True, slots=True)
 class CollectionFailed(Event):
-    """The disk is too full to write down what is gone, or an entry log's table of contents is damaged."""
+    """The disk is too full to record deleted ledgers, or an entry log's table of contents is damaged."""
 
     name: ClassVar[str] = "collection.failed"
     level: ClassVar[str] = "error"

@@ -1,7 +1,7 @@
-"""A set of ledger ids that only grows, at about one bit an id.
+"""A compact set of ledger ids, at about one bit an id.
 
-Ids are drawn from one sequence of the cluster, so those of a bookie lie close together: they are kept as bitmaps of
-`BLOCK_IDS` ids. An id alone in its block costs the whole bitmap.
+The ids of a cluster come from one sequence, so those of a bookie are dense: they are kept as bitmaps of `BLOCK_IDS`
+ids. An id alone in its block costs a whole bitmap.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEY = struct.Struct(">q")
 
 
 class IdSet:
-    """Non-negative ids below 2**63. Not safe for use from several threads."""
+    """Non-negative ids below 2**63. Not thread-safe."""
 
     __slots__ = ("_blocks",)
 
@@ -65,7 +65,7 @@ class IdSet:
                 del self._blocks[number // BLOCK_IDS]
 
     def union(self, ids: Iterable[int]) -> IdSet:
-        """A new set with these ids added."""
+        """Return a copy with these ids added."""
         made = IdSet()
         made._blocks = {key: bytearray(block) for key, block in self._blocks.items()}
         made.update(ids)
@@ -77,10 +77,10 @@ class IdSet:
 
 
 def decode_id_set(data: bytes) -> IdSet:
-    """Raises DamagedError for anything but the bytes of `IdSet.encode`."""
+    """Inverse of `IdSet.encode`. Raises DamagedError for any other bytes."""
     body = data[_HEAD.size :]
     if len(data) < _HEAD.size or _HEAD.unpack_from(data) != (_MAGIC, crc32c(body)):
-        raise DamagedError("a set of ledger ids does not verify")
+        raise DamagedError("a stored set of ledger ids does not verify")
     blocks = zlib.decompress(body)
     made = IdSet()
     size = _KEY.size + _BYTES

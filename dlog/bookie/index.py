@@ -1,7 +1,7 @@
-"""Index runs: sorted, immutable files that say where each entry lies and what state its ledger is in.
+"""Byte format of index runs: sorted, immutable files with the location of each entry and the state of its ledger.
 
-Each checkpoint writes one run per ledger directory; newer runs win; runs are merged as they gather. In memory a run is
-five arrays, about 36 bytes for up to 170 entries; chunks are read from the file when they are needed.
+Each checkpoint writes one run per ledger directory; newer runs take precedence; runs are merged as they accumulate. In
+memory a run is five arrays, about 36 bytes for up to 170 entries; chunks are read from the file when needed.
 
     file header  "DLI1" | 0 u32 | run id u64 | crc u32 | zeros                               32 bytes
     chunk        crc u32 | count u32 | ledger i64 | count x (entry i64, log u32, length u32, offset u64)
@@ -9,8 +9,9 @@ five arrays, about 36 bytes for up to 170 entries; chunks are read from the file
     state        ledger i64 | flags u8 (1 fenced, 7 bits: seen) | key length u8 | lac i64 | last entry i64 | master key
     trailer      "DLIE" | chunks u32 | states u32 | footer offset u64 | footer crc u32 | trailer crc u32
 
-The law of this file: nothing is answered from bytes that do not verify. What covers an entry and is damaged makes the
-entry damaged, never absent.
+Invariants:
+- bytes that do not verify are never used;
+- an entry in the range of a damaged chunk is damaged, never absent.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _COLUMN_BYTES = 8 + 8 + 8 + 8 + 4
 
 
 class Place(NamedTuple):
-    """Where an entry's record lies: entry log, length of its packet, offset of its record."""
+    """Location of an entry's record: entry log, length of its packet, offset of its record."""
 
     entry: int
     log: int
@@ -56,8 +57,9 @@ class Place(NamedTuple):
 
 
 class LedgerRow(NamedTuple):
-    """A ledger's state as stored. `last` is its highest entry here, -1 if there is none. `seen`: the chain of marks
-    under which its metadata was seen (dlog/bookie/collecting.py), 0 to 127."""
+    """A ledger's stored state. `last`: its highest entry here, -1 if none. `seen`: the mark chain under which its
+    metadata was seen (dlog/bookie/collecting.py), 0 to 127.
+    """
 
     ledger: int
     master_key: bytes
@@ -73,7 +75,7 @@ def _new_columns() -> list[array[int]]:
 
 @dataclass(slots=True)
 class RunTable:
-    """A run's sparse table: one row a chunk, ordered by (ledger, first)."""
+    """A run's sparse index: one row per chunk, ordered by (ledger, first)."""
 
     columns: list[array[int]] = field(default_factory=_new_columns)
 
@@ -85,7 +87,7 @@ class RunTable:
         return len(self.columns[0])
 
     def find(self, ledger: int, entry: int) -> int:
-        """Row of the chunk that covers the entry, or -1."""
+        """Row of the chunk whose range contains the entry, or -1."""
         ledgers, firsts, lasts = self.columns[0], self.columns[1], self.columns[2]
         low = bisect_left(ledgers, ledger)
         high = bisect_right(ledgers, ledger, low)
@@ -93,13 +95,13 @@ class RunTable:
         return row if row >= low and lasts[row] >= entry else -1
 
     def rows_of(self, ledger: int) -> range:
-        """The chunks of a ledger, by rising entries."""
+        """Rows of a ledger's chunks, in entry order."""
         ledgers = self.columns[0]
         low = bisect_left(ledgers, ledger)
         return range(low, bisect_right(ledgers, ledger, low))
 
     def goes_on(self, row: int) -> bool:
-        """Whether the next chunk holds the entries that follow this one's without a gap."""
+        """Whether the next chunk continues this one without a gap."""
         ledgers, firsts, lasts = self.columns[0], self.columns[1], self.columns[2]
         return row + 1 < len(ledgers) and ledgers[row + 1] == ledgers[row] and firsts[row + 1] == lasts[row] + 1
 
@@ -126,7 +128,7 @@ def run_header(run_id: int) -> bytes:
 
 
 class RunBuilder:
-    """Turns sorted places into the bytes of a run; the caller writes what it returns, in order, behind the header."""
+    """Encodes a run from sorted locations; the caller writes the returned bytes, in order, after the header."""
 
     __slots__ = ("_offset", "table")
 
@@ -135,7 +137,7 @@ class RunBuilder:
         self._offset = RUN_HEADER_BYTES
 
     def chunk(self, ledger: int, places: bytes) -> bytes:
-        """One chunk from packed places of one ledger, sorted by entry; at least one, at most CHUNK_ENTRIES."""
+        """One chunk of packed locations of one ledger, sorted by entry; 1 to CHUNK_ENTRIES of them."""
         count = len(places) // PLACE_BYTES
         assert 0 < count <= CHUNK_ENTRIES
         (first,) = struct.unpack_from(">q", places)
@@ -146,7 +148,7 @@ class RunBuilder:
         return _CRC.pack(crc32c(body)) + body
 
     def finish(self, states: Iterable[LedgerRow]) -> Iterator[bytes]:
-        """Footer and trailer, by and by: there may be a million states. What comes last is the trailer."""
+        """Footer and trailer, in parts: there may be a million states. The last part is the trailer."""
         crc, count = 0, 0
         for column in self.table.columns:
             part = _big_endian(column)
@@ -180,7 +182,7 @@ def _big_endian(column: array[int]) -> bytes:
 
 
 def parse_trailer(data: bytes) -> tuple[int, int, int, int]:
-    """chunks, states, footer offset, footer crc. Raises DamagedError."""
+    """Return chunks, states, footer offset, footer crc. Raises DamagedError."""
     if len(data) == TRAILER_BYTES:
         magic, chunks, states, offset, crc = _TRAILER.unpack_from(data)
         if magic == b"DLIE" and _CRC.unpack_from(data, _TRAILER.size)[0] == crc32c(data[: _TRAILER.size]):
@@ -189,7 +191,7 @@ def parse_trailer(data: bytes) -> tuple[int, int, int, int]:
 
 
 def parse_footer(data: bytes, chunks: int, states: int, crc: int) -> tuple[RunTable, Iterator[LedgerRow]]:
-    """The table, and the states, which are made as they are asked for. Raises DamagedError."""
+    """Return the table, and an iterator that decodes the states. Raises DamagedError."""
     if crc32c(data) != crc or len(data) < chunks * _COLUMN_BYTES:
         raise DamagedError("an index run's footer does not verify")
     at = 0
@@ -212,7 +214,7 @@ def _rows(data: bytes, at: int, states: int) -> Iterator[LedgerRow]:
 
 
 def parse_chunk(data: bytes, ledger: int) -> bytes:
-    """The packed places of a chunk. Raises DamagedError if it does not verify or is another ledger's."""
+    """Return a chunk's packed locations. Raises DamagedError if it does not verify or is of another ledger."""
     if len(data) > CHUNK_HEAD_BYTES:
         (crc,) = _CRC.unpack_from(data)
         count, stored_ledger = _CHUNK.unpack_from(data, 4)
@@ -222,7 +224,7 @@ def parse_chunk(data: bytes, ledger: int) -> bytes:
 
 
 def locate(places: bytes, entry: int) -> int:
-    """Number of the entry among packed places, or -1."""
+    """Return the entry's position among packed locations, or -1."""
     count = len(places) // PLACE_BYTES
     first: int = _ENTRY.unpack_from(places)[0]
     guess = entry - first
@@ -249,17 +251,17 @@ def place_at(places: bytes, number: int) -> Place:
 
 @dataclass(frozen=True, slots=True)
 class MergeSource:
-    """A run to merge; `read_chunk(row)` gives a chunk's bytes as stored."""
+    """A run to merge; `read_chunk(row)` returns a chunk's bytes as stored."""
 
     table: RunTable
     read_chunk: Callable[[int], bytes]
 
 
 def runs_to_merge(sizes: Sequence[int], *, together: int = 4) -> int:
-    """How many of the newest runs (the last of `sizes`) to merge into one now; 0 for none.
+    """Return how many of the newest runs (the last of `sizes`) to merge into one now; 0 for none.
 
-    A run joins while it is not larger than twice all newer ones together, so each entry is rewritten a logarithmic
-    number of times and runs stay few.
+    A run is included while it is at most twice as large as all newer ones together, so an entry is rewritten a
+    logarithmic number of times and runs stay few.
     """
     total, count = 0, 0
     for size in reversed(sizes):
@@ -271,11 +273,11 @@ def runs_to_merge(sizes: Sequence[int], *, together: int = 4) -> int:
 
 
 def merge(sources: Sequence[MergeSource], gone: Container[int] = ()) -> Iterator[tuple[int, bytes]]:
-    """(ledger, packed places) of the merged run, in order and cut to chunks; sources from oldest to newest. Ledgers in
+    """Yield (ledger, packed locations) of the merged run, in order, cut to chunks. sources: oldest first. Ledgers in
     `gone` are left out.
 
-    Chunks whose ranges do not overlap are joined without looking inside; where they overlap the newest place of an
-    entry wins. Raises DamagedError.
+    Chunks with disjoint ranges are concatenated without decoding; where they overlap, the newest location of an entry
+    wins. Raises DamagedError.
     """
     rows = sorted(
         (source.table.ledger(row), source.table.first(row), age, row)

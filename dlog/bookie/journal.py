@@ -1,16 +1,16 @@
-"""The journal's bytes: what one group commit writes, and how a restart tells a torn tail from damage.
+"""Byte format of the journal: group commits, and how a restart tells a torn tail from damage.
 
-A journal is a row of files with consecutive ids. A file is a header block and then *groups*; a group is what one write
-and one fdatasync put down: a group header and its records, padded to whole blocks. Group numbers and record sequences
-run on through all files. All checks are CRC32C.
+A journal consists of files with consecutive ids. A file is a header block followed by *groups*. A group is written by
+one write and one fdatasync: a group header and its records, padded to whole blocks. Group numbers and record sequences
+continue from file to file. All checks are CRC32C.
 
-The law of this file:
-- Every header's check is seeded by its file's header, which holds the id and a nonce drawn for this life of the file.
-  So nothing that an earlier life left behind is ever taken for new, nor anything a client wrote to look like a group.
-- A group is written only after the one before it is durable. So a group that does not verify is a torn tail, and was
-  never acknowledged, exactly if no valid group with a higher number exists anywhere behind it; otherwise it is damage.
-  An idle writer puts an empty group behind the last one soon, so that this tells of the last one, too.
-- A file is made only when the one before it is durable under its name, so a number missing among them is damage.
+Invariants:
+- The check of every group and record header is seeded by its file's header, which holds the file id and a fresh nonce.
+  So neither leftovers of a file's earlier use nor client data that imitate a group are accepted.
+- A group is written only after the previous one is durable. So a group that does not verify is a torn tail, and was
+  never acknowledged, exactly if no valid group with a higher number follows anywhere; otherwise it is damage. An idle
+  writer soon appends an empty group, so that this also decides about the last one.
+- A file is created only when the previous one is durable under its name, so a missing id among them is damage.
 
     file header   "DLJ1" | owner u32 | file id u64 | nonce u64 | size u64 | crc u32           padded to 4096
     group header  "GRUP" | body length u32 | group u64 | first sequence u64 | count u32 | crc u32
@@ -44,18 +44,18 @@ _ZEROS = bytes(BLOCK)
 _LEDGER = struct.Struct(">qBB")
 _SCAN_BYTES = 256 * BLOCK
 
-PRead = Callable[[int, int], bytes]  # length, offset -> bytes, short at the end of the file
+PRead = Callable[[int, int], bytes]  # length, offset -> bytes, fewer at the end of the file
 
 
 class Kind(enum.IntEnum):
-    """Of a record."""
+    """Kind of a record."""
 
     ADD = 1  # payload: the entry packet as received
     LEDGER = 2  # payload: ledger i64 | flags u8 (1 fenced) | key length u8 | master key
 
 
 class Record(NamedTuple):
-    """What one record says. `crc` is the CRC32C of the payload."""
+    """Content of one record. `crc` is the CRC32C of the payload."""
 
     kind: int
     payload: Buffer
@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """A place between two groups: everything before it is elsewhere on stable storage."""
+    """A position between two groups: everything before it is stored elsewhere, durably."""
 
     file: int
     offset: int
@@ -75,7 +75,7 @@ FIRST_MARK = Mark(0, HEADER_BYTES, 0, 0)  # before the first file, which has id 
 
 
 class Group(NamedTuple):
-    """A whole, verified group and the mark behind it."""
+    """A complete, verified group, and the mark after it."""
 
     number: int
     records: list[Record]
@@ -83,17 +83,17 @@ class Group(NamedTuple):
 
 
 class JournalDamaged(DamagedError):
-    """Groups that were durable do not verify any more: acknowledged entries may be lost on this bookie."""
+    """Durable groups no longer verify: this bookie may have lost acknowledged entries."""
 
 
 def ledger_record(ledger: int, master_key: bytes, fenced: bool) -> Record:
-    """The record that creates a ledger with its key, or fences it."""
+    """Return the record that creates a ledger with its key, or fences it."""
     payload = _LEDGER.pack(ledger, fenced, len(master_key)) + master_key
     return Record(Kind.LEDGER, payload, crc32c(payload))
 
 
 def parse_ledger_record(payload: Buffer) -> tuple[int, bytes, bool]:
-    """ledger, master key, fenced."""
+    """Return ledger, master key, fenced."""
     ledger, flags, size = _LEDGER.unpack_from(payload)
     return ledger, bytes(payload[_LEDGER.size : _LEDGER.size + size]), bool(flags & 1)
 
@@ -102,26 +102,26 @@ def parse_ledger_record(payload: Buffer) -> tuple[int, bytes, bool]:
 
 
 def file_header(file_id: int, owner: int, nonce: int, size: int) -> bytes:
-    """First block of a file. owner: a number of the bookie; nonce: 64 bits nobody can guess, drawn anew each time.
+    """Return the first block of a file. owner: a number of the bookie; nonce: 64 unpredictable bits, fresh each time.
 
-    size: in bytes, as the file was made; one found shorter has been cut off.
+    size: of the file as created, in bytes; a shorter file has lost its end.
     """
     head = _FILE.pack(_FILE_MAGIC, owner, file_id, nonce, size)
     return (head + _CRC.pack(crc32c(head))).ljust(HEADER_BYTES, b"\0")
 
 
 def seed_of(header: bytes, file_id: int, owner: int, size: int) -> int:
-    """What every check inside the file starts from. size: of the file as it is found.
+    """Return the seed of every check in the file. size: of the file as found.
 
-    Raises JournalDamaged if `header` (the first block or its begin) is not the header of this file of this bookie, or
-    the file has been cut off.
+    Raises JournalDamaged if `header` (the first block or its start) is not that of this bookie's file `file_id`, or the
+    file has lost its end.
     """
     if len(header) >= _FILE.size + 4:
         magic, stored_owner, stored_id, _, stored_size = _FILE.unpack_from(header)
         head = header[: _FILE.size]
         if magic == _FILE_MAGIC and crc32c(head) == _CRC.unpack_from(header, _FILE.size)[0]:
             if stored_owner != owner:
-                raise JournalDamaged(f"journal file is another bookie's: file={file_id}")
+                raise JournalDamaged(f"journal file is another bookie's, mount the right disk: file={file_id}")
             if size < stored_size:
                 raise JournalDamaged(f"journal file is cut off: file={file_id} size={size} of={stored_size}")
             if stored_id == file_id:
@@ -130,7 +130,7 @@ def seed_of(header: bytes, file_id: int, owner: int, size: int) -> int:
 
 
 def encode_group(seed: int, number: int, first_sequence: int, records: Sequence[Record]) -> tuple[list[Buffer], int]:
-    """The group as buffers to write in order, and their total length, a multiple of BLOCK."""
+    """Return the buffers of a group, in write order, and their total length, a multiple of BLOCK."""
     buffers: list[Buffer] = [b""]
     body = 0
     sequence = first_sequence
@@ -151,7 +151,7 @@ def encode_group(seed: int, number: int, first_sequence: int, records: Sequence[
 
 
 class JournalPlan:
-    """Where the next group goes. One writer asks it, one group at a time."""
+    """Decides the location of the next group. For one writer, one group at a time."""
 
     __slots__ = ("_file_bytes", "_seed", "mark")
 
@@ -161,18 +161,18 @@ class JournalPlan:
         self._seed = seed
 
     def must_roll(self, payload_bytes: int, count: int) -> bool:
-        """Whether a group of that size belongs into the next file. One larger than any file gets a file that grows."""
+        """Whether a group of that size goes into the next file. A group larger than a file extends its file."""
         size = _GROUP_BYTES + payload_bytes + count * RECORD_OVERHEAD
         return self.mark.offset > HEADER_BYTES and self.mark.offset + size + BLOCK > self._file_bytes
 
     def rolled(self, file_id: int, seed: int) -> None:
-        """The next group opens file `file_id`."""
+        """The next group is the first of file `file_id`."""
         assert file_id == self.mark.file + 1, "journal files have consecutive ids"
         self.mark = Mark(file_id, HEADER_BYTES, self.mark.group, self.mark.sequence)
         self._seed = seed
 
     def group(self, records: Sequence[Record]) -> tuple[list[Buffer], int]:
-        """Buffers of the next group and the offset they go to; the mark moves behind it."""
+        """Return the buffers of the next group and its offset; the mark advances past it."""
         file, offset, number, sequence = self.mark
         buffers, size = encode_group(self._seed, number + 1, sequence, records)
         self.mark = Mark(file, offset + size, number + 1, sequence + len(records))
@@ -194,7 +194,7 @@ class JournalFile:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A stretch of the journal that was durable once and does not verify."""
+    """A range of the journal that was durable and no longer verifies."""
 
     file: int
     offset: int
@@ -202,9 +202,9 @@ class Damage:
 
 
 def replay(files: Sequence[JournalFile], mark: Mark, on_damage: Callable[[Damage], None]) -> Iterator[Group]:
-    """Groups behind `mark` in order. A torn tail is dropped in silence: it was never acknowledged.
+    """Yield the groups after `mark`, in order. A torn tail is dropped silently: it was never acknowledged.
 
-    on_damage hears of each damaged stretch; if it returns, reading goes on behind it. It is expected to raise.
+    on_damage is called with each damaged range and usually raises; if it returns, replay continues after the range.
     """
     expected = mark.group + 1
     at = mark.offset
@@ -215,7 +215,7 @@ def replay(files: Sequence[JournalFile], mark: Mark, on_damage: Callable[[Damage
     last_id = mark.file - 1
     for file in files:
         if file.file_id != last_id + 1 and last_id >= mark.file:
-            on_damage(torn or Damage(last_id + 1, 0, expected))  # files are made in order: one is missing
+            on_damage(torn or Damage(last_id + 1, 0, expected))  # files are created in order: one is missing
             torn = None
         last_id = file.file_id
         while True:
@@ -262,7 +262,7 @@ def _header_in(data: bytes, at: int, seed: int) -> _Header | None:
 
 
 def _group_at(file: JournalFile, offset: int, header: _Header) -> Group | None:
-    """The group, or None if one of its records does not verify."""
+    """Return the group, or None if one of its records does not verify."""
     body = file.pread(header.body, offset + _GROUP_BYTES)
     if len(body) != header.body:
         return None
@@ -289,7 +289,7 @@ def _group_at(file: JournalFile, offset: int, header: _Header) -> Group | None:
 
 
 def _find_header(file: JournalFile, start: int, minimum: int) -> tuple[int, int] | None:
-    """Offset and number of the first valid group header at or behind `start` whose number is at least `minimum`."""
+    """Return offset and number of the first valid group header from `start` on with a number of at least `minimum`."""
     at = start
     while at < file.size:
         data = file.pread(_SCAN_BYTES, at)

@@ -1,7 +1,10 @@
-"""The manifest of a ledger directory: which files count, and up to where the journal is no longer needed.
+"""The MANIFEST of a ledger directory: its valid files, and the mark up to which the journal is no longer needed.
 
-One small text, replaced as a whole by each checkpoint. What it does not name does not exist. The mark never moves
-backwards. JSON, so that a person can read it; the last line is the CRC32C of what stands before it.
+JSON, to be readable; the last line is the CRC32C of the text before it.
+
+Invariants:
+- each checkpoint replaces it as a whole; a file that it does not name does not exist;
+- its mark never moves backwards.
 """
 
 from __future__ import annotations
@@ -15,12 +18,12 @@ from fastcrc.crc32 import iscsi as crc32c
 from dlog.bookie.journal import FIRST_MARK, Mark
 from dlog.errors import DamagedError, UnsupportedVersionError
 
-_VERSION = 3  # states of ledgers say under which chain they were seen; GONE counts
+_VERSION = 3  # ledger states have the chain under which they were seen; the file GONE is used
 _READABLE = (2, 3)
 
 
 class RunFile(NamedTuple):
-    """An index run. `crc`: of its footer, so that no other run is taken for it."""
+    """An index run. `crc`: of its footer, which identifies it."""
 
     run: int
     size: int
@@ -28,7 +31,7 @@ class RunFile(NamedTuple):
 
 
 class LogFile(NamedTuple):
-    """An entry log, how much of it counts, and where its last table of contents begins (0: none)."""
+    """An entry log, its valid length, and the offset of its last table of contents (0: none)."""
 
     log: int
     length: int
@@ -37,7 +40,7 @@ class LogFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`next_file` numbers the next run or log. `limbo`: a damaged journal was salvaged here; nothing is denied."""
+    """`next_file`: id of the next run or log. `limbo`: a damaged journal was salvaged; no entry is denied."""
 
     mark: Mark = FIRST_MARK
     next_file: int = 1
@@ -60,13 +63,15 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes) -> Manifest:
-    """Raises DamagedError, or UnsupportedVersionError for one written by another version."""
+    """Inverse of `encode`. Raises DamagedError, or UnsupportedVersionError for another version's."""
     text, crc = data[:-9], data[-9:]
     if crc != b"%08x\n" % crc32c(text):
-        raise DamagedError("a ledger directory's MANIFEST does not verify")
+        raise DamagedError("a ledger directory's MANIFEST does not verify, put back a good copy")
     document = json.loads(text)
     if document["version"] not in _READABLE:
-        raise UnsupportedVersionError(f"MANIFEST was written by another version: version={document['version']}")
+        raise UnsupportedVersionError(
+            f"MANIFEST was written by another version of dlog, start that one: version={document['version']}"
+        )
     return Manifest(
         mark=Mark(*document["mark"]),
         next_file=document["next_file"],

@@ -1,7 +1,7 @@
-"""What the bookie machine asks of its storage, and what it hears from it, beside Persist and Persisted.
+"""Messages between the bookie's state machine and its storage, beside Persist and Persisted.
 
-Effects: Fetch, Flush, Bury, CollectDue, CollectAsked, LedgersNew. Facts: the others, but for Freed. A Fetch is known by
-its token, a Flush by its number.
+Effects: Fetch, Flush, Bury, CollectDue, CollectAsked, LedgersNew. Facts: the others, except Freed. A Fetch is known
+by its token, a Flush by its number.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from dlog.machine import Peer
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Effect: look up entries from `entry` on in the index as it is now; answered by `Fetched` with the same token.
+    """Effect: read entries from `entry` on in the current index. Result: `Fetched` with the same token.
 
-    At least one entry if it is there, and those that follow it without a gap, up to both bounds.
+    Returns at least one entry if it exists, and those that follow it without a gap, within both bounds.
     """
 
     token: int
@@ -29,7 +29,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Fact: consecutive packets from the entry asked for. None: `damage` says why, or the entry is absent."""
+    """Fact: consecutive packets from the requested entry on. If empty, the entry is absent or `damage` says why."""
 
     token: int
     packets: tuple[bytes, ...] = ()
@@ -38,10 +38,10 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Effect: put these entries and ledger states into entry logs and index. Answered by `Flushed`.
+    """Effect: write these entries and ledger states to entry logs and index. Result: `Flushed`.
 
-    They are everything that was durable when the number was first heard and is in no earlier flush; after a failure the
-    same number comes again with the same contents, and the mark it stands for must be the same, too.
+    They are all that was durable when this number was first sent and is in no earlier flush. After a failure the same
+    number is sent again, with the same contents; it must then stand for the same mark.
     """
 
     number: int
@@ -51,19 +51,19 @@ class Flush:
 
 @dataclass(frozen=True, slots=True)
 class Flushed:
-    """Fact: a Flush is durable and in the index, or failed for want of space."""
+    """Fact: a Flush is durable and in the index, or failed for lack of space."""
 
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointDue:
-    """Fact: time, or the length of the journal, asks for a checkpoint."""
+    """Fact: a checkpoint is due, by time or by the length of the journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class PersistRefused:
-    """Fact: nothing that waits for the journal will become durable, for want of space; later Persists may."""
+    """Fact: no record waiting for the journal will become durable, for lack of space. Later Persists may."""
 
     reason: str
 
@@ -77,18 +77,19 @@ class SpaceSeen:
 
 @dataclass(frozen=True, slots=True)
 class CollectDue:
-    """Effect: collect ledgers that are gone now. Given when the disk becomes nearly full, and when the bookie becomes
-    read-only; not answered."""
+    """Effect: collect deleted ledgers now. Sent when the disk becomes nearly full, and when the bookie becomes
+    read-only. No result.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class LedgersNew:
-    """Effect: there are ledgers that were never heard of before. Given once until `Bookie.take_new` is called."""
+    """Effect: there are ledgers new to this bookie. Sent once until `Bookie.take_new` is called."""
 
 
 @dataclass(frozen=True, slots=True)
 class CollectAsked:
-    """Effect: answer this peer's Collect; what runs the collections knows of them."""
+    """Effect: reply to this peer's Collect; the collection's actor knows the state."""
 
     peer: Peer
     number: int
@@ -104,22 +105,21 @@ class SeenInMetadata:
 
 @dataclass(frozen=True, slots=True)
 class BuryDue:
-    """Fact: these ledgers are gone for good. Answered by a Bury of those of them that rest; the others stay."""
+    """Fact: these ledgers are deleted for good. Result: a Bury of those that are idle; the others stay."""
 
     ledgers: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class Bury:
-    """Effect: put on stable storage that these ledgers are gone; what they hold may be freed then. Answered by
-    `Buried`."""
+    """Effect: record durably that these ledgers are deleted; their space may then be freed. Result: `Buried`."""
 
     ledgers: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Freed:
-    """What a collection did on the disk. ledgers: deleted since the last. failure: why some of what is gone is left."""
+    """Result of a collection. ledgers: deleted since the last one. failure: why some space was not freed."""
 
     ledgers: int
     reclaimed_bytes: int
@@ -128,7 +128,7 @@ class Freed:
 
 @dataclass(frozen=True, slots=True)
 class Buried:
-    """Fact: a Bury of these ledgers is durable, except for `failed`, of which nothing was touched for want of space."""
+    """Fact: the Bury of these ledgers is durable, except for `failed`, which are unchanged for lack of space."""
 
     ledgers: tuple[int, ...]
     failed: frozenset[int] = frozenset()

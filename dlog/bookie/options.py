@@ -1,4 +1,4 @@
-"""What may be chosen about a bookie, and what it will never exceed."""
+"""Configuration of a bookie, and its limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlog.options import GiB, KiB, MiB, at_least_one, check_address, option, por
 class BookieOptions:
     """Section [bookie]. Sizes in bytes, times in seconds."""
 
-    # who and where
+    # identity and location
     dir: str = option("var/bookie", "directory of the bookie: journal in DIR/journal, ledgers in DIR/ledgers")
     journal_dir: str = option("", "directory of the journal, if not below dir; best on a device of its own")
     ledger_dirs: str = option(
@@ -60,7 +60,7 @@ class BookieOptions:
         False, "start in spite of a damaged journal: read-only for good, and entries not found are I/O errors"
     )
 
-    # bounds
+    # limits
     reads_waiting_max: int = option(
         10_000, "reads of all connections that may wait for a disk; beyond it they are refused"
     )
@@ -80,7 +80,7 @@ class BookieOptions:
         256 * MiB, "free space down to which recovery and high-priority adds are taken"
     )
 
-    # ledgers that metadata no longer names
+    # garbage collection of ledgers that metadata no longer has
     gc_s: float = option(600.0, "time between garbage collections; every 30 s while the disk is nearly full; 0: never")
     gc_look_s: float = option(
         10.0, "time between two marks in metadata, after which ledgers new on this bookie may be collected"
@@ -99,15 +99,15 @@ class BookieOptions:
 
     def __post_init__(self) -> None:
         if self.gc_s < 0 or self.gc_look_s <= 0:
-            raise ValueError(f"gc_s may not be negative, gc_look_s is above 0: gc_s={self.gc_s}")
+            raise ValueError(f"gc_s must not be negative and gc_look_s must be positive: gc_s={self.gc_s}")
         if not 0 <= self.gc_minor_share <= self.gc_major_share < 1:
-            raise ValueError("gc_minor_share is at most gc_major_share, and that is below 1")
+            raise ValueError("gc_minor_share must not exceed gc_major_share, which must be below 1")
         if self.gc_reserve_bytes < 0:
-            raise ValueError(f"gc_reserve_bytes may not be negative: value={self.gc_reserve_bytes}")
+            raise ValueError(f"gc_reserve_bytes must not be negative: value={self.gc_reserve_bytes}")
         if self.journal_file_bytes < 16 * KiB:
-            raise ValueError(f"journal_file_bytes is at least {16 * KiB}: value={self.journal_file_bytes}")
+            raise ValueError(f"journal_file_bytes must be at least {16 * KiB}: value={self.journal_file_bytes}")
         if self.disk_free_reserve_bytes > self.disk_free_min_bytes:
-            raise ValueError("disk_free_reserve_bytes may not exceed disk_free_min_bytes")
+            raise ValueError("disk_free_reserve_bytes must not exceed disk_free_min_bytes")
         port_number(self, "port", "metrics_port")
         at_least_one(
             self, "checkpoint_s", "disk_check_s", "frame_s", "connections_max", "ledgers_max", "reads_waiting_max"

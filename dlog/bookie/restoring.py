@@ -1,6 +1,7 @@
-"""What a restart makes of the journal: the entries and ledger states behind the last checkpoint.
+"""Rebuilds a bookie's state from the journal at start: entries and ledger states after the last checkpoint.
 
-The law of this file: replaying a record twice, or one that was flushed already, changes nothing.
+Invariants:
+- replaying a record twice, or one that was already flushed, changes nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _HEAD = struct.Struct(">qqq")
 
 
 class Restored:
-    """Ledgers by id, and the entries not flushed yet."""
+    """Ledger states by id, and the entries not flushed yet."""
 
     def __init__(self, rows: Iterable[LedgerRow]) -> None:
         self.rows: dict[int, LedgerRow] = {row.ledger: row for row in rows}
@@ -27,9 +28,9 @@ class Restored:
         self._changed: set[int] = set()
 
     def apply(self, record: Record, *, salvage: bool) -> None:
-        """Take one record. Raises DamagedError for one of a kind we do not know.
+        """Apply one record. Raises DamagedError for an unknown kind.
 
-        salvage: an add may come for a ledger whose key was lost; its first key shown is then taken.
+        salvage: accept adds of a ledger whose key was lost; the first key shown later is taken.
         """
         if record.kind == Kind.ADD:
             self._add(record, salvage)
@@ -39,14 +40,19 @@ class Restored:
             self.rows[ledger] = row._replace(master_key=key, fenced=row.fenced or fenced)
             self._changed.add(ledger)
         else:
-            raise DamagedError(f"a journal record of unknown kind, written by a later version? kind={record.kind}")
+            raise DamagedError(
+                "a journal record of unknown kind, perhaps of a later version of dlog; start that one: "
+                f"kind={record.kind}"
+            )
 
     def _add(self, record: Record, salvage: bool) -> None:
         ledger, entry, lac = _HEAD.unpack_from(record.payload)
         row = self.rows.get(ledger)
         if row is None:
             if not salvage:
-                raise DamagedError(f"the journal holds an add of a ledger it never named: ledger={ledger}")
+                raise DamagedError(
+                    f"the journal holds an add of a ledger without its key, see --salvage: ledger={ledger}"
+                )
             row = LedgerRow(ledger, b"", False, -1, -1)
         self.rows[ledger] = row._replace(lac=max(row.lac, lac), last=max(row.last, entry))
         self._changed.add(ledger)
@@ -55,7 +61,7 @@ class Restored:
         self.adds += 1
 
     def take(self) -> tuple[Half, list[LedgerRow]]:
-        """Entries and changed states since the last take, to be flushed."""
+        """Return entries and changed states since the last call, to be flushed."""
         entries, self.entries, self.bytes = self.entries, {}, 0
         rows = [self.rows[ledger] for ledger in sorted(self._changed)]
         self._changed.clear()

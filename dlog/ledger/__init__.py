@@ -1,6 +1,9 @@
-"""The ledger client as pure machines: adding, reading, tailing, recovering; and placement.
+"""The ledger client, as state machines: adding, reading, tailing, recovery, placement.
 
-The law of the room: what is confirmed is on an ack quorum of the ensemble that metadata names for it; what a recovery
-concludes to be absent can never have been confirmed; a doubt is an error, never an end.
-Peers are BookieIds, messages those of dlog/wire/bookie.py, metadata goes by LedgerKey.
+Peers are BookieIds, messages are in dlog/wire/bookie.py, metadata keys are LedgerKeys.
+
+Invariants:
+- a confirmed entry is on an ack quorum of the ensemble that metadata names for it;
+- an entry that a recovery leaves out was never confirmed;
+- what is unknown is an error, never an end.
 """

@@ -1,17 +1,18 @@
-"""Adding to a ledger: ids, packets, quorums, ensemble changes, the end.
+"""Writes a ledger: assigns entry ids, counts ack quorums, replaces failed bookies, closes.
 
-The law of this file:
-- an entry is confirmed once Qa places of the ensemble *that metadata names for it* hold it and all before it are
-  confirmed. So while it is not certain what metadata names (a compare-and-set is out, or its outcome unknown), nothing
-  is confirmed; what is heard meanwhile is recorded and counts afterwards;
+Invariants:
+- an entry is confirmed once Qa members of the ensemble *that metadata names for it* hold it and all entries before it
+  are confirmed. While a compare-and-set is in flight or its outcome unknown, nothing is confirmed; acknowledgements
+  received meanwhile are recorded and count afterwards;
 - a failed member is replaced from entry LAC + 1 on, by compare-and-set from a value that is OPEN and still names it;
-  what metadata says after a conflict is adopted, not argued with;
-- an unknown outcome is settled by a later write that succeeds or by finding our value at another version than we wrote
-  it from, never by one reading alone: the write may still be under way, and what we wrote last may be what was there;
-- a replacement must say that it knows nothing of the ledger before metadata names it (vetting.py): one that holds
-  entries of another ledger under this id would give those to readers. Members were asked when the ledger was created;
-- as long as Qa members can be reached the ledger goes on with holes; metadata changes only when there is a replacement;
-- one FENCED ends the handle: whether pending entries are in the ledger is then unknown, and recovery decides.
+  after a conflict the value found in metadata is adopted;
+- an unknown outcome is resolved by a later write that succeeds, or by reading the proposed value at another version
+  than it was written from. One read is not enough: the write may be in flight, or the two values equal;
+- a replacement must report that it has no such ledger before metadata names it (vetting.py): entries of another ledger
+  under this id would be served to readers. The first members were vetted at creation;
+- as long as Qa members are reachable the ledger goes on without the failed ones; metadata changes only when there is a
+  replacement;
+- one FENCED reply ends the handle: the outcome of pending entries is then unknown, and recovery decides.
 
 Source: BookKeeper protocol, "Writing to ledgers" (specs: docs/protocol.md).
 """
@@ -68,16 +69,16 @@ from dlog.wire.digest import Buffer, Digest
 
 @value
 class Add:
-    """Ask: add one entry of these payload parts. Answer: its EntryId, in order of asking, once confirmed."""
+    """Request: add one entry of these payload parts. Reply: its EntryId once confirmed, in request order."""
 
     parts: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Ask: end the ledger at its LAC. Answer: Closed.
+    """Request: close the ledger at its LAC. Reply: Closed.
 
-    drain: confirm first what was asked before. Otherwise that fails at once, and a close that succeeds leaves it out.
+    drain: confirm the pending entries first. If False they fail at once, and a close that succeeds leaves them out.
     """
 
     drain: bool = True
@@ -85,7 +86,7 @@ class Close:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The ledger's last entry (NO_ENTRY: it is empty) and its payload bytes. Final."""
+    """Reply to Close: the ledger's last entry (NO_ENTRY if it is empty) and its payload bytes. Final."""
 
     last_entry: EntryId
     length: int
@@ -93,20 +94,20 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddingOptions:
-    """How stubborn a writer is before it gives its ledger up."""
+    """Limits and retry intervals of a writer."""
 
-    ensemble_changes_max: int = option(100, sim=(4, 40))  # per ledger
-    lag_entries_max: int = option(5_000, sim=(8, 200))  # confirmed entries a member may not have answered for
-    replace_retry_s: float = option(0.25, sim=(0.01, 1.0))  # until replacement is tried again, the fallen readmitted
+    ensemble_changes_max: int = option(100, sim=(4, 40))  # per ledger; one more ends the handle
+    lag_entries_max: int = option(5_000, sim=(8, 200))  # confirmed entries a member may lag behind
+    replace_retry_s: float = option(0.25, sim=(0.01, 1.0))  # until replacing or readmitting is retried
     metadata_retry_s: float = option(0.1, sim=(0.01, 0.5))
-    give_up_s: float = option(15.0, sim=(0.5, 15.0))  # without an ack quorum in reach, or without metadata
+    give_up_s: float = option(15.0, sim=(0.5, 15.0))  # without progress: no ack quorum reachable, or no metadata
 
 
 class LedgerAdder:
-    """The one writer of a ledger that was just created, on bookies that knew nothing of it.
+    """The only writer of a ledger that was just created, on bookies that held nothing under its id.
 
-    metadata: as created, with its version. digest: of the ledger (dlog/wire/digest.py).
-    lac, length: what is confirmed. error: why the handle is dead, None while it lives; `Closed` handles die as well.
+    metadata: as created, with its version. digest: of the ledger (dlog/wire/digest.py). lac, length: of the last
+    confirmed entry. error: why the handle is dead, None while it lives; a closed ledger's handle is dead as well.
     """
 
     __slots__ = (
@@ -145,7 +146,7 @@ class LedgerAdder:
         options: AddingOptions = AddingOptions(),
     ) -> None:
         value: LedgerMetadata = metadata.value
-        assert value.state is LedgerState.OPEN and len(value.fragments) == 1, "a writer begins with a fresh ledger"
+        assert value.state is LedgerState.OPEN and len(value.fragments) == 1, "a writer needs a newly created ledger"
         self.ledger = ledger
         self.error: DLogError | None = None
         self.ensemble_changes = 0
@@ -157,15 +158,15 @@ class LedgerAdder:
         self._window = Window(value.quorum, value.fragments[0].ensemble, NO_ENTRY, 0, options.lag_entries_max)
         self._closing: Close | None = None
         self._closers: tuple[Ticket, ...] = ()
-        self._question: tuple[str, int] | None = None  # token of the metadata question that is out
+        self._question: tuple[str, int] | None = None  # token of the metadata request in flight
         self._questions = 0
-        self._proposed: LedgerMetadata | None = None  # written, and not known whether in place
-        self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposal: (old, new)
+        self._proposed: LedgerMetadata | None = None  # sent to metadata; its outcome is not known
+        self._replaced: tuple[tuple[str, str], ...] = ()  # by the proposed value: (old bookie, new bookie)
         self._mend_due = False  # something changed that makes a replacement worth trying
-        self._again = False  # this try is a retry: the quarantined may be chosen, the fallen readmitted
+        self._again = False  # this try is a retry: quarantined bookies may be chosen, failed members readmitted
         self._quarantine: frozenset[BookieId] = _NONE
-        self._candidates: tuple[tuple[int, BookieId], ...] = ()  # by place: who is to replace its member, and is asked
-        self._vetted = frozenset(value.fragments[0].ensemble)  # what they hold of the ledger is ours
+        self._candidates: tuple[tuple[int, BookieId], ...] = ()  # (bookie index to replace, bookie being vetted for it)
+        self._vetted = frozenset(value.fragments[0].ensemble)  # hold nothing of this id but what this writer sent
         self._foreign: frozenset[BookieId] = _NONE  # hold another ledger under this id
         self._told_lost: frozenset[BookieId] = _NONE
         self._timers: tuple[str, ...] = ()
@@ -188,14 +189,14 @@ class LedgerAdder:
 
     @property
     def metadata(self) -> LedgerMetadata:
-        """As last known to be in place."""
+        """The last value known to be in ZooKeeper."""
         return self._metadata
 
     @property
     def is_dead(self) -> bool:
         return self.error is not None
 
-    # ---- the door ----------------------------------------------------------------------------------------------------
+    # ---- entry point -------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
@@ -240,7 +241,9 @@ class LedgerAdder:
             self._closers += (ticket,)
             if not request.drain:
                 self._closing = request
-                why = f"closed before the entry was confirmed: ledger={self.ledger}"
+                why = (
+                    f"closed without waiting for the entry; it is left out if the close succeeds: ledger={self.ledger}"
+                )
                 for pending in self._window.abandon():
                     self._effects.append(Answer(pending.ticket, ClosedError(why, outcome_unknown=True)))
         else:
@@ -254,15 +257,21 @@ class LedgerAdder:
             self._window.acknowledge(bookie, message.entry)
         elif code is Code.FENCED:
             self._effects.append(Tell(LedgerFenced(self.ledger, bookie)))
-            self._die(LedgerFencedError(f"another client took the ledger over: ledger={self.ledger} bookie={bookie}"))
+            self._die(
+                LedgerFencedError(
+                    f"another client took over the ledger, use a new one: ledger={self.ledger} bookie={bookie}"
+                )
+            )
         elif code is Code.UNAUTHORIZED:
-            why = "the bookie refuses the ledger's key, or holds another entry under this id (docs/restore.md)"
+            why = "the bookie rejects the ledger's password, or holds another entry under this id, see docs/restore.md"
             self._die(UnauthorizedError(f"{why}: ledger={self.ledger} entry={message.entry} bookie={bookie}"))
         else:
             self._window.refuse(bookie, code.name.lower())
 
     def _note_vetted(self, bookie: BookieId, known: bool | None) -> None:
-        """What a candidate said: whether it holds something under our id. None: it cannot say, or is lost."""
+        """Record whether a candidate holds anything under our ledger id. None: it cannot tell, or its connection is
+        lost.
+        """
         if bookie in self._vetted or all(bookie != candidate for _, candidate in self._candidates):
             return
         if known is False:
@@ -277,7 +286,7 @@ class LedgerAdder:
 
     def _note_timer(self, key: object) -> None:
         if key not in self._timers:
-            return  # cancelled too late
+            return  # it fired before the cancellation took effect
         self._timers = tuple(k for k in self._timers if k != key)
         match key:
             case "replace":
@@ -285,9 +294,12 @@ class LedgerAdder:
             case "metadata":
                 self._read_metadata()
             case "give_up":
-                why = f"no ack quorum for {self._options.give_up_s} s: ledger={self.ledger} lac={self.lac}"
+                why = (
+                    f"no entry was confirmed for {self._options.give_up_s} s, check bookies (dlog bookie ls) and "
+                    f"ZooKeeper: ledger={self.ledger} lac={self.lac}"
+                )
                 if self._is_uncertain:
-                    self._die(MetadataUnavailableError(f"metadata out of reach, {why}", outcome_unknown=True))
+                    self._die(MetadataUnavailableError(f"metadata is unreachable, {why}", outcome_unknown=True))
                 else:
                     self._die(NotEnoughBookiesError(why, outcome_unknown=True))
 
@@ -305,7 +317,7 @@ class LedgerAdder:
             case Missing():
                 self._die(LedgerNotFoundError(f"the ledger was deleted: ledger={self.ledger}", outcome_unknown=True))
             case Refused(error):
-                text = f"metadata refuses: {error.message}: ledger={self.ledger}"
+                text = f"ZooKeeper rejected the ledger's metadata: {error.message}: ledger={self.ledger}"
                 self._die(MetadataUnavailableError(text, outcome_unknown=True))
             case OutcomeUnknown() if kind == "write":
                 self._read_metadata()
@@ -313,18 +325,22 @@ class LedgerAdder:
                 self._set_timer("metadata", self._options.metadata_retry_s)
 
     def _note_read(self, value: LedgerMetadata, version: object) -> None:
-        """Metadata after a conflict or an unknown outcome: go by what it says."""
+        """Go on from metadata as read after a conflict or an unknown outcome."""
         last = value.fragments[-1]
         if value.state is LedgerState.CLOSED and self._closing is not None and self._is_our_end(value):
             self._take_in(value, version)
         elif value.state is not LedgerState.OPEN or last.first_entry > self.lac + 1:
             self._effects.append(Tell(LedgerFenced(self.ledger, METADATA_PEER)))
             state = value.state.name.lower()
-            self._die(LedgerFencedError(f"another client took the ledger over: ledger={self.ledger} state={state}"))
+            self._die(
+                LedgerFencedError(
+                    f"another client took over the ledger, use a new one: ledger={self.ledger} state={state}"
+                )
+            )
         elif value == self._proposed and version != self._version:
             self._take_in(value, version)
         else:
-            # not in place, but perhaps under way: only a write from this version settles it
+            # not in ZooKeeper, but the write may be in flight: only a successful write from this version resolves it
             self._metadata, self._version = value, version
             self._adopt(value)
             self._write_metadata(self._next_value(settle=True))
@@ -333,7 +349,7 @@ class LedgerAdder:
         return value.last_entry == self.lac and value.length == self.length and not len(self._window)
 
     def _take_in(self, value: LedgerMetadata, version: object) -> None:
-        """This value is in place, and no write of ours is under way."""
+        """This value is in ZooKeeper, and no write of ours is in flight."""
         self._metadata, self._version, self._proposed = value, version, None
         self._drop_timer("give_up")
         if value.is_closed:
@@ -345,7 +361,7 @@ class LedgerAdder:
     def _adopt(self, value: LedgerMetadata) -> None:
         """Use the ensemble that metadata names from LAC + 1 on."""
         last = value.fragments[-1]
-        assert last.first_entry <= self.lac + 1, "nothing was confirmed while the change was out"
+        assert last.first_entry <= self.lac + 1, "nothing was confirmed while the change was in flight"
         old = self._window.ensemble
         if last.ensemble != old:
             replaced = tuple((a, b) for a, b in zip(old, last.ensemble, strict=True) if a != b)
@@ -360,11 +376,11 @@ class LedgerAdder:
 
     @property
     def _is_uncertain(self) -> bool:
-        """Whether metadata may differ from what we go by; nothing is confirmed meanwhile."""
+        """Whether metadata may differ from the value we use; nothing is confirmed meanwhile."""
         return self._question is not None or self._proposed is not None
 
     def _settle(self) -> None:
-        """Derive every consequence of the facts so far; the only place that confirms."""
+        """Derive every consequence of the facts so far. Only this method confirms entries."""
         window = self._window
         if self._is_uncertain:
             self._set_timer("give_up", self._options.give_up_s)
@@ -373,7 +389,7 @@ class LedgerAdder:
         lac = window.lac
         for pending in window.confirm():
             effects.append(Answer(pending.ticket, pending.entry))
-        if self._timers and (window.lac != lac or not len(window)):  # one that is tried again and fails is no progress
+        if self._timers and (window.lac != lac or not len(window)):  # a failed replacement is no progress
             self._drop_timer("give_up")
         if self._closing is not None and not len(window):
             self._write_metadata(self._next_value(settle=False))
@@ -383,7 +399,7 @@ class LedgerAdder:
             self._drop_timer("replace")
 
     def _mend(self) -> None:
-        """Members have failed: replace them if anybody can take their place, else go on as long as Qa remain."""
+        """Replace failed members if there are candidates, else go on while Qa members remain."""
         window = self._window
         news = [bookie for bookie in window.failed if bookie not in self._told_lost]
         for bookie in news:
@@ -394,7 +410,10 @@ class LedgerAdder:
             value = self._replace(again)
             if value is not None:
                 if self.ensemble_changes >= self._options.ensemble_changes_max:
-                    why = f"too many ensemble changes: ledger={self.ledger} max={self._options.ensemble_changes_max}"
+                    why = (
+                        f"too many ensemble changes, check bookies: ledger={self.ledger} "
+                        f"max={self._options.ensemble_changes_max}"
+                    )
                     self._die(UnavailableError(why, outcome_unknown=True))
                 else:
                     self._write_metadata(value)
@@ -404,10 +423,10 @@ class LedgerAdder:
         if window.failed:
             self._set_timer("replace", self._options.replace_retry_s)
         if not window.can_progress():
-            self._set_timer("give_up", self._options.give_up_s)  # until something is confirmed
+            self._set_timer("give_up", self._options.give_up_s)  # cancelled when an entry is confirmed
 
     def _replace(self, again: bool) -> LedgerMetadata | None:
-        """Metadata with replacements for the failed members, as many as are vetted; None if there are none."""
+        """Metadata with vetted replacements for as many failed members as possible; None if there is none yet."""
         window = self._window
         failed = window.failed_places()
         asked = {b for _, b in self._candidates}
@@ -416,7 +435,7 @@ class LedgerAdder:
             for place, b in self._candidates
             if place in failed
             and b not in window.ensemble
-            and (b in self._vetted or not again)  # who has not answered by now may be slow: ask another one
+            and (b in self._vetted or not again)  # on a retry: drop a candidate that has not answered
             and self._placement.is_writable(b)
         }
         exclude = {*self._foreign, *chosen.values()} | (_NONE if again else self._quarantine)
@@ -433,14 +452,14 @@ class LedgerAdder:
         return self._metadata.with_ensemble(EntryId(self.lac + 1), ensemble)
 
     def _readmit(self) -> None:
-        """Nobody can take the place of the failed members; those that are writable again may try once more."""
+        """No replacement was found: send again to the failed members that are writable."""
         for bookie in list(self._window.failed):
             if self._placement.is_writable(bookie):
                 self._told_lost -= {bookie}
                 self._effects += self._window.readmit(bookie)
 
     def _next_value(self, *, settle: bool) -> LedgerMetadata:
-        """What to write next: the end if we are closing and drained, else replacements, else the value as it is."""
+        """The value to write next: closed if drained to close, else with replacements, else unchanged."""
         if self._closing is not None and not len(self._window):
             return self._metadata.closed_at(self.lac, self.length)
         assert settle
@@ -450,20 +469,20 @@ class LedgerAdder:
     # ---- metadata and timers -----------------------------------------------------------------------------------------
 
     def _write_metadata(self, value: LedgerMetadata) -> None:
-        assert self._question is None, "one metadata question at a time"
+        assert self._question is None, "one metadata request at a time"
         self._proposed = value
         self._questions += 1
         self._question = ("write", self._questions)
         self._effects.append(CompareAndSet(self._question, LedgerKey(self.ledger), value, self._version))
 
     def _read_metadata(self) -> None:
-        assert self._question is None, "one metadata question at a time"
+        assert self._question is None, "one metadata request at a time"
         self._questions += 1
         self._question = ("read", self._questions)
         self._effects.append(ReadMetadata(self._question, LedgerKey(self.ledger)))
 
     def _set_timer(self, key: str, after_s: float) -> None:
-        """Start a timer unless it runs."""
+        """Start a timer unless it is running."""
         if key not in self._timers:
             self._timers += (key,)
             self._effects.append(SetTimer(key, after_s))
@@ -473,10 +492,10 @@ class LedgerAdder:
             self._timers = tuple(k for k in self._timers if k != key)
             self._effects.append(CancelTimer(key))
 
-    # ---- the end -----------------------------------------------------------------------------------------------------
+    # ---- end of the handle -------------------------------------------------------------------------------------------
 
     def _die(self, error: DLogError) -> None:
-        """The handle is finished: answer everybody who waits, in order."""
+        """End the handle: answer every pending request, in order."""
         if self.error is not None:
             return
         self.error = error
@@ -497,11 +516,11 @@ class LedgerAdder:
         return type(self.error)(self.error.message)
 
     def _refusal(self) -> DLogError:
-        """For an add that comes too late: certainly not in the ledger."""
+        """The error for an add to a dead or closing handle: the entry is not in the ledger."""
         if self.error is None:
-            return ClosedError(f"the ledger is being closed: ledger={self.ledger}")
+            return ClosedError(f"the ledger is being closed, add to a new one: ledger={self.ledger}")
         return type(self.error)(self.error.message, outcome_unknown=False)
 
 
 METADATA_PEER = "metadata"
-_NONE: frozenset[BookieId] = frozenset()  # one for all ledgers: an empty one has 216 B
+_NONE: frozenset[BookieId] = frozenset()  # shared by all ledgers: an empty frozenset takes 216 B

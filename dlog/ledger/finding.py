@@ -1,21 +1,23 @@
-"""Finding the tail of a ledger whose writer cannot be asked: all that was confirmed by now, without fencing anybody.
+"""Finds the tail of a ledger whose writer is unreachable: all entries confirmed so far, without fencing.
 
-The LAC that bookies know lags behind: that of an entry travels with the next one. The law of this file:
-1. metadata is read, then the last ensemble is asked for its last entries until every possible ack quorum has answered.
-   Nothing above the highest last entry heard was confirmed before that; nothing at or below the highest LAC can go;
-2. between the two a writer that lives is given a moment to carry its LAC further. Only if it does not:
-3. the entries between are sought in order. One that Qw - Qa + 1 places deny was not confirmed before they were asked,
-   and ends the search. One that is found is written again, byte for byte, to its write set, until Qa places say that
-   it is durable: a read may show what a power cut takes back. Silence, damage and errors count as neither;
-4. that Qa places hold an entry does not keep it yet: a writer that has not heard of it may still replace one of them,
-   and of two recoveries one may have been told "no" earlier. So the tail is decided in metadata, by compare-and-set
-   from the version that named these places: a fragment with the same ensemble that begins behind it. Whoever changes
-   or closes the ledger after that must read it, and no recovery searches before the last fragment. Metadata is written
-   once for each tail: whoever asks next finds LAC and last entry together;
-5. who loses the compare-and-set begins again. What is not known in time is an error, never a guess.
+The LAC that bookies know lags, since an entry's LAC travels with a later one.
 
-A machine lives for one question. Source: the search of BookKeeper's LedgerRecoveryOp; 4 is our own, and uses of a
-fragment only what BookKeeper says of it: that all before it is confirmed.
+Invariants:
+1. Metadata is read, then the last ensemble is asked for its last entries until every possible ack quorum has replied.
+   Nothing above the highest last entry reported was confirmed before; nothing at or below the highest LAC can be lost.
+2. If the two differ, a live writer first gets `patience_s` to carry its LAC further.
+3. Then the entries between are probed in order. One that Qw - Qa + 1 members deny was not confirmed before they were
+   asked, and ends the search. One that is found is written again, byte for byte, to its write set, until Qa members
+   report it durable: a read may return what a power cut takes back. Time-outs, damage and errors count as neither.
+4. Qa copies do not yet preserve an entry: a writer unaware of them may still replace a member, and one of two
+   recoveries may have received a denial earlier. So the tail is recorded in metadata, by compare-and-set from the
+   version that named these bookies: a fragment with the same ensemble that begins after the tail. A client that changes
+   or closes the ledger later must read it, and no recovery searches before the last fragment. One write per tail: the
+   next finder sees LAC and last entry agree.
+5. After a lost compare-and-set the search starts over. What is not known in time is an error, never a guess.
+
+A finder serves one request. Source: the search of BookKeeper's LedgerRecoveryOp. 4 is our own; it relies on
+BookKeeper's rule that all entries before a fragment are confirmed.
 """
 
 from __future__ import annotations
@@ -66,21 +68,22 @@ _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 @dataclass(frozen=True, slots=True)
 class FindTail:
-    """Ask, once: the tail as of now. Answer: LacSeen, at least every entry confirmed before, and there for ever.
+    """Request, once per finder: the current tail. Reply: LacSeen, covering every entry confirmed before; it stays
+    valid.
 
-    Errors: UnavailableError if it cannot be known within `answer_s`, MetadataUnavailableError, LedgerNotFoundError,
+    Errors: UnavailableError if it is not known within `answer_s`, MetadataUnavailableError, LedgerNotFoundError,
     UnauthorizedError.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindingOptions:
-    """How long a writer is waited for, and how eager a search is."""
+    """How long to wait for a writer, for replies, and for the whole search."""
 
-    patience_s: float = option(0.05, sim=(0.001, 0.1))  # for a writer that lives to carry its LAC further
-    ahead_entries_max: int = option(16, sim=(1, 4))  # sought and not yet safe
-    retry_s: float = option(0.1, sim=(0.01, 0.5))  # until those who could not tell are asked again
-    answer_s: float = option(5.0, sim=(0.1, 5.0))  # for all of it
+    patience_s: float = option(0.05, sim=(0.001, 0.1))  # for a live writer to carry its LAC further
+    ahead_entries_max: int = option(16, sim=(1, 4))  # probed, and not yet safe
+    retry_s: float = option(0.1, sim=(0.01, 0.5))  # until bookies that could not tell are asked again
+    answer_s: float = option(5.0, sim=(0.1, 5.0))  # for the whole request
 
 
 class _Stage(enum.Enum):
@@ -93,7 +96,7 @@ class _Stage(enum.Enum):
 
 
 class _Sought:
-    """What the write set of one entry said. packet: as found. By place: who denied it, holds it, could not say."""
+    """Replies of one entry's write set. packet: as found. By bookie index: denied it, stored it, could not tell."""
 
     __slots__ = ("doubtful", "negatives", "packet", "stored")
 
@@ -116,22 +119,22 @@ class TailFinder:
         self._options = options
         self._ticket: Ticket = 0
         self._stage = _Stage.IDLE
-        self._question = 0  # token of the metadata question asked last
+        self._question = 0  # token of the last metadata request
         self._metadata: LedgerMetadata
         self._version: object = None
         self._lac = NO_ENTRY
-        self._last = NO_ENTRY  # highest entry that a bookie has
-        self._wanted: EntryId | None = None  # nothing above it was confirmed when we were asked
+        self._last = NO_ENTRY  # highest entry that a bookie reported
+        self._wanted: EntryId | None = None  # nothing above it was confirmed when the request came
         self._answered: set[int] = set()
         self._mute: set[int] = set()
         self._sought: dict[int, _Sought] = {}
-        self._safe = NO_ENTRY  # up to here Qa places have it
+        self._safe = NO_ENTRY  # every entry up to it is on Qa members
         self._asked = NO_ENTRY
-        self._reason = "metadata is not read"
-        self._waiting = False  # for the retry timer
+        self._reason = "metadata was not read"
+        self._waiting = False  # the retry timer is running
         self._effects: list[Effect] = []
 
-    # ---- the door ----------------------------------------------------------------------------------------------------
+    # ---- entry point -------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
@@ -152,7 +155,7 @@ class TailFinder:
             case TimerFired("deadline") if self._stage is not _Stage.IDLE:
                 self._give_up()
             case Asked(ticket, FindTail()):
-                assert self._stage is _Stage.IDLE and not self._question, "one life, one question"
+                assert self._stage is _Stage.IDLE and not self._question, "a finder serves one request"
                 self._ticket = ticket
                 self._effects.append(SetTimer("deadline", self._options.answer_s))
                 self._read_metadata()
@@ -178,11 +181,11 @@ class TailFinder:
                 self._answer(error)
             case OutcomeUnknown(reason):
                 self._stage = _Stage.METADATA
-                self._reason = f"metadata out of reach: {reason}"
+                self._reason = f"metadata is unreachable: {reason}"
                 self._pause()
 
     def _begin(self, value: LedgerMetadata, version: object) -> None:
-        """Ask the last ensemble where it stands."""
+        """Ask the bookies of the last ensemble for their last entries."""
         self._metadata, self._version = value, version
         if value.is_closed:
             self._answer(LacSeen(value.last_entry, True))
@@ -235,7 +238,7 @@ class TailFinder:
         return True
 
     def _store(self, entry: EntryId, sought: _Sought, packet: Buffer) -> None:
-        """Found: have it durable on its whole write set, as it is."""
+        """The entry was found: write it to its whole write set, unchanged."""
         if sought.packet is None:
             sought.packet = bytes(packet)
             for place in self._metadata.quorum.write_set(entry):
@@ -244,7 +247,7 @@ class TailFinder:
     def _note_added(self, bookie: BookieId, answer: EntryAdded) -> None:
         place, sought = self._place_of(bookie), self._sought.get(answer.entry)
         if answer.code is Code.UNAUTHORIZED and self._stage is _Stage.SEARCHING:
-            why = "the bookie refuses the ledger's key, or holds another entry under this id (docs/restore.md)"
+            why = "the bookie rejects the ledger's password, or holds another entry under this id, see docs/restore.md"
             self._answer(UnauthorizedError(f"{why}: ledger={self.ledger} entry={answer.entry} bookie={bookie}"))
         elif place is not None and sought is not None and place in self._metadata.quorum.write_set(answer.entry):
             if answer.code is Code.OK:
@@ -269,13 +272,13 @@ class TailFinder:
             if self._metadata.quorum.covered(self._answered):
                 self._judge()
             elif self._mute:
-                self._reason = f"too few bookies told their last entry: answered={len(self._answered)}"
+                self._reason = f"too few bookies reported their last entry: answered={len(self._answered)}"
                 self._pause()
         if self._stage is _Stage.SEARCHING:
             self._search()
 
     def _judge(self) -> None:
-        """Every possible ack quorum has answered."""
+        """Decide what to do, once every possible ack quorum replied."""
         if self._wanted is None:
             self._wanted = self._last
             if self._lac < self._wanted:
@@ -312,7 +315,7 @@ class TailFinder:
             self._pause()
 
     def _decide(self) -> None:
-        """All up to `_safe` was found, and nothing behind it was confirmed."""
+        """Record the tail: all up to `_safe` was found, nothing after it was confirmed."""
         self._sought = {}
         if self._safe == self._lac:
             self._answer(LacSeen(self._lac, False))
@@ -328,12 +331,12 @@ class TailFinder:
         return self._metadata.fragments[-1].ensemble
 
     def _place_of(self, bookie: BookieId) -> int | None:
-        """Its place in the last ensemble, while anybody there is asked."""
+        """The bookie's index in the last ensemble, in stages that ask bookies."""
         if self._stage not in (_Stage.LAST, _Stage.SEARCHING) or bookie not in self._ensemble:
             return None
         return self._ensemble.index(bookie)
 
-    # ---- asking, and asking again ------------------------------------------------------------------------------------
+    # ---- requests and retries ----------------------------------------------------------------------------------------
 
     def _read_metadata(self) -> None:
         self._stage = _Stage.METADATA
@@ -369,7 +372,10 @@ class TailFinder:
             self._effects.append(SetTimer("retry", self._options.retry_s))
 
     def _give_up(self) -> None:
-        why = f"the tail cannot be known now: ledger={self.ledger} reason={self._reason}"
+        why = (
+            f"the tail cannot be determined now, retry or check the bookies (dlog bookie ls): ledger={self.ledger} "
+            f"reason={self._reason}"
+        )
         in_metadata = self._stage in (_Stage.METADATA, _Stage.DECIDING)
         self._answer(MetadataUnavailableError(why) if in_metadata else UnavailableError(why))
 

@@ -1,8 +1,10 @@
-"""Placement: which bookies form an ensemble, and who takes the place of one that failed.
+"""Chooses the bookies of an ensemble, and replacements for failed ones.
 
-The law of this file: an ensemble holds each bookie once, a replacement is never a member already, and the choice is
-made from a snapshot of writable bookies by a generator handed in. A policy that knows racks or regions keeps the
-`Placement` protocol and looks at the whole ensemble, which is why `replace` is given all of it.
+A policy that knows racks or regions implements `Placement`; `replace` gets the whole ensemble for its sake.
+
+Invariants:
+- an ensemble holds each bookie once, and a replacement is not a member already;
+- the choice depends only on a snapshot of the writable bookies and on the generator passed in.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from dlog.errors import NotEnoughBookiesError
 from dlog.model.ids import BookieId
 from dlog.model.quorum import Quorum
 
-#: The writable bookies as last heard, without the excluded ones. A snapshot: no wait, no failure.
+#: The writable bookies last reported by ZooKeeper, without the excluded ones. A snapshot: never blocks or raises.
 Candidates = Callable[[Collection[BookieId]], Sequence[BookieId]]
-#: How much of the load a bookie shall take, relative to others; not positive: none.
+#: A bookie's share of the load, relative to the others; not positive: it is not chosen.
 Weight = Callable[[BookieId], float]
 
 
@@ -25,7 +27,7 @@ class Placement(Protocol):
     """Chooses ensembles and replacements."""
 
     def choose(self, quorum: Quorum, exclude: Collection[BookieId] = ()) -> tuple[BookieId, ...]:
-        """A new ensemble of `quorum.ensemble` bookies. Raises NotEnoughBookiesError."""
+        """Return a new ensemble of `quorum.ensemble` bookies. Raises NotEnoughBookiesError."""
         ...
 
     def replace(
@@ -35,18 +37,18 @@ class Placement(Protocol):
         failed: Collection[int],
         exclude: Collection[BookieId] = (),
     ) -> dict[int, BookieId]:
-        """A bookie for each of the `failed` indices for which one can be found, none of them in the ensemble."""
+        """Return replacements by bookie index, for as many of the `failed` indices as possible."""
         ...
 
     def is_writable(self, bookie: BookieId) -> bool:
-        """Whether the bookie could be chosen now, were it not a member already."""
+        """Whether the bookie could be chosen now, if it were not a member already."""
         ...
 
 
 class RandomPlacement:
-    """Any writable bookie will do; heavier ones are chosen more often.
+    """Chooses among all writable bookies at random, in proportion to weight.
 
-    candidates: the port to the list of writable bookies. rng: seeded by whoever composes. weight: equal if None.
+    candidates: returns the writable bookies. rng: seeded by the caller. weight: equal if None.
     """
 
     def __init__(self, candidates: Candidates, rng: random.Random, weight: Weight | None = None) -> None:
@@ -77,7 +79,7 @@ class RandomPlacement:
         return bookie in self._candidates(())
 
     def _draw(self, count: int, exclude: Collection[BookieId]) -> list[BookieId]:
-        """At most `count` different bookies, in random order."""
+        """Return at most `count` different bookies, in random order."""
         pool = sorted(set(self._candidates(exclude)).difference(exclude))
         if self._weight is None:
             return self._rng.sample(pool, min(count, len(pool)))
@@ -86,6 +88,6 @@ class RandomPlacement:
 
 
 def _draw_weighted(rng: random.Random, weights: Mapping[BookieId, float], count: int) -> list[BookieId]:
-    """Draw without putting back, by Efraimidis and Spirakis: the largest u**(1/weight) win."""
+    """Draw without replacement, by Efraimidis and Spirakis: the largest u**(1/weight) win."""
     keys = {bookie: rng.random() ** (1.0 / weight) for bookie, weight in weights.items()}
     return sorted(keys, key=lambda bookie: keys[bookie], reverse=True)[:count]

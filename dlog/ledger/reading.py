@@ -1,13 +1,15 @@
-"""Reading entries at or below the LAC: any replica will do, the next one if the first is slow, damaged or silent.
-
-The law of this file: what is handed out has been verified. An entry at or below the LAC was confirmed, so a replica
-that denies it is behind or damaged, and its word is not believed: all replicas are asked before the answer is an
-error. EntryMissing (a person must look) if Qw - Qa + 1 of them deny it; else EntryUnreadable (try again later).
-Before either, metadata is read, beginning after the last of these answers: the entry may lie elsewhere than the list
-that was gone by says, and of those who deny it only its bookies count. If metadata cannot be read nothing is called
-missing.
+"""Reads entries at or below the LAC from any replica, or the next one if the first is slow or damaged.
 
 When every bookie has every entry (Qw = E) one bookie is asked for a run of entries at once.
+
+Invariants:
+- every entry returned has been verified;
+- an entry at or below the LAC was confirmed, so a replica that denies it lags or is damaged: the read fails only after
+  all replicas were asked, with EntryMissingError (report it) if Qw - Qa + 1 of them deny the entry, else with
+  EntryUnreadableError (retry);
+- before it fails, metadata is read, starting after the last of these replies: the ensemble may have changed, and only
+  denials by bookies that metadata names count. If metadata cannot be read, the error is EntryUnreadableError.
+
 Source: BookKeeper protocol, "Reading from ledgers".
 """
 
@@ -47,39 +49,39 @@ _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Ask: entries first..last, both at or below the LAC. Answer: ReadDone, at least the first of them."""
+    """Request: read entries first..last, both at or below the LAC. Reply: ReadDone, with at least the first of them."""
 
     first: EntryId
     last: EntryId
-    bytes_max: int = 1 * MiB  # of payload; the first entry comes whatever its size
+    bytes_max: int = 1 * MiB  # of payload; the first entry is returned whatever its size
 
 
 @dataclass(frozen=True, slots=True)
 class ReadDone:
-    """Consecutive verified entries; the last one says how far the read got."""
+    """Reply to Read: consecutive verified entries from `first` on, perhaps fewer than asked."""
 
     entries: tuple[Entry, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UseMetadata:
-    """Ask: go by this metadata from now on (it was read elsewhere). Answer: None."""
+    """Request: use this metadata, read elsewhere, from now on. Reply: None."""
 
     metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadingOptions:
-    """When a second replica is asked, and how much is asked for at once."""
+    """When a second replica is asked, and how much is requested at once."""
 
     speculate_s: float = option(0.5, sim=(0.001, 1.0))
-    parallel_entries_max: int = option(16, sim=(1, 4))  # single reads of one request under way
+    parallel_entries_max: int = option(16, sim=(1, 4))  # single-entry reads in flight per request
     batch: bool = True  # use batch reads where every bookie has every entry
     batch_bytes_min: int = 4 * KiB  # a smaller remainder is read entry by entry
 
 
 class _EntryRead:
-    """One entry being read: who is asked now, who has failed, who denied it."""
+    """The read of one entry: bookies asked now, bookies that failed, and those of them that denied it."""
 
     __slots__ = ("asked", "denied", "failed", "value")
 
@@ -91,19 +93,19 @@ class _EntryRead:
 
 
 class _Range:
-    """One request: entries from `first`, contiguous ones collected in `done`."""
+    """One Read request: entries from `first` on; `done` holds the contiguous ones received."""
 
     def __init__(self, ticket: Ticket, request: Read) -> None:
         self.ticket = ticket
         self.request = request
-        self.next = request.first  # first entry not collected
-        self.asked_to = EntryId(request.first - 1)  # highest entry asked for
+        self.next = request.first  # first entry not in `done`
+        self.asked_to = EntryId(request.first - 1)  # highest entry requested
         self.done: list[Entry] = []
         self.bytes = 0
         self.reads: dict[int, _EntryRead] = {}
         self.batches: dict[int, BookieId] = {}  # request id -> bookie
-        self.lost: set[BookieId] = set()  # bookies lost with a batch of ours, since the last one that came
-        self.refreshing: frozenset[BookieId] | None = None  # who had failed the head when metadata was asked for
+        self.lost: set[BookieId] = set()  # connections lost during a batch read, since the last batch that succeeded
+        self.refreshing: frozenset[BookieId] | None = None  # had failed when metadata was asked for
 
     @property
     def is_finished(self) -> bool:
@@ -111,8 +113,9 @@ class _Range:
 
     @property
     def is_as_good_as_finished(self) -> bool:
-        """Nothing is under way, and one more entry like those that came would be too many: whoever goes on asks for it
-        together with those behind it, instead of waiting for a question about it alone."""
+        """Whether nothing is in flight and another entry of average size would exceed `bytes_max`. The next Read
+        fetches it together with later ones, instead of this one waiting for it alone.
+        """
         count = len(self.done)
         return (
             count > 0
@@ -125,7 +128,7 @@ class _Range:
 class LedgerReader:
     """Reads one ledger, many ranges at once.
 
-    metadata: as last seen; `UseMetadata` brings news. digest: of the ledger.
+    metadata: as last read or set by `UseMetadata`. digest: of the ledger.
     """
 
     def __init__(
@@ -141,11 +144,11 @@ class LedgerReader:
         self._options = options
         self._ranges: dict[Ticket, _Range] = {}
         self._batch_ids = 0
-        self._faults: dict[BookieId, int] = {}  # recent failures, so that the healthy are asked first
-        self._batched: dict[BookieId, bool] = {}  # whether batch reads work there, once known
+        self._faults: dict[BookieId, int] = {}  # recent failures; bookies with fewer are asked first
+        self._batched: dict[BookieId, bool] = {}  # whether the bookie supports batch reads, once known
         self._effects: list[Effect] = []
 
-    # ---- the door ----------------------------------------------------------------------------------------------------
+    # ---- entry point -------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
@@ -209,13 +212,13 @@ class LedgerReader:
                     if entry.entry_id == waiting.next:
                         self._collect(waiting, entry)
             else:
-                # let the first entry be sought one by one, at the others first
+                # read the first entry singly, from the other bookies first
                 self._faults[bookie] = self._faults.get(bookie, 0) + 1
                 self._ask_singly(waiting, waiting.next)
             waiting.asked_to = max(waiting.asked_to, EntryId(waiting.next - 1))
 
     def _verified(self, answer: BatchDone) -> list[Entry]:
-        """The packets of a batch up to the first that does not verify."""
+        """Return the entries of a batch up to the first that does not verify."""
         entries: list[Entry] = []
         if answer.code is Code.OK:
             for entry_id, packet in enumerate(answer.packets, answer.start):
@@ -233,13 +236,13 @@ class LedgerReader:
                     read.asked.remove(bookie)
                     read.failed.add(bookie)
             if bookie in waiting.batches.values():
-                # a bookie that does not know batch reads closes the connection
+                # a bookie that does not support batch reads closes the connection
                 self._batched.setdefault(bookie, False)
                 waiting.batches = {k: b for k, b in waiting.batches.items() if b != bookie}
                 waiting.lost.add(bookie)
 
     def _note_slow(self, ticket: Ticket) -> None:
-        """Whoever was asked takes long: ask the next replica too."""
+        """The replies are late: ask the next replica too."""
         waiting = self._ranges.get(ticket)
         if waiting is None:
             return
@@ -276,7 +279,7 @@ class LedgerReader:
             self._advance(waiting)
 
     def _advance(self, waiting: _Range) -> None:
-        """Collect what has come, ask for what is next, answer when done."""
+        """Collect received entries, request further ones, reply when done."""
         while not waiting.is_finished and (read := waiting.reads.get(waiting.next)) and read.value is not None:
             del waiting.reads[waiting.next]
             self._collect(waiting, read.value)
@@ -298,33 +301,40 @@ class LedgerReader:
             waiting.next = EntryId(waiting.next + 1)
 
     def _give_up(self, waiting: _Range, head: _EntryRead) -> None:
-        """Every replica of the first entry still wanted has failed."""
+        """Every replica of the first missing entry failed: return what came, else read metadata."""
         if waiting.done:
-            self._answer(waiting, ReadDone(tuple(waiting.done)))  # the error comes when it is asked for first
+            self._answer(waiting, ReadDone(tuple(waiting.done)))  # a later request that starts here gets the error
         else:
             waiting.refreshing = frozenset(head.failed)
             self._effects.append(ReadMetadata(("refresh", waiting.ticket), LedgerKey(self.ledger)))
 
     def _judge(self, waiting: _Range, asked_before: frozenset[BookieId]) -> None:
-        """Metadata was read, beginning after `asked_before` had failed. If they are not all of the head's bookies the
-        others are asked next."""
+        """Fail the range, unless metadata, read after `asked_before` had failed, names another bookie to ask."""
         if not self._is_stuck(waiting) or not asked_before.issuperset(self.metadata.bookies_of(waiting.next)):
             return
         head = waiting.reads[waiting.next]
         if len(head.denied) >= self.metadata.quorum.negatives_needed:
             where = self._where(waiting)
-            self._answer(waiting, EntryMissingError(f"confirmed entry is missing: {where} denied={len(head.denied)}"))
+            self._answer(
+                waiting,
+                EntryMissingError(
+                    f"a confirmed entry is missing, run `dlog ledger verify`: {where} denied={len(head.denied)}"
+                ),
+            )
         else:
             self._answer(waiting, self._unreadable(waiting))
 
     def _is_stuck(self, waiting: _Range) -> bool:
-        """Whether the first entry still wanted has not come meanwhile."""
+        """Whether the range is empty and its first entry has still not arrived."""
         head = waiting.reads.get(waiting.next)
         return head is not None and head.value is None and not waiting.done
 
     def _unreadable(self, waiting: _Range) -> DLogError:
         denied = len(waiting.reads[waiting.next].denied)
-        return EntryUnreadableError(f"no replica could be read: {self._where(waiting)} denied={denied}")
+        return EntryUnreadableError(
+            f"no replica could be read, retry, or check the bookies (dlog bookie ls): {self._where(waiting)} "
+            f"denied={denied}"
+        )
 
     def _where(self, waiting: _Range) -> str:
         return f"ledger={self.ledger} entry={waiting.next} bookies={self.metadata.bookies_of(waiting.next)}"
@@ -344,7 +354,7 @@ class LedgerReader:
         waiting.asked_to = max(waiting.asked_to, entry)
 
     def _ask_next(self, read: _EntryRead, entry: EntryId) -> None:
-        """Ask the healthiest replica that has not been asked."""
+        """Ask the replica with the fewest failures that has not been asked."""
         for bookie in self._by_health(self.metadata.bookies_of(entry)):
             if bookie not in read.asked and bookie not in read.failed:
                 read.asked.append(bookie)
@@ -362,12 +372,12 @@ class LedgerReader:
         )
 
     def _batch_end(self, waiting: _Range) -> int:
-        """Last entry of the request that lies in the same fragment as the next one."""
+        """Last requested entry in the same fragment as the next one."""
         later = [f.first_entry - 1 for f in self.metadata.fragments if f.first_entry > waiting.next]
         return min([waiting.request.last, *later])
 
     def _ask_batch(self, waiting: _Range) -> None:
-        """Ask the healthiest bookie for the whole rest that fits; always the same one, for the sake of its caches."""
+        """Ask the healthiest bookie for as much of the rest as fits; always the same one, for its caches."""
         asked = waiting.batches.values()
         for bookie in self._by_health(self.metadata.fragment_of(waiting.next).ensemble):
             if bookie not in asked and bookie not in waiting.lost and self._batched.get(bookie, True):

@@ -1,21 +1,21 @@
-"""Recovering a ledger: fence its writer, find its end, close it. Any number may do it at once; all get one answer.
+"""Recovers a ledger: fences it, finds its last entry, closes it. Concurrent recoveries get the same result.
 
-The law of this file, in order:
-1. metadata is IN_RECOVERY before anything is asked of a bookie;
-2. the last ensemble is fenced until every possible ack quorum has a fenced member (coverage); the search begins at the
-   highest LAC heard, and not before the last fragment;
-3. every read of the search fences too: a bookie first met here could still give a writer its ack quorum;
-4. an entry exists if one replica has it. It does not exist once Qw - Qa + 1 replicas say so: then no ack quorum ever
-   held it. Time-outs, damage and "cannot tell" count as neither, and an end is never concluded from a doubt;
-5. what exists is written again to its whole write set, to Qa members at least, in order and without gaps, with the
-   length that it has. A member that holds another payload under the entry's id ends the recovery: two writers used one
-   ledger id, and which of the two is the entry nobody can tell. Failed members are replaced in a local copy of the
-   metadata, from the entry after the last one written on; reads go by the metadata as it was, for a replacement that
-   has nothing proves nothing. A replacement must store all that it is sent before the end is written, for it may hold
-   another ledger under this id: if it fails, the recovery begins again without it;
-6. entries written again carry the LAC that the search began from: before the ledger is closed nobody knows more, and a
-   second recovery that has seen less may close first;
-7. the end is written by compare-and-set. Whoever loses takes the winner's end.
+Invariants:
+1. Metadata is IN_RECOVERY before any bookie is asked.
+2. The last ensemble is fenced until every possible ack quorum has a fenced member (coverage). The search begins at the
+   highest LAC reported, and not before the last fragment.
+3. Every read of the search fences too: a bookie first reached here could still complete a writer's ack quorum.
+4. An entry exists if one replica has it. It does not exist once Qw - Qa + 1 replicas deny it: then no ack quorum ever
+   held it. Time-outs, damage and "cannot tell" count as neither, and never end the search.
+5. Existing entries are written again to their whole write set, to Qa members at least, in order, without gaps, with
+   their own length. A member that holds another payload under the entry's id ends the recovery: two writers used one
+   ledger id, and which is right cannot be known. Failed members are replaced in a local copy of the metadata, from the
+   entry after the last safe one on; reads use the original metadata, since an empty replacement proves nothing. A
+   replacement must store all that it is sent before the ledger is closed, for it may hold another ledger under this id:
+   if it fails, the recovery starts over without it.
+6. Entries written again carry the LAC that the search began from: nothing higher is final until the ledger is closed,
+   and another recovery that saw less may close it first.
+7. The ledger is closed by compare-and-set. A recovery that loses takes the winner's result.
 
 Source: BookKeeper, LedgerRecoveryOp with #2614 and #2654; 6 is stricter than BookKeeper.
 """
@@ -74,12 +74,12 @@ _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 @dataclass(frozen=True, slots=True)
 class Recover:
-    """Ask: fence and close the ledger. Answer: Recovered; repeatable, also after an error."""
+    """Request: fence and close the ledger. Reply: Recovered. Repeatable, also after an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The ledger's end, final. `readded`: entries this recovery wrote again."""
+    """The last entry and length, final. `readded`: entries that this recovery wrote again."""
 
     last_entry: EntryId
     length: int
@@ -89,16 +89,16 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryOptions:
-    """How eager a recovery is, and how often it asks again before it gives the caller an error."""
+    """Read-ahead of a recovery, and its retries before it returns an error."""
 
-    ahead_entries_max: int = option(16, sim=(1, 4))  # read and not yet written again
+    ahead_entries_max: int = option(16, sim=(1, 4))  # read, and not yet written again
     retry_s: float = option(0.25, sim=(0.01, 1.0))
-    attempts_max: int = option(8, sim=(1, 8))  # in a row without progress
+    attempts_max: int = option(8, sim=(1, 8))  # consecutive, without progress
 
 
 class _Stage(enum.Enum):
     IDLE = "idle"
-    OPENING = "opening"  # reading metadata, or marking it
+    OPENING = "opening"  # reading metadata, or setting it IN_RECOVERY
     FENCING = "fencing"
     SEARCHING = "searching"  # reading forward and writing again
     MEASURING = "measuring"  # reading the length of the last entry
@@ -106,8 +106,7 @@ class _Stage(enum.Enum):
 
 
 class _Search:
-    """What the write set of one entry said: the entry and whose copy it is, or which places denied it, or could not
-    tell."""
+    """Replies for one entry: its packet and source bookie; indices of bookies that denied it or could not tell."""
 
     __slots__ = ("doubtful", "found", "holder", "negatives")
 
@@ -121,7 +120,7 @@ class _Search:
         return self.found is None and len(self.negatives) >= quorum.negatives_needed
 
     def is_stuck(self, quorum: Quorum) -> bool:
-        """All have answered and nothing follows."""
+        """Whether all have replied and the replies decide nothing."""
         return self.found is None and not self.is_absent(quorum) and self._heard >= quorum.write
 
     @property
@@ -130,9 +129,9 @@ class _Search:
 
 
 class LedgerRecoverer:
-    """Recovers one ledger; several may do so at once, here or elsewhere.
+    """Recovers one ledger; others may recover it at the same time.
 
-    password: of the ledger; what metadata says if None.
+    password: of the ledger; the one in metadata if None.
     """
 
     def __init__(
@@ -151,14 +150,14 @@ class LedgerRecoverer:
         self._tickets: list[Ticket] = []
         self._question: tuple[str, int] | None = None
         self._questions = 0
-        self._attempts = 0  # in a row without progress
-        self._waiting = False  # for the retry timer
+        self._attempts = 0  # consecutive, without progress
+        self._waiting = False  # the retry timer is running
         self._effects: list[Effect] = []
         self._quarantine: set[BookieId] = set()
         self._foreign: set[BookieId] = set()  # hold another ledger under this id
         self._restarts = 0
 
-    # ---- the door ----------------------------------------------------------------------------------------------------
+    # ---- entry point -------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
@@ -190,7 +189,7 @@ class LedgerRecoverer:
             self._open()
 
     def _open(self) -> None:
-        """Begin, or begin again, from metadata as it stands."""
+        """Start, or start over, from current metadata."""
         self._stage = _Stage.OPENING
         self._read_metadata()
 
@@ -202,7 +201,7 @@ class LedgerRecoverer:
         kind, self._question = self._question[0], None
         match outcome:
             case Missing():
-                self._fail(LedgerNotFoundError(f"no such ledger: ledger={self.ledger}"))
+                self._fail(LedgerNotFoundError(f"no such ledger, never created or deleted: ledger={self.ledger}"))
             case Versioned(value, version) if kind == "close":
                 self._finish(value)
             case Versioned(value, version) if kind == "mark":
@@ -216,7 +215,9 @@ class LedgerRecoverer:
             case OutcomeUnknown() if kind in ("mark", "close"):
                 self._read_metadata()
             case OutcomeUnknown(reason):
-                self._wait(MetadataUnavailableError(f"metadata out of reach: ledger={self.ledger} reason={reason}"))
+                self._wait(
+                    MetadataUnavailableError(f"metadata is unreachable, retry: ledger={self.ledger} reason={reason}")
+                )
 
     def _note_value(self, value: LedgerMetadata, version: object) -> None:
         if value.is_closed:
@@ -231,24 +232,24 @@ class LedgerRecoverer:
             self._compare_and_set("mark", value.in_recovery(), version)
 
     def _is_unchanged(self, value: LedgerMetadata) -> bool:
-        """Whether what we searched is still what metadata names, so that our end stands."""
+        """Whether metadata still names the fragments that were searched."""
         return value.state is LedgerState.IN_RECOVERY and value.fragments == self._metadata.fragments
 
     # ---- fencing -----------------------------------------------------------------------------------------------------
 
     def _begin(self, value: LedgerMetadata, version: object) -> None:
-        """Metadata is marked: fence the last ensemble."""
+        """Metadata is IN_RECOVERY: fence the last ensemble."""
         last = value.fragments[-1]
         password = value.password if self._password is None else self._password
         self._metadata, self._version = value, version
-        self._local = value  # with the replacements of this recovery, published when closing
+        self._local = value  # with this recovery's replacements; written when closing
         self._digest = Digest(self.ledger, value.digest, password)
         self._ensemble = last.ensemble
         self._places = {bookie: i for i, bookie in enumerate(last.ensemble)}
         self._fenced: set[int] = set()
-        self._mute: set[int] = set()  # places that were asked and will not answer
+        self._mute: set[int] = set()  # indices of bookies that replied with an error or were lost
         self._lac = EntryId(last.first_entry - 1)
-        self._tail: dict[int, Entry] = {}  # last entries that bookies have, by id
+        self._tail: dict[int, Entry] = {}  # last entries that bookies reported, by id
         self._stage = _Stage.FENCING
         self._effects.append(Tell(LedgerRecoveryStarted(self.ledger, last.ensemble)))
         for bookie in last.ensemble:
@@ -270,26 +271,26 @@ class LedgerRecoverer:
         self._mute.discard(place)
 
     def _search(self) -> None:
-        """Every possible ack quorum has a fenced member: look for entries behind the LAC."""
-        assert self._metadata.quorum.covered(self._fenced), "no search before the fence covers"
+        """Look for entries after the LAC, now that every possible ack quorum has a fenced member."""
+        assert self._metadata.quorum.covered(self._fenced), "no search before fence coverage"
         assert self._lac >= self._metadata.fragments[-1].first_entry - 1, "the search stays in the last fragment"
         fenced = tuple(self._ensemble[i] for i in sorted(self._fenced))
         self._effects.append(Tell(LedgerRecoveryFenced(self.ledger, self._lac, fenced)))
         self._stage = _Stage.SEARCHING
         self._attempts = 0
         self._searches: dict[int, _Search] = {}
-        self._asked = self._lac  # highest entry asked for
+        self._asked = self._lac  # highest entry requested
         self._end: EntryId | None = None  # last entry of the ledger, once known
         self._readded = 0
         self._window: Window | None = None  # from the first entry found on
-        self._holders: dict[int, str] = {}  # by entry: whose copy is written again
-        self._owed: dict[BookieId, set[EntryId]] = {}  # by replacement: sent to it, and not stored yet
+        self._holders: dict[int, str] = {}  # by entry: the bookie its copy came from
+        self._owed: dict[BookieId, set[EntryId]] = {}  # by replacement: entries sent to it and not yet stored
 
     # ---- searching ---------------------------------------------------------------------------------------------------
 
     def _note_read(self, bookie: BookieId, answer: EntryRead) -> None:
         if answer.code is Code.UNAUTHORIZED and self._stage is not _Stage.IDLE:
-            why = f"the bookie refuses the ledger's key: ledger={self.ledger} bookie={bookie}"
+            why = f"the bookie rejects the ledger's password, check it: ledger={self.ledger} bookie={bookie}"
             self._fail(UnauthorizedError(why))
         elif self._stage is _Stage.FENCING and answer.entry == NO_ENTRY and answer.fence:
             if bookie in self._places:
@@ -375,7 +376,7 @@ class LedgerRecoverer:
                 self._readd(upcoming, search.found)
                 del self._searches[upcoming]
             elif search is not None and search.is_absent(quorum):
-                assert len(search.negatives) >= quorum.write - quorum.ack + 1, "an end needs certainty"
+                assert len(search.negatives) >= quorum.write - quorum.ack + 1, "Qw - Qa + 1 denials end a ledger"
                 self._end = EntryId(upcoming - 1)
                 self._searches.clear()
             elif self._asked - self._confirmed < self._options.ahead_entries_max:
@@ -395,16 +396,19 @@ class LedgerRecoverer:
 
     @property
     def _unfit(self) -> list[BookieId]:
-        """Replacements that failed: the local copy of metadata says that they hold what they may not."""
+        """Failed replacements: the local metadata names them for entries that they lack."""
         return [] if self._window is None else [bookie for bookie in self._window.failed if bookie in self._owed]
 
     def _begin_again(self) -> None:
-        """From metadata as it stands, without those."""
+        """Start over from current metadata, without the failed replacements."""
         unfit = self._unfit
         self._quarantine.update(unfit)
         self._restarts += 1
         if self._restarts > self._options.attempts_max:
-            why = f"too many replacements failed: ledger={self.ledger} last={', '.join(unfit)}"
+            why = (
+                f"too many replacement bookies failed, check them (dlog bookie ls): ledger={self.ledger} "
+                f"last={', '.join(unfit)}"
+            )
             self._fail(NotEnoughBookiesError(why))
         else:
             self._stop_waiting()
@@ -412,19 +416,19 @@ class LedgerRecoverer:
 
     @property
     def _pushed(self) -> int:
-        """Last entry that is being written again."""
+        """Last entry that was sent again."""
         return self._lac if self._window is None else self._window.pushed
 
     @property
     def _confirmed(self) -> int:
-        """Last entry that is safe."""
+        """Last entry that Qa members hold."""
         return self._lac if self._window is None else self._window.lac
 
     def _members(self, entry: EntryId) -> list[BookieId]:
         return [self._ensemble[i] for i in self._metadata.quorum.write_set(entry)]
 
     def _readd(self, entry_id: EntryId, entry: Entry) -> None:
-        """Write an entry again, to its whole write set."""
+        """Write an entry again to its whole write set."""
         if self._window is None:
             before = entry.length - len(entry.payload)
             quorum = self._metadata.quorum
@@ -438,7 +442,7 @@ class LedgerRecoverer:
         self._readded += 1
 
     def _mend(self, window: Window, *, again: bool) -> None:
-        """Replace failed members in the local copy of metadata, from the entry after the last safe one on."""
+        """Replace failed members in the local copy of metadata, from the entry after the last confirmed one on."""
         if self._unfit:
             self._begin_again()
             return
@@ -462,15 +466,15 @@ class LedgerRecoverer:
                     self._effects += window.readmit(bookie)
         if window.can_progress():
             if window.failed:
-                self._pause()  # who else must answer may be frozen, and those that failed back long before that shows
+                self._pause()  # retry failed ones early: the others may be frozen for long
         elif not self._waiting:
-            why = f"too few bookies to write entries again: ledger={self.ledger} entry={window.lac + 1}"
+            why = f"too few bookies to write entries again, start more: ledger={self.ledger} entry={window.lac + 1}"
             self._wait(NotEnoughBookiesError(why))
 
     # ---- the length and the end --------------------------------------------------------------------------------------
 
     def _measure(self) -> None:
-        """All that exists is safe; how many bytes is it?"""
+        """Determine the ledger's length, now that every entry is safe."""
         last = self._end
         assert last is not None and last >= self._lac
         if self._window is not None:
@@ -500,11 +504,13 @@ class LedgerRecoverer:
         self._measured.add(bookie)
 
     def _settle_length(self) -> None:
-        """The last entry cannot be read now: ask again; at last take the nearest length known, it is a statistic."""
+        """The last entry cannot be read: retry, at last use the nearest length known; it is a statistic."""
         if self._waiting or not self._measured.issuperset(self._metadata.bookies_of(self._lac)):
             return
         if self._attempts < self._options.attempts_max:
-            self._wait(EntryUnreadableError(f"cannot read the last entry: ledger={self.ledger} entry={self._lac}"))
+            self._wait(
+                EntryUnreadableError(f"cannot read the last entry, retry: ledger={self.ledger} entry={self._lac}")
+            )
         else:
             known = [e.length for e in self._tail.values() if e.entry_id <= self._lac]
             self._length = max(known, default=0)
@@ -520,7 +526,7 @@ class LedgerRecoverer:
         self._compare_and_set("close", self._local.closed_at(self._end, self._length), self._version)
 
     def _finish(self, value: LedgerMetadata) -> None:
-        """The ledger is closed, by us or by somebody else."""
+        """The ledger is closed, by this recovery or by another client."""
         readded = self._readded if self._stage is _Stage.CLOSING else 0
         self.result = Recovered(value.last_entry, value.length, value, readded)
         self._stage = _Stage.IDLE
@@ -530,17 +536,17 @@ class LedgerRecoverer:
         self._stop_waiting()
 
     def _fail(self, error: DLogError) -> None:
-        """Give up for now; whoever asks again starts from the beginning."""
+        """Give up for now; the next Recover request starts over."""
         self._stage = _Stage.IDLE
         self._question = None
         self._effects += [Answer(ticket, type(error)(error.message)) for ticket in self._tickets]
         self._tickets.clear()
         self._stop_waiting()
 
-    # ---- asking and asking again -------------------------------------------------------------------------------------
+    # ---- requests and retries ----------------------------------------------------------------------------------------
 
     def _wait(self, error: DLogError) -> None:
-        """No progress: ask again later, or fail with `error` if that was tried often enough."""
+        """Record an attempt without progress: retry later, or fail with `error` after `attempts_max` in a row."""
         self._attempts += 1
         if self._attempts >= self._options.attempts_max and self._stage is not _Stage.MEASURING:
             self._fail(error)
@@ -553,17 +559,22 @@ class LedgerRecoverer:
             self._effects.append(SetTimer("retry", self._options.retry_s))
 
     def _stuck(self) -> DLogError | None:
-        """Why there is no progress though everybody asked has answered; None: somebody has not.
+        """Why no progress is possible, once every bookie asked has replied; else None.
 
-        Those who refused are asked again all the same: the silent may be frozen, and the others back long before that
-        shows. But only a round that all have answered counts as a try.
+        Bookies that replied with an error are asked again all the same: the others may be frozen for long. But only a
+        round that all replied to counts as an attempt.
         """
         if self._stage is _Stage.FENCING and len(self._fenced) + len(self._mute) == len(self._ensemble):
-            return UnavailableError(f"too few bookies to fence the ledger: ledger={self.ledger}")
+            return UnavailableError(
+                f"too few bookies replied to fence the ledger, start them (dlog bookie ls): ledger={self.ledger}"
+            )
         upcoming = EntryId(self._pushed + 1) if self._stage is _Stage.SEARCHING else NO_ENTRY
         search = self._searches.get(upcoming) if self._stage is _Stage.SEARCHING else None
         if search is not None and search.is_stuck(self._metadata.quorum):
-            return EntryUnreadableError(f"cannot tell whether an entry exists: ledger={self.ledger} entry={upcoming}")
+            return EntryUnreadableError(
+                f"too few replicas replied to tell whether an entry exists, start their bookies: ledger={self.ledger} "
+                f"entry={upcoming}"
+            )
         return None
 
     def _stop_waiting(self) -> None:
@@ -598,7 +609,7 @@ class LedgerRecoverer:
                     self._effects.append(Send(bookie, ReadEntry(self.ledger, self._lac, high_priority=True)))
 
     def _ask_entry(self, bookie: BookieId, entry: EntryId) -> None:
-        """Every read of a recovery fences."""
+        """Read an entry and fence: every read of a recovery fences."""
         key = self._digest.master_key
         message = ReadEntry(self.ledger, entry, fence=True, master_key=key, high_priority=True)
         self._effects.append(Send(bookie, message))

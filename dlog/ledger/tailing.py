@@ -1,10 +1,13 @@
-"""Where a ledger ends for now: the LAC by asking bookies, and the end once it is closed.
+"""Follows the LAC of an open ledger by asking bookies, until the ledger is closed.
 
-The law of this file: the LAC of a tailer never goes back; what a verified packet or a closed ledger's metadata says is
-a lower bound that holds for ever. A *certain* LAC needs metadata read after the question and answers from every
-possible ack quorum of the last ensemble; polling is content with one bookie at a time, in turn, and with
-hints from whoever knows. The last ensemble changes under a tailer, so metadata is read again while nothing moves.
-(What moved once keeps its meaning: a LAC only ever grows, so an answer that comes late is true, merely old.)
+Polling asks one bookie at a time, in turn, and accepts LACs reported by others. The last ensemble may change meanwhile,
+so metadata is read again while the LAC does not move.
+
+Invariants:
+- the LAC never decreases: every value from a verified packet or a closed ledger's metadata is a lower bound for ever,
+  so a late reply is old but true;
+- a *certain* LAC (ReadLac) needs metadata read after the request, and replies from every possible ack quorum of the
+  last ensemble.
 
 Source: BookKeeper, ReadLastConfirmedOp, by READ of entry -1 (v2).
 """
@@ -47,37 +50,37 @@ _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
 
 @dataclass(frozen=True, slots=True)
 class WaitLac:
-    """Ask: tell me when the LAC is above `above`, or the ledger closed. Answer: LacSeen. Polls while somebody waits."""
+    """Request: wait until the LAC exceeds `above` or the ledger is closed. Reply: LacSeen. Polls until then."""
 
     above: EntryId
 
 
 @dataclass(frozen=True, slots=True)
 class ReadLac:
-    """Ask: a LAC not below the one that any entry confirmed before now carries. Answer: LacSeen.
+    """Request: a LAC not below that in any entry confirmed before now. Reply: LacSeen.
 
-    Errors: UnavailableError if too few bookies answered in `answer_s`, MetadataUnavailableError, LedgerNotFoundError.
-    An entry is confirmed before a later one carries that LAC, so the newest confirmed entries may be above it.
+    Errors: UnavailableError if too few bookies replied in `answer_s`, MetadataUnavailableError, LedgerNotFoundError. A
+    LAC travels with a later entry, so the newest confirmed entries may be above it.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class LearnLac:
-    """Ask: somebody who knows (the writer, an entry read) says the LAC is at least this. Answer: None."""
+    """Request: use this lower bound of the LAC, known from the writer or from an entry. Reply: None."""
 
     lac: EntryId
 
 
 @dataclass(frozen=True, slots=True)
 class LearnMetadata:
-    """Ask: metadata as read elsewhere (a watch fired). Answer: None."""
+    """Request: use this metadata, read elsewhere (a watch fired). Reply: None."""
 
     metadata: LedgerMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class LacSeen:
-    """The LAC; if `closed` it is the last entry, for ever."""
+    """The LAC; if `closed`, the last entry of the ledger, for ever."""
 
     lac: EntryId
     closed: bool
@@ -85,16 +88,16 @@ class LacSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailingOptions:
-    """How often bookies and metadata are asked while nothing moves."""
+    """How often bookies and metadata are polled while the LAC does not move."""
 
     poll_min_s: float = option(0.005, sim=(0.001, 0.05))
     poll_max_s: float = option(0.5, sim=(0.01, 1.0))
-    metadata_s: float = option(1.0, sim=(0.05, 2.0))  # between readings of metadata while nothing moves
-    answer_s: float = option(2.0, sim=(0.05, 2.0))  # for a certain LAC, before it is given up
+    metadata_s: float = option(1.0, sim=(0.05, 2.0))  # between reads of metadata while the LAC does not move
+    answer_s: float = option(2.0, sim=(0.05, 2.0))  # for a certain LAC, before the request fails
 
 
 class _Round(enum.Enum):
-    """Where the certain question under way stands."""
+    """Progress of the current round of ReadLac requests."""
 
     NONE = "none"
     METADATA = "metadata"
@@ -104,7 +107,7 @@ class _Round(enum.Enum):
 class LedgerTailer:
     """Follows the LAC of one ledger.
 
-    metadata: as last seen. digest: of the ledger. lac: what every reader may read up to. closed: it is the end.
+    metadata: as last read. digest: of the ledger. lac: readers may read up to it. closed: it is the last entry.
     """
 
     def __init__(
@@ -117,21 +120,21 @@ class LedgerTailer:
         self._digest = digest
         self._options = options
         self._waiters: dict[Ticket, EntryId] = {}
-        self._certain: list[Ticket] = []  # served by the round under way
-        self._later: list[Ticket] = []  # came too late for it
+        self._certain: list[Ticket] = []  # served by the current round
+        self._later: list[Ticket] = []  # arrived too late for it
         self._round = _Round.NONE
-        self._answered: set[BookieId] = set()  # in the round under way
+        self._answered: set[BookieId] = set()  # in the current round
         self._mute: set[BookieId] = set()
         self._turn = 0
         self._poll_s = options.poll_min_s
-        self._still_s = 0.0  # for how long nothing has moved, by our own polling
-        self._polling = False  # the timer runs
+        self._still_s = 0.0  # since the LAC last moved, by our own poll intervals
+        self._polling = False  # the timer is running
         self._reads = 0
         self._reading = False  # metadata, under the token `_reads`
         self._effects: list[Effect] = []
         self._learn(metadata)
 
-    # ---- the door ----------------------------------------------------------------------------------------------------
+    # ---- entry point -------------------------------------------------------------------------------------------------
 
     def handle(self, fact: Fact) -> list[Effect]:
         effects = self._effects
@@ -144,7 +147,9 @@ class LedgerTailer:
                 self._polling = False
             case TimerFired("certain") if self._certain:
                 where = f"ledger={self.ledger} answered={len(self._answered)}"
-                self._end_round(UnavailableError(f"too few bookies told the LAC: {where}"))
+                self._end_round(
+                    UnavailableError(f"too few bookies reported the LAC, check them (dlog bookie ls): {where}")
+                )
             case MetadataSeen(token, outcome) if self._reading and token == self._reads:
                 self._reading = False
                 self._note_metadata(outcome)
@@ -186,7 +191,7 @@ class LedgerTailer:
         self._answered.add(bookie)
 
     def _note_mute(self, bookie: BookieId) -> None:
-        """The bookie cannot tell; a poll goes on with the next one at its next turn."""
+        """Record that the bookie cannot report a LAC. Polling goes on with the next one."""
         self._mute.add(bookie)
 
     def _note_metadata(self, outcome: SeenOutcome) -> None:
@@ -206,7 +211,9 @@ class LedgerTailer:
             case Refused(error) if self._round is _Round.METADATA:
                 self._end_round(error)
             case OutcomeUnknown(reason) if self._round is _Round.METADATA:
-                self._end_round(MetadataUnavailableError(f"ledger={self.ledger} reason={reason}"))
+                self._end_round(
+                    MetadataUnavailableError(f"metadata is unreachable, retry: ledger={self.ledger} reason={reason}")
+                )
 
     def _learn(self, metadata: LedgerMetadata) -> None:
         if self.closed:
@@ -217,7 +224,7 @@ class LedgerTailer:
             self.lac = metadata.last_entry
             self.closed = True
         else:
-            # a fragment begins after the LAC that its writer had confirmed
+            # a fragment begins after the LAC its writer had confirmed
             self._raise_to(EntryId(metadata.fragments[-1].first_entry - 1))
 
     def _raise_to(self, lac: EntryId) -> None:
@@ -237,7 +244,9 @@ class LedgerTailer:
         if self._certain and (self.closed or self._is_covered()):
             self._end_round(seen)
         elif self._round is _Round.BOOKIES and self._are_all_heard():
-            self._end_round(UnavailableError(f"too few bookies told the LAC: ledger={self.ledger}"))
+            self._end_round(
+                UnavailableError(f"too few bookies reported the LAC, check them (dlog bookie ls): ledger={self.ledger}")
+            )
         if self._later and not self._certain:
             self._begin_round()
         if self._waiters and not self._polling:
@@ -256,7 +265,7 @@ class LedgerTailer:
         return [i for i, bookie in enumerate(self._metadata.fragments[-1].ensemble) if bookie in bookies]
 
     def _begin_round(self) -> None:
-        """Metadata first, for the last ensemble may be another; then all of it."""
+        """Read metadata, since the last ensemble may have changed; then ask all of its bookies."""
         self._certain, self._later = self._later, []
         if self.closed:
             self._end_round(LacSeen(self.lac, True))
@@ -274,7 +283,7 @@ class LedgerTailer:
         self._certain.clear()
 
     def _poll(self) -> None:
-        """Ask one bookie, and metadata now and then; ask again after a time that grows while nothing moves."""
+        """Ask one bookie, and read metadata if due; the interval grows while the LAC does not move."""
         if self._still_s >= self._options.metadata_s and not self._reading:
             self._read_metadata()
         ensemble = self._metadata.fragments[-1].ensemble

@@ -1,7 +1,9 @@
-"""Verifying a ledger: every entry is read from every replica that should hold it, and checked.
+"""Verifies a ledger: reads every entry from every replica that should hold it and checks it.
 
-The law of this file: nothing is mended and nothing concluded from silence. An entry is damaged if a replica's bytes do
-not verify or fewer than Qa replicas hold it; it is thin if some replica lacks it or could not be asked.
+Invariants:
+- nothing is repaired;
+- an entry is damaged if a replica's bytes do not verify or fewer than Qa replicas hold it;
+- else it is thin (under-replicated) if a replica lacks it or could not be read.
 """
 
 from __future__ import annotations
@@ -20,16 +22,16 @@ ENTRIES_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Verify:
-    """Ask: check entries 0..last. Answer: Verified. One at a time."""
+    """Request: check entries 0..last. Reply: Verified. One request per verifier."""
 
     last: EntryId
 
 
 @dataclass(frozen=True, slots=True)
 class BadRange:
-    """Entries first..last, as far as the bookie should hold them, of which its copy is missing or does not verify.
+    """A bookie's copies of entries first..last, of those it should hold, that are missing or do not verify.
 
-    kind: "damaged" or "thin", as the entries are. why: of the first of them.
+    kind: "damaged" or "thin", as the entries are. why: the reason for the first of them.
     """
 
     first: EntryId
@@ -41,8 +43,9 @@ class BadRange:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """entries: how many were checked; damaged, thin: those that are not as they should be, with why. ranges: the same
-    by bookie, in order of their first entries."""
+    """Reply to Verify. entries: number checked; damaged, thin: entry and reason. ranges: the same by bookie, in order
+    of first entry.
+    """
 
     entries: int
     damaged: tuple[tuple[EntryId, str], ...]
@@ -51,7 +54,7 @@ class Verified:
 
 
 class _Check:
-    """One entry: who has not answered, who holds it, what is wrong, by bookie."""
+    """Replies for one entry: bookies still asked, good copies, errors by bookie."""
 
     __slots__ = ("good", "missing", "waiting", "wrong")
 
@@ -63,7 +66,7 @@ class _Check:
 
 
 class LedgerVerifier:
-    """Checks one ledger, once."""
+    """Verifies one ledger, once."""
 
     def __init__(self, ledger: LedgerId, metadata: LedgerMetadata, digest: Digest) -> None:
         self.ledger = ledger
@@ -110,7 +113,7 @@ class LedgerVerifier:
             check.wrong[bookie] = error.message
 
     def _settle(self) -> None:
-        """Judge what has been answered, ask for more, end when all is judged."""
+        """Judge entries that all bookies replied to, request further ones, reply when all are judged."""
         if self._ticket is None:
             return
         for entry in [entry for entry, check in self._checks.items() if not check.waiting]:
@@ -138,7 +141,7 @@ class LedgerVerifier:
         self._bad += [(bookie, "damaged", entry, why) for bookie, why in (check.wrong | check.missing).items()]
 
     def _ranges(self) -> tuple[BadRange, ...]:
-        """What is wrong, one line for each run of entries of a bookie."""
+        """Merge consecutive bad entries of a bookie that have the same kind."""
         found: list[BadRange] = []
         for bookie, kind, entry, why in sorted(self._bad):
             last = found[-1] if found else None

@@ -1,10 +1,12 @@
-"""Vetting: asking bookies whether they hold anything of a ledger id that was just drawn.
+"""Vetting: asks bookies whether they hold anything under a newly assigned ledger id.
 
-Ids are drawn from ZooKeeper. After it was restored from a backup they are drawn a second time, while bookies hold
-the entries of the first ledger of that id: a reader could be given those. So an id is used only if every member of its
-ensemble says that it knows no such ledger (NO_LEDGER). Any other answer proves nothing, silence neither.
+ZooKeeper assigns the ids. If it is restored from a backup it assigns some a second time, while bookies still hold the
+entries of the first ledger, which readers could be served.
 
-Source: BookKeeper, ReadEntry with entry id -1; Java's bookies answer it too.
+Invariants:
+- an id is used only if every member of its ensemble replied NO_LEDGER. No reply, or another one, is not enough.
+
+Source: BookKeeper, ReadEntry with entry id -1; Java's bookies support it too.
 """
 
 from __future__ import annotations
@@ -31,8 +33,9 @@ from dlog.wire.bookie import Code, EntryRead, ReadEntry
 
 @dataclass(frozen=True, slots=True)
 class Vet:
-    """Ask: do these bookies know the ledger? Answer: Vetted, once all have said or were lost, at the latest after
-    `patience_s`. One question at a time."""
+    """Request: ask these bookies about the ledger. Reply: Vetted, once all replied or were lost, after `patience_s` at
+    the latest. One request at a time.
+    """
 
     bookies: tuple[BookieId, ...]
     patience_s: float
@@ -40,32 +43,32 @@ class Vet:
 
 @dataclass(frozen=True, slots=True)
 class Vetted:
-    """unknown_to: hold nothing of it. known_to: hold something. Those in neither could not say."""
+    """Reply to Vet. unknown_to: hold nothing of it. known_to: hold something. The others could not tell."""
 
     unknown_to: frozenset[BookieId]
     known_to: frozenset[BookieId]
 
 
 def vet_question(ledger: LedgerId) -> ReadEntry:
-    """What a bookie is asked: its last entry of the ledger, without a fence."""
+    """The request sent to a bookie: read the last entry of the ledger, without fencing."""
     return ReadEntry(ledger, NO_ENTRY, high_priority=True)
 
 
 def is_known(answer: EntryRead) -> bool | None:
-    """Whether the bookie that answered `vet_question` so holds anything of the ledger; None: it could not say."""
+    """Whether the sender of this reply to `vet_question` holds anything of the ledger; None: it could not tell."""
     if answer.code is Code.NO_LEDGER:
         return False
     return True if answer.code in (Code.OK, Code.NO_ENTRY) else None
 
 
 class LedgerVetter:
-    """Asks bookies about one ledger id. What a bookie said once holds: nobody writes to an id that is being vetted."""
+    """Asks bookies about one ledger id. A reply stays valid: nothing is written under an id that is being vetted."""
 
     def __init__(self, ledger: LedgerId) -> None:
         self.ledger = ledger
         self._ticket: Ticket | None = None
         self._wanted: frozenset[BookieId] = frozenset()
-        self._asked: set[BookieId] = set()  # without an answer yet
+        self._asked: set[BookieId] = set()  # sent a request, no reply yet
         self._unknown_to: set[BookieId] = set()
         self._known_to: set[BookieId] = set()
 
@@ -73,7 +76,7 @@ class LedgerVetter:
         effects: list[Effect] = []
         match fact:
             case Asked(ticket, Vet(bookies, patience_s)):
-                assert self._ticket is None, "one question at a time"
+                assert self._ticket is None, "one request at a time"
                 self._ticket, self._wanted = ticket, frozenset(bookies)
                 effects.append(SetTimer("patience", patience_s))
                 for bookie in bookies:

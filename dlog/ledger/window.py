@@ -1,9 +1,12 @@
-"""The window of entries that were sent and are not confirmed, and which bookies have acknowledged each.
+"""Entries of a ledger that are sent and not confirmed, and which bookies acknowledged each.
 
-The law of this file: an acknowledgement counts for the *place in the ensemble* its sender holds now; when a place gets
-another bookie, what that place had acknowledged is forgotten and the entries are sent there again, byte for byte. An
-entry is confirmed once Qa places hold it and every entry before it is confirmed. Who may change the ensemble, and
-when confirming must wait, is the business of adding.py and recovery.py.
+adding.py and recovery.py decide when the ensemble changes and when confirming waits.
+
+Invariants:
+- an acknowledgement counts for the *bookie index* that its sender holds in the ensemble now;
+- when a bookie index gets another bookie, its acknowledgements are forgotten and the entries are sent to the new
+  bookie, byte for byte;
+- an entry is confirmed once Qa members have acknowledged it and every entry before it is confirmed.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dlog.wire.bookie import AddEntry
 
 
 class Pending:
-    """One entry on its way. `length` is cumulative; `places` has a bit for each place that acknowledged."""
+    """A sent, unconfirmed entry. `length` is cumulative; `places`: one bit per bookie index that acknowledged."""
 
     __slots__ = ("entry", "length", "message", "places", "ticket")
 
@@ -31,10 +34,10 @@ class Pending:
 
 
 class _Aim(NamedTuple):
-    """Who stores which entry, by entry id modulo ensemble size. Of all ledgers of one ensemble: nobody changes it."""
+    """Which bookies store an entry, by entry id modulo ensemble size. Shared by all ledgers of the ensemble."""
 
     place: dict[BookieId, int]
-    targets: tuple[tuple[tuple[int, BookieId], ...], ...]  # places and their members
+    targets: tuple[tuple[tuple[int, BookieId], ...], ...]  # bookie indices and their members
     write_masks: tuple[int, ...]
 
 
@@ -49,10 +52,10 @@ def _aim(quorum: Quorum, ensemble: tuple[BookieId, ...]) -> _Aim:
 
 
 class Window:
-    """Entries sent to one ensemble.
+    """Sends entries to one ensemble and counts their acknowledgements.
 
-    lac, length: of the last confirmed entry, and the ledger's payload bytes up to it.
-    failed: members that will not acknowledge what was sent to them, with why; nothing is sent to them.
+    lac, length: the last confirmed entry, and the ledger's payload bytes up to it. failed: members that will not
+    acknowledge what was sent to them, with the reason; nothing more is sent to them.
     """
 
     __slots__ = (
@@ -81,16 +84,16 @@ class Window:
         self.failed: dict[BookieId, str] = {}
         self._lag_max = lag_max
         self._pending: dict[int, Pending] = {}  # by entry, in order
-        self._unanswered = [0] * len(ensemble)  # by place
+        self._unanswered = [0] * len(ensemble)  # by bookie index
         self._place, self._targets, self._write_masks = _aim(quorum, ensemble)
 
     def __len__(self) -> int:
         return len(self._pending)
 
     def push(self, message: AddEntry, length: int, ticket: int = 0) -> list[Send]:
-        """Take the next entry and send it to its write set, except to members that have failed."""
+        """Append the next entry to the window and send it to its write set, except to failed members."""
         entry = message.entry
-        assert entry == self.pushed + 1, "entries are pushed densely"
+        assert entry == self.pushed + 1, "entry ids are consecutive"
         pending = Pending(entry, length, message, ticket)
         self.pushed, self.pushed_length = entry, length
         self._pending[entry] = pending
@@ -109,7 +112,7 @@ class Window:
         return sends
 
     def acknowledge(self, bookie: BookieId, entry: EntryId) -> None:
-        """The bookie holds the entry. Of no account if it is not a member (any more), or not of the write set."""
+        """Record that the bookie holds the entry. Ignored if it is not a member of the entry's write set now."""
         place = self._place.get(bookie)
         if place is None:
             return
@@ -119,17 +122,17 @@ class Window:
             pending.places |= (1 << place) & self._write_masks[entry % self.quorum.ensemble]
 
     def refuse(self, bookie: BookieId, reason: str) -> None:
-        """The bookie answered, and will not store what was sent to it."""
+        """The bookie will not store an entry: count it as failed."""
         place = self._place.get(bookie)
         if place is not None:
             self._answered(place)
             self.lose(bookie, reason)
 
     def disconnect(self, bookie: BookieId, reason: str) -> None:
-        """Nothing outstanding there will be answered; a member of which nothing was outstanding is not lost.
+        """The bookie's outstanding requests will get no reply: count it as failed if there are any.
 
-        The count alone does not tell: what was sent behind a loss, before the loss was heard of, is answered too, and
-        counted for what was sent again since.
+        The count of unanswered sends is not enough: late replies to sends before the loss decrement it too, though
+        those entries were sent again.
         """
         place = self._place.get(bookie)
         if place is not None and (self._unanswered[place] or self._owes(place)):
@@ -137,26 +140,26 @@ class Window:
             self.lose(bookie, reason)
 
     def lose(self, bookie: BookieId, reason: str) -> None:
-        """Count a member as failed."""
+        """Mark as failed."""
         if bookie in self._place:
             self.failed.setdefault(bookie, reason)
 
     def readmit(self, bookie: BookieId) -> list[Send]:
-        """A failed member is back: send it what is pending and not acknowledged, and everything from now on."""
+        """Use a failed member again: send it the pending entries that it has not acknowledged."""
         place = self._place[bookie]
         self.failed.pop(bookie, None)
         self._unanswered[place] = 0
         return self._send_again(place)
 
     def members(self, entry: EntryId) -> list[BookieId]:
-        """Who stores the entry, as the ensemble is now."""
+        """The bookies of the entry's write set in the current ensemble."""
         return [bookie for _, bookie in self._targets[entry % self.quorum.ensemble]]
 
     def failed_places(self) -> list[int]:
         return [i for i, bookie in enumerate(self.ensemble) if bookie in self.failed]
 
     def confirm(self) -> list[Pending]:
-        """Take entries from the head while it has its ack quorum."""
+        """Remove and return the entries at the head that have an ack quorum."""
         waiting, needed = self._pending, self.quorum.ack
         confirmed: list[Pending] = []
         while (head := waiting.get(self.lac + 1)) is not None and head.places.bit_count() >= needed:
@@ -165,11 +168,11 @@ class Window:
             confirmed.append(head)
         assert not waiting or head is not None, "confirmed in order, without gaps"
         if not waiting:
-            waiting.clear()  # an empty dict keeps the room it had
+            waiting.clear()  # an empty dict keeps its allocated capacity
         return confirmed
 
     def can_progress(self) -> bool:
-        """Whether the head can still reach its ack quorum without any change of the ensemble."""
+        """Whether the head can still reach its ack quorum with the current ensemble."""
         if not self.failed or not self._pending:
             return True
         head = self._pending[self.lac + 1]
@@ -177,7 +180,7 @@ class Window:
         return places.bit_count() >= self.quorum.ack
 
     def adopt(self, ensemble: tuple[BookieId, ...]) -> list[Send]:
-        """From lac + 1 on the ensemble is another: forget what replaced places acknowledged and send there again."""
+        """Change the ensemble from LAC + 1 on: forget acknowledgements of replaced members, send again."""
         assert len(ensemble) == len(self.ensemble) == len(set(ensemble)), "an ensemble holds each bookie once"
         changed = [i for i, (old, new) in enumerate(zip(self.ensemble, ensemble, strict=True)) if old != new]
         before = dict(zip(self.ensemble, self._unanswered, strict=True))
@@ -191,7 +194,7 @@ class Window:
         return [send for place in changed for send in self._send_again(place)]
 
     def abandon(self) -> list[Pending]:
-        """Give up all pending entries, in order."""
+        """Drop and return all pending entries."""
         abandoned = list(self._pending.values())
         self._pending.clear()
         return abandoned

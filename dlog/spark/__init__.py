@@ -1,6 +1,6 @@
 """Streams in Spark: `dlog.spark.register(spark)`, then `spark.read.format("dlog")`. Needs the extra `dlogd[spark]`.
 
-Nothing else of the service needs this room, and nothing of it is imported before it is asked for.
+Nothing else of the service needs this package; its modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,30 +10,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-#: settings of a session that reads streams, and why: docs/spark.md
+#: settings of a session that reads streams; docs/spark.md explains them
 SESSION = {
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.python.filterPushdown.enabled": "true",
     "spark.sql.session.timeZone": "UTC",
 }
 
-#: of the driver's environment, what workers are told too: how cold storage is reached
+#: variables of the driver's environment that workers get, too: how cold storage is reached
 _TOLD = ("DLOG_COLD_", "AWS_")
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format known to a session. Once a session; again does no harm, and helps where a streaming write says
-    that there is no such format: Spark looks for it in the session that its thread has as the active one."""
+    """Register the format in a session. Doing it again is harmless, and helps where a streaming write reports an
+    unknown format: Spark looks it up in the active session of its thread."""
     from dlog.spark.source import DlogDataSource
 
     spark.dataSource.register(DlogDataSource)
-    class_of = getattr(spark, "_get_j_spark_session_class", None)  # not so where Spark is reached by Connect
+    class_of = getattr(spark, "_get_j_spark_session_class", None)  # absent with Spark Connect
     if class_of is not None:
         class_of(spark._jvm).setActiveSession(spark._jsparkSession)
 
 
 def session(name: str = "dlog", **settings: Any) -> SparkSession:
-    """A session with `SESSION` and `settings` that knows the format. In a key without a dot `_` stands for one."""
+    """A session with `SESSION` and `settings` that knows the format. In a key without a dot, `_` stands for a dot."""
     import os
     import sys
 

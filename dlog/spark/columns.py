@@ -1,8 +1,9 @@
-"""Entries into Arrow: one record batch for thousands of records, column by column.
+"""Converts entries to Arrow: one record batch for thousands of records, column by column.
 
-The law of this file: nothing is done a record that can be done a record set: what a set shares (entry, txid, time) is
-kept once and spread when a batch is made; values are copied once, into their batch, as soon as their set is opened.
-Bytes that their producer checksummed are handed on only if the checksum still holds, unless nobody wants to know.
+Invariants:
+- work is done for a record set, not for each record: what a set shares (entry, txid, time) is stored once and repeated
+  in batches; values are copied once, into their batch, as soon as their set is opened;
+- values with a checksum of their producer are delivered only if it matches, unless `verify` is "none".
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from dlog.spark.planning import Range
 from dlog.wire.digest import crc32c
 from dlog.wire.entry import Buffer, Record, decode_entry, open_record_set, parse_record_set
 
-ROWS_MIN = 16384  # of a batch, while there are more
-BYTES_MAX = 8 << 20  # of values: a batch is ended beyond it, however few rows it has
-ROOM_FIRST = 256 << 10  # for a batch's values, as long as nobody knows how large batches are
-ALIKE_MIN = 16  # fewer records of a set are as well taken one by one
+ROWS_MIN = 16384  # of a batch, unless nothing follows
+BYTES_MAX = 8 << 20  # of values: a batch ends here, however few rows it has
+ROOM_FIRST = 256 << 10  # buffer for a batch's values, before the size of batches is known
+ALIKE_MIN = 16  # in a set with fewer records the fast path gains nothing
 LENGTH_BYTES = 4  # before each record of a set
-_FEW = 64  # rows a run: with more of them there are few runs
+_FEW = 64  # rows a run: above that there are few runs
 _UP = np.arange(2 * ROWS_MIN, dtype=np.int64)
 
-#: every column there is, in order, as Arrow has it
+#: every column, in order, with its Arrow type
 COLUMNS: dict[str, pa.DataType] = {
     "stream": pa.string(),
     "segment": pa.int64(),
@@ -46,21 +47,21 @@ COLUMNS: dict[str, pa.DataType] = {
 
 
 class Alike:
-    """Values of one length, as they lie in a record set: each behind its own length, nothing copied."""
+    """Values of equal length in a record set: a view of the set, each value after its length field, nothing copied."""
 
     __slots__ = ("_rows",)
 
     def __init__(self, rows: NDArray[np.uint8]) -> None:
-        self._rows = rows  # of LENGTH_BYTES and the value
+        self._rows = rows  # each: LENGTH_BYTES and the value
 
     @classmethod
     def of(cls, count: int, body: memoryview) -> Alike | None:
-        """None: there are few, or they are not alike."""
+        """None: there are few, or their lengths differ."""
         width = len(body) // count if count >= ALIKE_MIN else 0
         if not width or width * count != len(body):
             return None
         rows = np.frombuffer(body, np.uint8).reshape(count, width)
-        lengths = np.ndarray((count,), np.uint32, rows, 0, (width,))  # as they lie: the last byte first
+        lengths = np.ndarray((count,), np.uint32, rows, 0, (width,))  # big-endian, compared without conversion
         expected = int.from_bytes((width - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big"), sys.byteorder)
         return cls(rows) if np.count_nonzero(lengths == expected) == count else None
 
@@ -72,7 +73,7 @@ class Alike:
 
     @property
     def length(self) -> int:
-        """Of each value."""
+        """Bytes of each value."""
         return int(self._rows.shape[1]) - LENGTH_BYTES
 
     @property
@@ -82,7 +83,7 @@ class Alike:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Records of one entry with consecutive slots, one txid and one time. position: of the first in its segment."""
+    """Records of one entry with consecutive slots, one txid and one time. position: of the first, in its segment."""
 
     entry: int
     slot: int
@@ -92,7 +93,7 @@ class Run:
     values: list[bytes] | Alike
 
     def cut(self, first_slot: int, end_slot: int) -> Run | None:
-        """What lies from `first_slot` up to before `end_slot` (0: to the end); None if nothing."""
+        """The records from `first_slot` up to `end_slot` (exclusive; 0: to the end); None if there are none."""
         low = max(0, first_slot - self.slot)
         high = len(self.values) if not end_slot else min(len(self.values), end_slot - self.slot)
         if low >= high:
@@ -130,7 +131,7 @@ def runs_of(payload: Buffer, entry: int, *, is_enveloped: bool = True, verify: s
 
 
 def _noted(records: Sequence[Record]) -> tuple[int, dict[int, int]]:
-    """When the owner took them, and the producers' checksums by slot; nothing of a writer that does not say."""
+    """Time of the entry and producers' checksums by slot, from the dedup trailer; 0 and {} without one."""
     for record in reversed(records):
         if record.is_control and is_note(record.payload):
             return decode_sums(record.payload)
@@ -146,7 +147,7 @@ def _check_order(runs: Sequence[Run]) -> None:
 
 
 class Head(NamedTuple):
-    """A run but for its values."""
+    """A run without its values."""
 
     of: Range
     entry: int
@@ -157,7 +158,7 @@ class Head(NamedTuple):
 
 
 class Batches:
-    """Gathers runs and makes record batches of `schema`'s columns. Values that are no column are not kept."""
+    """Collects runs into record batches of `schema`. Values are stored only if it has them."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
@@ -167,18 +168,18 @@ class Batches:
         self._joined = Joined() if "value" in schema.names else None
 
     def add(self, of: Range, run: Run) -> pa.RecordBatch | None:
-        """A batch, if it is large enough with this."""
+        """Add a run; returns a batch once it is large enough."""
         self._heads.append(Head(of, run.entry, run.slot, run.position, run.txid, run.unix_ms))
         self._counts.append(len(run.values))
         self._rows += len(run.values)
         if self._joined is not None:
-            self._joined.add(run.values)  # now, while the processor has them at hand
+            self._joined.add(run.values)  # now, while they are in the processor's cache
             if self._joined.size >= BYTES_MAX:
                 return self.take()
         return self.take() if self._rows >= ROWS_MIN else None
 
     def take(self) -> pa.RecordBatch | None:
-        """A batch of what is left; None: nothing."""
+        """A batch of what is left; None if nothing is."""
         heads, self._heads = self._heads, []
         counts, self._counts = np.array(self._counts, np.int64), []
         rows, self._rows = self._rows, 0
@@ -187,7 +188,7 @@ class Batches:
         made = []
         for field in self._schema:
             if field.name == "value":
-                assert self._joined is not None, "it is of the schema"
+                assert self._joined is not None, "the schema has a column value"
                 column = self._joined.take(rows)
             else:
                 column = _MAKERS[field.name](heads, counts, rows)
@@ -196,11 +197,11 @@ class Batches:
 
 
 class Joined:
-    """Values of a batch, one behind the other. size: their bytes so far."""
+    """Concatenates the values of a batch. size: bytes so far."""
 
     def __init__(self) -> None:
         self.size = 0
-        self._lengths: list[tuple[int, NDArray[np.int32] | int]] = []  # how many; of which lengths, or all of which
+        self._lengths: list[tuple[int, NDArray[np.int32] | int]] = []  # number of values; their lengths, or one for all
         self._room = ROOM_FIRST
         self._open()
 
@@ -226,7 +227,7 @@ class Joined:
     def take(self, rows: int) -> pa.Array:
         offsets = self._offsets(rows)
         data = self._buffer.slice(0, self.size)
-        self._room = max(ROOM_FIRST, self.size + self.size // 4)  # the next one will be about as large
+        self._room = max(ROOM_FIRST, self.size + self.size // 4)  # the next batch will be about as large
         self._open()
         return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), data])
 
@@ -257,7 +258,7 @@ def _spread(numbers: list[int], counts: _Counts, rows: int) -> _Counts:
     """numbers[i], counts[i] times."""
     if rows < _FEW * len(numbers):
         return np.repeat(np.array(numbers, np.int64), counts)
-    spread = np.empty(rows, np.int64)  # a few long stretches: filled one by one, each at the speed of memory
+    spread = np.empty(rows, np.int64)  # a few long runs: filling each one is fastest
     begin = 0
     for number, count in zip(numbers, counts.tolist(), strict=True):
         spread[begin : begin + count] = number
@@ -302,7 +303,7 @@ def _txid(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
 
 
 def _sequence_id(heads: _Heads, counts: _Counts, rows: int) -> pa.Array:
-    """Position in the stream, from 0, as DistributedLog counts; null where it was not counted."""
+    """Index in the stream, from 0, as DistributedLog counts; null where it was not counted."""
     firsts = [max(0, head.of.start_sequence_id) + head.position - 1 for head in heads]
     unknown = [head.of.start_sequence_id < 0 for head in heads]
     return pa.array(_rising(firsts, counts, rows), mask=_mask(unknown, counts))

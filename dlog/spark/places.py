@@ -1,10 +1,11 @@
-"""Places in streams as Spark keeps them: JSON text that is compared letter by letter.
+"""Defines positions in streams, and offsets as Spark keeps them: JSON text that Spark compares byte by byte.
 
-The law of this file: a place has one spelling. `[segment, entry]` is the next entry to be read, with a third number
-where it begins inside an entry; behind the last entry of a segment it stays `[segment, last + 1]` until the next
-segment has an entry that can be read. Offsets are `{"streams": {...}, "v": 1}`: by stream a place (`at`) and what is
-known of it, keys sorted, what is not known left out. Offsets of before that, which are an object of streams and places
-alone, are read as well.
+Invariants:
+- a position has one spelling: `[segment, entry]` is the next entry to read, with a slot as a third number if it begins
+  inside an entry;
+- after the last entry of a segment it stays `[segment, last + 1]` until the next segment has a readable entry;
+- offsets are `{"streams": {...}, "v": 1}`: for each stream a position (`at`) and what is known of it, keys sorted,
+  unknown values left out. The older form, an object of streams and positions alone, is read as well.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ VERSION = 1
 
 
 class Place(NamedTuple):
-    """The first record not read yet, as far as it is known: compares as the stream is ordered."""
+    """Position of the first record that is not read yet. Compares in the order of the stream."""
 
     segment: int
     entry: int
@@ -34,17 +35,17 @@ class Place(NamedTuple):
         return json.dumps(self.as_json(), separators=(",", ":"))
 
 
-BEGINNING = Place(0, 0)  # before every segment, also those that are not written yet
+BEGINNING = Place(0, 0)  # before every segment, also before those that are not written yet
 
 Offsets = Mapping[str, Place]
 
 
 class Mark(NamedTuple):
-    """A place, and what tells later whether anything unread of the stream is gone.
+    """A position, with what later tells whether unread records are gone.
 
-    life: the stream's own, another for each stream of the name; empty: not known. read: records of the segment before
-    the place. start: records of the stream before the segment, as the list says for good; both -1 if not known. ended:
-    no record of the segment lies behind the place, and none will.
+    life: incarnation of the stream; empty if unknown. read: records of the segment before the position. start: records
+    of the stream before the segment, as finally counted in the list; both -1 if unknown. ended: no record of the
+    segment lies after the position, and none will.
     """
 
     place: Place
@@ -74,45 +75,45 @@ def place_of(value: Any, what: str) -> Place:
     is_list = isinstance(value, list | tuple) and 2 <= len(value) <= 3
     if is_list and all(type(part) is int and 0 <= part <= I64_MAX for part in value):
         return Place(*value)
-    raise ConfigError(f"{what}: a place is [segment, entry] or [segment, entry, slot]: value={str(value)[:60]}")
+    raise ConfigError(f"{what}: a position is [segment, entry] or [segment, entry, slot]: value={str(value)[:60]}")
 
 
 def marks_json(marks: Marks) -> dict[str, Any]:
-    """As Spark is told: sorted by stream."""
+    """Offsets as JSON for Spark, sorted by stream."""
     return {"streams": {stream: marks[stream].as_json() for stream in sorted(marks)}, "v": VERSION}
 
 
 def marks_of(told: Any, what: str) -> dict[str, Mark]:
-    """Read what `marks_json` said, e.g. from a checkpoint. Raises ConfigError naming `what`."""
+    """Parse what `marks_json` returned, e.g. from a checkpoint. Raises ConfigError naming `what`."""
     if isinstance(told, str):
         try:
             told = json.loads(told)
         except (ValueError, RecursionError) as error:
             raise ConfigError(f"{what}: not JSON: {str(error)[:80]}") from None
     if not isinstance(told, dict):
-        raise ConfigError(f"{what}: an object of streams and places is wanted: value={str(told)[:60]}")
+        raise ConfigError(f"{what}: expected a JSON object of streams and positions: value={str(told)[:60]}")
     version = told.get("v")
-    if type(version) is not int:  # of a stream that is called v: a list
+    if type(version) is not int:  # the older form, with a stream named v: a list
         return {str(stream): Mark(place_of(value, f"{what} of {stream}")) for stream, value in told.items()}
     if version != VERSION:
-        raise ConfigError(f"{what}: written by another release, which can go on from there: version={version}")
+        raise ConfigError(f"{what}: written by another release; continue with that release: version={version}")
     streams = told.get("streams")
     if not isinstance(streams, dict):
-        raise ConfigError(f"{what}: an object of streams is wanted: value={str(streams)[:60]}")
+        raise ConfigError(f"{what}: expected a JSON object of streams: value={str(streams)[:60]}")
     return {str(stream): _mark_of(value, f"{what} of {stream}") for stream, value in streams.items()}
 
 
 def offsets_of(told: Any, what: str) -> dict[str, Place]:
-    """The same, places alone. Raises ConfigError naming `what`."""
+    """As `marks_of`, positions alone. Raises ConfigError naming `what`."""
     return {stream: mark.place for stream, mark in marks_of(told, what).items()}
 
 
 def _mark_of(told: Any, what: str) -> Mark:
     if not isinstance(told, dict):
-        raise ConfigError(f"{what}: an object with a place is wanted: value={str(told)[:60]}")
+        raise ConfigError(f"{what}: expected a JSON object with a position: value={str(told)[:60]}")
     life, ended = told.get("life", ""), told.get("ended", False)
     read, start = told.get("read", -1), told.get("start", -1)
     is_known = isinstance(life, str) and re.fullmatch(r"[\x21-\x7e]{0,200}", life) and type(ended) is bool
     if not is_known or not all(type(count) is int and -1 <= count <= I64_MAX for count in (read, start)):
-        raise ConfigError(f"{what}: what is known of a place cannot be read: value={str(told)[:120]}")
+        raise ConfigError(f"{what}: the fields beside the position cannot be read: value={str(told)[:120]}")
     return Mark(place_of(told.get("at"), what), str(life), read, start, ended)

@@ -1,8 +1,10 @@
-"""What of which segments is read, and by how many tasks: arithmetic over what metadata says.
+"""Plans which entries are read by how many tasks: arithmetic over metadata.
 
-The law of this file: a plan names entries that can be read for ever or fail loudly, never "what is there by then"; it
-covers each record of its span once, in the order of the stream within a partition. Small ranges share a partition,
-great ones are split at the borders of entries; nothing is opened here.
+Invariants:
+- a plan names entries that can be read for ever or fail loudly, never "everything there is by then";
+- a plan covers each record of its span once, in the order of the stream within a partition.
+
+Small ranges share a partition, large ones are split between entries; no segment is opened here.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from dlog.spark.places import BEGINNING, Place
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentView:
-    """A segment as it stood when the plan was made.
+    """A segment as it was when the plan was made.
 
-    first, first_slot: the first place that may still be read. last: the last entry that may be, -1 if there is none
-    yet. bytes, records: of entries first..last, about. counted: records of entries 0..last, -1 if not known.
-    is_final: its store has decided where it ends. idle: so many entries at its end are known to hold no record.
+    first, first_slot: the first position that may still be read. last: the last entry that may be read, -1 if there is
+    none yet. bytes, records: of entries first..last, about. counted: records of entries 0..last, -1 if unknown.
+    is_final: its store has decided where it ends. idle: number of entries at its end that are known to hold no record.
     is_enveloped: False for what DistributedLog wrote below version 4.
     """
 
@@ -49,7 +51,7 @@ class SegmentView:
 
     @property
     def end(self) -> Place:
-        """Behind what may be read."""
+        """The position after everything that may be read."""
         return Place(self.number, self.last + 1)
 
     @property
@@ -58,7 +60,7 @@ class SegmentView:
 
 
 class Tally(NamedTuple):
-    """What the list counted of a segment that ended: records of the stream before it, and its own."""
+    """Counts of an ended segment, from the list: records before it, and its own."""
 
     number: int
     start_sequence_id: int
@@ -67,11 +69,11 @@ class Tally(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StreamView:
-    """A stream as it stood when the plan was made: its segments in order, all of them final but the last.
+    """A stream as it was when the plan was made: its segments in order, all of them final except the last.
 
-    floor: where it stands if none of them has an entry. past: number and last entry with a record of segments that may
-    not be read any more, as far as their ends are known. tallies: of the same, as far as they were counted. life:
-    another for each stream of the name; empty if it was never given one.
+    floor: its latest position if no segment has an entry. past: of segments that may not be read any more, the number
+    and the last entry with a record, where their ends are known. tallies: counts of the same segments, where known.
+    life: the stream's incarnation; empty if none.
     """
 
     name: str
@@ -83,7 +85,7 @@ class StreamView:
 
     @property
     def earliest(self) -> Place:
-        """Where the first record lies that may be read, or will."""
+        """The position of the first record that may be read now or later."""
         for segment in self.segments:
             if segment.entries or not segment.is_completed:
                 return segment.begin
@@ -91,15 +93,15 @@ class StreamView:
 
     @property
     def latest(self) -> Place:
-        """Behind the last entry that may be read; see places.py for why not in an empty segment behind it."""
+        """The position after the last entry that may be read; places.py says why never in an empty segment after it."""
         for segment in reversed(self.segments):
             if segment.entries:
                 return segment.end
         return self.floor
 
     def latest_after(self, begun: Place) -> Place:
-        """The same; `begun` if nothing lies between but entries known to hold no record. A batch of those would be an
-        empty one, each time that a stream falls silent."""
+        """As `latest`, but `begun` if only entries known to hold no record lie between: else a stream that falls silent
+        would cause an empty batch."""
         latest = self.latest
         for segment in reversed(self.segments):
             border = Place(segment.number, segment.last + 1 - segment.idle)
@@ -115,10 +117,10 @@ class StreamView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Entries first..last of a segment; of the first one from `first_slot` on, of the last one up to before `end_slot`
-    (0: all of it). bytes, records: about. counted: records of the segment up to `last`, if that is its end and they are
-    counted; else -1. life: of the stream; with it the segment is found again if it was moved to another store, without
-    it ("") only `place` is read."""
+    """Entries first..last of a segment: the first one from `first_slot` on, the last one up to `end_slot` (exclusive;
+    0: all of it). bytes, records: about. counted: records of the segment up to `last` if that is its end and they are
+    counted, else -1. life: the stream's incarnation; with it the segment is found again after a move to another store;
+    "": only `place` is read."""
 
     stream: str
     segment: int
@@ -141,7 +143,7 @@ class Range:
 
 
 def span(view: StreamView, start: Place, end: Place) -> list[Range]:
-    """What lies from `start` up to before `end`, in order."""
+    """The ranges from `start` up to `end` (exclusive), in order."""
     found = []
     for segment in view.segments:
         low = max(segment.begin, start)
@@ -173,42 +175,42 @@ def _range(view: StreamView, segment: SegmentView, low: Place, high: Place) -> R
 
 
 def prefix(segments: Sequence[SegmentView]) -> tuple[SegmentView, ...] | None:
-    """What may be shown of a stream's segments: up to the first whose end is not decided. None: that is not all that
-    was acknowledged, since a later one has entries already; look again.
+    """The segments that may be shown: up to the first without a decided end. None if a later one has entries already:
+    acknowledged records would be missing; read the stream again.
 
-    An owner begins the next segment while the last entries of the one before are on their way. To show both as they are
-    would leave those out for ever.
+    An owner begins the next segment while the last entries of the previous one are in flight: showing both would omit
+    those for ever.
     """
     shown = next((i + 1 for i, segment in enumerate(segments) if not segment.is_final), len(segments))
     return None if any(segment.entries for segment in segments[shown:]) else tuple(segments[:shown])
 
 
-# ---- a share of what there is ---------------------------------------------------------------------------------------
+# ---- a share of a backlog -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """About how much lies between two places."""
+    """About how much lies between two positions."""
 
     records: int = 0
     bytes: int = 0
 
 
 def amount(view: StreamView, start: Place, end: Place) -> Amount:
-    """Of what `span` covers."""
+    """The amount that `span` covers."""
     parts = span(view, start, end)
     return Amount(sum(r.records for r in parts), sum(r.bytes for r in parts))
 
 
 def advance(view: StreamView, start: Place, end: Place, share: float) -> Place:
-    """A place behind about this share (0..1) of the records between, at the border of an entry and at least one on."""
+    """A position after about this share (0..1) of the records, between two entries and at least one entry on."""
     parts = span(view, start, end)
     left = share * sum(r.entries for r in parts)
     for part in parts:
         if left < part.entries:
             whole = max(1, int(left)) if part is parts[0] else int(left)
             if not whole:
-                break  # as it stood behind the one before
+                break  # stay after the previous range
             return min(end, Place(part.segment, part.first + whole))
         left -= part.entries
         start = Place(part.segment, part.last + 1)
@@ -216,7 +218,7 @@ def advance(view: StreamView, start: Place, end: Place, share: float) -> Place:
 
 
 def advance_segments(view: StreamView, start: Place, end: Place, segments: int) -> Place:
-    """Behind so many segments, or `end`."""
+    """The position after this many segments, or `end`."""
     parts = span(view, start, end)
     return end if len(parts) <= segments else Place(parts[segments - 1].segment, parts[segments - 1].last + 1)
 
@@ -232,8 +234,8 @@ def partitions(
     partitions_min: int = 0,
     records_max: int = 0,
 ) -> list[list[Range]]:
-    """Tasks of about `split_bytes` each, and of `records_max` records (0: any number); at least so many partitions if
-    there are entries enough. To open a segment counts as `open_cost_bytes`."""
+    """Pack into partitions of about `split_bytes` each, and of `records_max` records (0: any number); at least
+    `partitions_min` of them if there are enough entries. Opening a segment counts as `open_cost_bytes`."""
     if partitions_min > 1:
         whole = sum(r.bytes for r in ranges)
         split_bytes = min(split_bytes, max(1, -(-whole // partitions_min)))
@@ -263,7 +265,7 @@ def _split_all(ranges: Iterable[Range], split_bytes: int, records_max: int) -> I
 
 
 def _split(whole: Range, pieces: int) -> Iterator[Range]:
-    """Into so many of about the same number of entries."""
+    """Split into pieces of about equally many entries."""
     if pieces == 1:
         yield whole
         return

@@ -1,6 +1,7 @@
-"""From options to a plan: which entries of which streams a batch reads; and what streaming reads share with that.
+"""Plans which entries a batch reads. Streaming reads share parts of it.
 
-The law of this file: a loss is an error, or, where it is to be borne, it is said.
+Invariants:
+- a loss of records raises an error or, with failOnDataLoss=false, is reported.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ T = TypeVar("T")
 
 
 def ask(options: SourceOptions, work: Work[T]) -> T:
-    """Do this with the cluster that is meant, as patiently as was asked for."""
+    """Run `work` with the cluster, retries and timeout of these options."""
     return reach(options.zookeeper, options.namespace, options.cold).ask(
         work, retries=options.fetch_retries, timeout_s=options.fetch_timeout_s
     )
 
 
 def tasks(options: SourceOptions, ranges: Sequence[Range]) -> list[Task]:
-    """Who reads what."""
+    """Divide ranges into Spark tasks."""
     packed = partitions(
         ranges,
         split_bytes=options.split_bytes,
@@ -46,8 +47,7 @@ def tasks(options: SourceOptions, ranges: Sequence[Range]) -> list[Task]:
 
 @dataclass(slots=True)
 class Losses:
-    """Raises a loss, or bears it where that was asked for: it is said once, and left as a line where that was asked
-    for."""
+    """Raises losses, or with failOnDataLoss=false reports each once: in the driver's log, and in `leftOutTo` if set."""
 
     options: SourceOptions
     said: set[str] = field(default_factory=set)
@@ -57,7 +57,7 @@ class Losses:
             raise error
         if error.message in self.said:
             return
-        print(f"dlog: loss borne: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
+        print(f"dlog: records lost: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
         if self.options.left_out_to:
             segment, entry, _ = mark.place
             line = Line("lost", stream, segment, entry, error.message, loss, unix_ms())
@@ -65,8 +65,8 @@ class Losses:
         self.said.add(error.message)
 
     async def check_kept(self, cluster: Cluster, seen: Seen, mark: Mark, stop: Mark | None = None) -> None:
-        """Hear of what is gone behind `mark`, up to `stop` at most. What metadata cannot tell the entries at both ends
-        do, as far as they are still there."""
+        """Raise or report what is gone after `mark`, up to `stop` at most. What metadata does not tell is read from
+        the entries at both ends, if they still exist."""
         view = seen.view
         is_short = stop is not None and stop.place < view.earliest
         to = stop.place if stop is not None and is_short else view.earliest
@@ -82,17 +82,17 @@ class Losses:
 
 
 def check_named(options: SourceOptions, found: Iterable[str]) -> None:
-    """Raises StreamNotFoundError for a stream that was named and is not there."""
+    """Raises StreamNotFoundError for a named stream that does not exist."""
     for name in options.streams:
         if name not in found:
             raise StreamNotFoundError(f"no such stream: stream={name} namespace={options.namespace}")
 
 
 async def plan_batch(cluster: Cluster, *, options: SourceOptions, pruning: Pruning) -> list[Range]:
-    """In the order of each stream, stream after stream.
+    """Ranges to read, in the order of each stream, stream after stream.
 
-    Raises StreamNotFoundError; ConfigError for a pattern that nothing matches, and for a start that nothing is as late
-    as; TruncatedError.
+    Raises StreamNotFoundError; ConfigError for a pattern that matches nothing, and for a start later than every record;
+    TruncatedError.
     """
     if options.left_out_to:
         await check_place(cluster, options.left_out_to)
@@ -100,7 +100,7 @@ async def plan_batch(cluster: Cluster, *, options: SourceOptions, pruning: Pruni
     found = await Views().look(cluster, options)
     check_named(options, found)
     if not found:
-        raise ConfigError(f"no stream matches: streamsPattern={options.pattern[:60]!r}")
+        raise ConfigError(f"no stream matches; `dlog ls` lists streams: streamsPattern={options.pattern[:60]!r}")
     ranges: list[Range] = []
     for name, seen in found.items():
         if not pruning.admits_stream(name):
@@ -113,7 +113,7 @@ async def plan_batch(cluster: Cluster, *, options: SourceOptions, pruning: Pruni
 
 
 async def starting_place(cluster: Cluster, seen: Seen, bound: Bound, strategy: str) -> Place:
-    """Where to begin. Raises ConfigError if nothing is as late as that, and that is not to be borne."""
+    """Where to begin. Raises ConfigError if no record is as late as `bound`, unless `strategy` is "latest"."""
     place = await resolve(cluster, seen, bound)
     if place is not None:
         return place
@@ -121,7 +121,7 @@ async def starting_place(cluster: Cluster, seen: Seen, bound: Bound, strategy: s
         return seen.view.latest
     what = "txid" if bound.kind is Kind.TXID else "time in unix milliseconds"
     raise ConfigError(
-        f"nothing is as late as the start that was asked for; startingStrategy=latest begins behind all there is: "
+        f"no record is as late as the requested start; startingStrategy=latest begins after the last record: "
         f"stream={seen.view.name} {what}={bound.value}"
     )
 

@@ -1,5 +1,5 @@
-"""What filters exclude, as far as metadata tells. Every filter is applied by Spark again: here nothing may be missed,
-and to leave something in costs time only."""
+"""Decides from metadata what filters exclude. Spark applies every filter again: nothing that matches may be excluded,
+and including too much only costs time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NUMBERS = ("segment", "txid", "timestamp")
 
 @dataclass(slots=True)
 class Pruning:
-    """Bounds, both inclusive, by column; streams that may be; None: any."""
+    """Bounds by column, both inclusive; streams: those that may match; None: any."""
 
     least: dict[str, int] = field(default_factory=dict)
     most: dict[str, int] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Pruning:
         return self.streams is None or name in self.streams
 
     def admits(self, part: Range, segment: SegmentView | None) -> bool:
-        """Whether a record of this range may pass."""
+        """Whether a record of this range may match."""
         if not self._overlaps("segment", part.segment, part.segment):
             return False
         if segment is None:
@@ -54,7 +54,7 @@ class Pruning:
 
 
 def pruning_of(filters: Sequence[Filter]) -> Pruning:
-    """What all of these together exclude. A filter that is not understood excludes nothing."""
+    """What all these filters together exclude. An unknown filter excludes nothing."""
     found = Pruning()
     for one in filters:
         attribute: tuple[str, ...] = getattr(one, "attribute", ())
@@ -98,6 +98,6 @@ def _number(value: Any) -> int | None:
         return None
     if isinstance(value, int):
         return value
-    if isinstance(value, datetime) and value.tzinfo is not None:  # else nobody knows of which zone it is
+    if isinstance(value, datetime) and value.tzinfo is not None:  # without a time zone it cannot be compared
         return int(value.timestamp() * 1_000_000)
     return None

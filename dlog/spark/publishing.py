@@ -1,7 +1,9 @@
-"""Publishing: what the tasks of a batch wrote becomes part of their streams, of each by one step, once.
+"""Publishes a batch: what its tasks wrote becomes part of their streams, of each stream in one step, once.
 
-The law of this file: everything here may be done again. The stream's owner knows whether it has a batch; what it has
-forgotten is read in the log; and stages are swept only behind its answer.
+Invariants:
+- every step may be repeated: the stream's owner knows whether it has a batch; what the owner has forgotten is looked up
+  in the log;
+- stages are swept only after the owner's reply.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ from dlog.wire.entry import SET_RECORD_OVERHEAD
 from dlog.wire.proxy_codec import PARTS_MAX
 
 _TRIES = 6
-_SWEEP_EVERY = 64  # batches, also where none of them was staged: a task that failed may have
-_LEAD_MS = 500  # how far txids are put ahead of those of other writers, at first
+_SWEEP_EVERY = 64  # batches, even if none was staged: a failed task may have left stages
+_LEAD_MS = 500  # how far txids are first put ahead of those of other writers
 
 
 @dataclass(slots=True)
 class Piece:
-    """What one task wrote. inline: rows by stream, if there were few; else stages. txid: of rows that brought none."""
+    """What one task wrote. inline: rows by stream, if few; else stages. txid: for rows without one."""
 
     partition: int
     batch: SinkBatch
@@ -51,14 +53,14 @@ class Piece:
 
 
 async def publish(cluster: Cluster, options: SinkOptions, pieces: Sequence[Piece], *, once: bool) -> dict[str, int]:
-    """Have the streams take this batch; counts of records by stream, 0 where it had it before.
+    """Write this batch to its streams; returns counts of records by stream, 0 where the stream had it before.
 
-    once: the batch counts among those of its sink; else it is nobody's and is never repeated. Raises what the owners
-    refuse it with; repeating is harmless with `once`.
+    once: the batch is numbered in its sink, and repeating is harmless; else it belongs to no sink and is never
+    repeated. Raises what the owners refuse it with.
     """
     batch = pieces[0].batch
     if any(piece.batch != batch for piece in pieces):
-        raise ConfigError("tasks of one batch say that they are of several, or of several queries")
+        raise ConfigError("the tasks of a batch name different batches or queries")
     ordered = sorted(pieces, key=lambda piece: piece.partition)
     streams = sorted({s.stream for p in pieces for s in p.staged} | {n for p in pieces for n in p.inline})
     written: dict[str, int] = {}
@@ -72,7 +74,7 @@ async def publish(cluster: Cluster, options: SinkOptions, pieces: Sequence[Piece
                     has_staged = has_staged or publishing.has_staged
     except DLogError as error:
         if not once and not error.outcome_unknown:
-            await sweep(cluster, options.namespace, batch, options.stage_keep_s)  # nobody repeats it
+            await sweep(cluster, options.namespace, batch, options.stage_keep_s)  # it is not repeated
         raise
     if has_staged or batch.batch % _SWEEP_EVERY == 0:
         await sweep(cluster, options.namespace, batch, options.stage_keep_s)
@@ -80,7 +82,7 @@ async def publish(cluster: Cluster, options: SinkOptions, pieces: Sequence[Piece
 
 
 class _Publishing:
-    """One stream's part of a batch. batch: None if it does not count. name: under which its stages are registered."""
+    """One stream's part of a batch. batch: None if it is not numbered. name: of its stages."""
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class _Publishing:
         self._batch = batch
         self._name = name
         self.has_staged = False
-        self._life = ""  # of the stream that the batch is for
+        self._life = ""  # incarnation of the stream that the batch is for
         self._since: tuple[int, int] | None = None
 
     async def run(self, pieces: Sequence[Piece]) -> int:
@@ -113,7 +115,7 @@ class _Publishing:
         parts = await self._parts(pieces)
         if len(parts) > PARTS_MAX:
             raise ConfigError(
-                f"a batch has at most {PARTS_MAX} parts of a stream, coalesce it: stream={self._stream} "
+                f"a batch has at most {PARTS_MAX} parts for a stream, coalesce its partitions: stream={self._stream} "
                 f"parts={len(parts)}"
             )
         return await self._take_in(parts)
@@ -136,7 +138,7 @@ class _Publishing:
         for number in range(_TRIES):
             if any(part.life not in ("", self._life) for part in parts):
                 raise StreamNotFoundError(
-                    f"rows were staged for a stream that was deleted since, another has its name: stream={self._stream}"
+                    f"rows were staged for a stream that was deleted and created again since: stream={self._stream}"
                 )
             try:
                 if self._batch is None:
@@ -152,17 +154,17 @@ class _Publishing:
                     return 0
             else:
                 return 0 if told["duplicate"] else sum(part.records for part in parts)
-        raise UnavailableError(f"others write to the stream faster than it can be taken in: stream={self._stream}")
+        raise UnavailableError(f"other writers are faster than the import, retry later: stream={self._stream}")
 
     async def _ahead_of(self, parts: Sequence[Staged], last: int, lead_ms: int) -> list[Staged]:
-        """The parts again, under a txid above what others have written meanwhile."""
+        """Rewrite the parts with a txid above what others have written meanwhile."""
         txid = max(last, unix_ms()) + lead_ms
         return [await write_again(self._cluster, self._options.namespace, self._name, part, txid) for part in parts]
 
     # ---- parts ------------------------------------------------------------------------------------------------------
 
     async def _parts(self, pieces: Sequence[Piece]) -> list[Staged]:
-        """Stages in the order of partitions; rows that were not staged are, neighbours together."""
+        """Stages in the order of partitions; rows that were not staged yet are staged, adjacent ones together."""
         parts: list[Staged] = []
         rows: list[Row] = []
         txid = max((piece.txid for piece in pieces), default=0) or unix_ms()
@@ -187,11 +189,11 @@ class _Publishing:
             await stager.abandon()
             raise
 
-    # ---- what the owner has forgotten -------------------------------------------------------------------------------
+    # ---- batches that the owner has forgotten -----------------------------------------------------------------------
 
     async def _is_in_log(self, unknown: ProducerUnknownError) -> bool:
-        """Whether the batch was appended, by the notes from where it was to be up to where the owner was then, in
-        whatever stores these lie. What is moved from under our hands is looked for where it lies now."""
+        """Whether the batch was appended, according to the dedup trailers from where it may begin up to the owner's
+        position at its reply, in any store. Segments that are moved meanwhile are looked up again."""
         for _ in range(_TRIES):
             with suppress(SegmentNotFoundError):
                 return await self._look_in_log(unknown)
@@ -208,7 +210,7 @@ class _Publishing:
             or record.since is None
             or unknown.since is None
         ):
-            return False  # somebody else has gone on: the owner judges anew
+            return False  # another batch or another stream: the owner must decide again
         (first, entry), (last, end) = record.since, unknown.since
         for segment in value.segments:
             if not first <= segment.number <= last:
@@ -227,8 +229,8 @@ class _Publishing:
                 self._since = unknown.since
                 return False
         raise TruncatedError(
-            f"whether batch {self._batch.batch} was written cannot be told any more, that part of the stream was "
-            f"truncated: look for its rows, then go on with a higher sinkEpoch: stream={self._stream}"
+            f"it is unknown whether batch {self._batch.batch} was written, that part of the stream was truncated: "
+            f"check whether its rows are there, then continue with a higher sinkEpoch: stream={self._stream}"
         )
 
     async def _end_of(self, segment: Segment) -> int:

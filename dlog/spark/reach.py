@@ -1,8 +1,10 @@
-"""A cluster as a program without a loop reaches it: ZooKeeper and bookies, on a loop in a thread of its own.
+"""Connects synchronous code to a cluster: ZooKeeper and bookies, on an event loop in a thread of its own.
 
-The law of this file: a process has one such thread for each cluster, however many ask; what is opened is kept for
-`IDLE_S` after its last use, since Spark asks again in a moment, and a child of a fork opens its own. Whoever waits can
-be interrupted; what it asked for is cancelled then. Nobody waits in that thread itself: InvalidRequestError.
+Invariants:
+- a process has one such thread for each cluster, however many callers it has; the child of a fork opens its own;
+- connections stay open for `IDLE_S` after their last use, since Spark soon asks again;
+- a blocked caller can be interrupted; its request is cancelled then;
+- a blocking call in that thread itself raises InvalidRequestError.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from dlog.stores.contract import SegmentStore
 from dlog.stores.ledger import LedgerStore
 
 IDLE_S = 10.0
-AHEAD = 2  # items made before somebody took the first
+AHEAD = 2  # items that are produced before the first is consumed
 PAUSE_FIRST_S, PAUSE_MAX_S = 0.1, 2.0
 END_S = 2.0
 
@@ -44,7 +46,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What is open."""
+    """Open connections to a cluster."""
 
     metadata: ZooKeeperMetadata
     ledgers: Ledgers
@@ -55,13 +57,13 @@ Work = Callable[[Cluster], Awaitable[T]]
 
 
 class _Over(NamedTuple):
-    """Nothing follows; why, if that is not the end."""
+    """End of a sequence of items. error: why, unless it ended regularly."""
 
     error: BaseException | None
 
 
 async def patiently(work: Callable[[], Awaitable[T]], retries: int) -> T:
-    """Do this, and again what may succeed later, so many times. Raises the last failure."""
+    """Run `work`; retry what may succeed later, with back-off. Raises the last failure."""
     pause_s = PAUSE_FIRST_S
     while True:
         try:
@@ -75,14 +77,14 @@ async def patiently(work: Callable[[], Awaitable[T]], retries: int) -> T:
 
 
 class Reach:
-    """One cluster, for the threads of one process. `reach` gives it out."""
+    """Connections to one cluster, for all threads of one process. Obtain it with `reach`."""
 
     def __init__(self, zookeeper: str, namespace: str, cold: ColdOptions) -> None:
         self._zookeeper = zookeeper
         self._namespace = namespace
         self._cold = cold
         self._loop = uvloop.new_event_loop()
-        self._opened: asyncio.Future[Cluster] | None = None  # the loop's, as is all that follows
+        self._opened: asyncio.Future[Cluster] | None = None  # from here on: used on the event loop only
         self._over = asyncio.Event()
         self._keeping: asyncio.Task[None] | None = None
         self._users = 0
@@ -91,19 +93,18 @@ class Reach:
         self._thread.start()
 
     def ask(self, work: Work[T], *, retries: int = 0, timeout_s: float | None = 60.0) -> T:
-        """Do this with the cluster. What may succeed later is tried again, up to so many times, each time at most
-        `timeout_s` long (None: as long as it takes). Raises what `work` raises, TimeoutError,
-        MetadataUnavailableError."""
+        """Run `work` with the cluster. What may succeed later is retried up to `retries` times, each attempt at most
+        `timeout_s` long (None: no bound). Raises what `work` raises, TimeoutError, MetadataUnavailableError."""
         check_thread(self._thread)
         running = asyncio.run_coroutine_threadsafe(patiently(lambda: self._once(work, timeout_s), retries), self._loop)
         try:
             return running.result()
         except BaseException:
-            running.cancel()  # whoever waited was interrupted
+            running.cancel()  # the caller was interrupted
             raise
 
     def pump(self, make: Callable[[Cluster], AsyncGenerator[T, None]]) -> Iterator[T]:
-        """What `make` yields, `AHEAD` items ahead; raises what it raises. Closing the iterator ends it."""
+        """What `make` yields, at most `AHEAD` items ahead; raises what it raises. Closing the iterator cancels it."""
         check_thread(self._thread)
         items: SimpleQueue[T | _Over] = SimpleQueue()
         space = asyncio.Semaphore(AHEAD)
@@ -130,7 +131,7 @@ class Reach:
         return items.get()
 
     def feed(self, consume: Callable[[Cluster, AsyncIterator[T]], Awaitable[R]]) -> Feed[T, R]:
-        """Hand items to `consume`, which runs until it has taken all of them; see Feed."""
+        """Pass items to `consume`, which runs until it has taken all of them; see Feed."""
         queue: asyncio.Queue[T | _Over] = asyncio.Queue(AHEAD)
 
         async def given() -> AsyncIterator[T]:
@@ -143,7 +144,7 @@ class Reach:
         running = asyncio.run_coroutine_threadsafe(self._once(work, None), self._loop)
         return Feed(self._loop, self._thread, queue, running)
 
-    # ---- on the loop ------------------------------------------------------------------------------------------------
+    # ---- on the event loop ------------------------------------------------------------------------------------------
 
     async def _once(self, work: Work[T], timeout_s: float | None) -> T:
         if self._idle is not None:
@@ -166,11 +167,11 @@ class Reach:
         opened = self._opened
         await asyncio.wait((opened,))
         if opened.exception() is not None and self._opened is opened:
-            self._opened = None  # the next one tries again
+            self._opened = None  # the next request tries again
         return opened.result()
 
     async def _keep(self, opened: asyncio.Future[Cluster], over: asyncio.Event) -> None:
-        """Hold the cluster open until `over`."""
+        """Keep the cluster open until `over` is set."""
         rng = random.Random(os.urandom(8))
         try:
             async with (
@@ -182,7 +183,7 @@ class Reach:
             ):
                 opened.set_result(Cluster(metadata, ledgers, {"ledger": LedgerStore(ledgers), cold.name: cold}))
                 await over.wait()
-        except Exception as error:  # noqa: BLE001 - whoever waits hears it
+        except Exception as error:  # noqa: BLE001 - raised to those that await `opened`
             if not opened.done():
                 opened.set_exception(error)
 
@@ -192,7 +193,7 @@ class Reach:
             self._over.set()
 
     def end(self) -> None:
-        """For the end of the process: a loop that runs while the interpreter is taken down calls into nothing."""
+        """At exit: no event loop may run while the interpreter is shut down."""
         ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
         concurrent.futures.wait((ending,), END_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -205,14 +206,14 @@ class Reach:
 
 
 def _looked_at(opened: asyncio.Future[Cluster]) -> None:
-    """A failure is told to those who wait; if they have left, it is no news."""
+    """Retrieve a failure, so that asyncio does not report it as unhandled."""
     if not opened.cancelled():
         opened.exception()
 
 
 class Feed(Generic[T, R]):
-    """The near end of something that takes items. `put` waits while `AHEAD` of them were not taken; it raises what the
-    far end failed with, as `finish` does, which returns what that made of them. Either finish or abandon it."""
+    """Passes items to a consumer on the event loop. `put` blocks while `AHEAD` items are not taken. `put` and `finish`
+    raise what the consumer raised; `finish` returns its result. Call either `finish` or `abandon`."""
 
     def __init__(
         self,
@@ -243,8 +244,8 @@ class Feed(Generic[T, R]):
         concurrent.futures.wait(either, return_when=concurrent.futures.FIRST_COMPLETED)
         if not handed.done():
             handed.cancel()
-            self._running.result()  # raises: it takes nothing any more
-            raise AssertionError("who takes items ended before they did")
+            self._running.result()  # raises: the consumer has failed
+            raise AssertionError("the consumer of a feed ended before its items did")
 
 
 _reaches: dict[tuple[int, str, str, ColdOptions], Reach] = {}
@@ -252,8 +253,8 @@ _lock = threading.Lock()
 
 
 def reach(zookeeper: str, namespace: str, cold: ColdOptions | None = None) -> Reach:
-    """The one of this process for this cluster. cold: how cold storage is reached; None: as this process's environment
-    says. Raises ConfigError for an environment that says nothing of sense."""
+    """This process's connections to a cluster. cold: how cold storage is reached; None: from the environment. Raises
+    ConfigError if the environment is invalid."""
     cold = load(ColdOptions, "cold", None, {}) if cold is None else cold
     key = (os.getpid(), zookeeper, namespace, cold)
     with _lock:

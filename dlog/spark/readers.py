@@ -1,7 +1,10 @@
-"""What is kept of a streaming reader under its name: where it began, and how far it has said it came.
+"""Stores the state of a named streaming reader: where it began, and how far it reported.
 
-The law of this file: where a reader began is written once and never changed, so that a query that starts again before
-its first batch was done begins where it began. It lies in `<namespace>/.readers/<id>`, which Java tools skip.
+Invariants:
+- where a reader began is written once and never changed, so that a query that restarts before its first batch was done
+  begins there again.
+
+The state is in the znode `<namespace>/.readers/<id>`, which Java tools skip.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ _TRIES = 10
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What is kept of one. start: where it began. done: before which it has said that it read all; of a query this is
-    the end of the batch before its last one (Spark says no more). told_unix_ms: when it said so last. marks: how far it
-    came, with what is known of these places."""
+    """State of one reader. start: where it began. done: it has reported to have read everything before; for a query
+    that is the end of the batch before its last one (Spark reports no more). told_unix_ms: time of the last report.
+    marks: how far it came, with what is known of these positions."""
 
     name: str
     start: Offsets
@@ -32,7 +35,7 @@ class Reader:
 
     @property
     def places(self) -> dict[str, Place]:
-        """By stream: how far it came."""
+        """How far it came, by stream."""
         return {**self.start, **self.done}
 
 
@@ -41,7 +44,7 @@ def path_of(namespace: str, reader: str) -> str:
 
 
 async def names(cluster: Cluster, namespace: str) -> list[str]:
-    """Every reader of the namespace, in order. Raises MetadataUnavailableError."""
+    """All readers of the namespace, sorted. Raises MetadataUnavailableError."""
     try:
         return sorted((await cluster.metadata.zookeeper.children(f"{namespace}/.readers", fresh=True))[0])
     except NoNodeError:
@@ -49,7 +52,7 @@ async def names(cluster: Cluster, namespace: str) -> list[str]:
 
 
 async def find(cluster: Cluster, namespace: str, reader: str) -> Reader | None:
-    """What is kept of this one. Raises DamagedError, MetadataUnavailableError."""
+    """The state of one reader, or None. Raises DamagedError, MetadataUnavailableError."""
     path = path_of(namespace, reader)
     kept = await _read(cluster, path)
     if kept is None:
@@ -58,18 +61,18 @@ async def find(cluster: Cluster, namespace: str, reader: str) -> Reader | None:
     try:
         start, done = (marks_of(told.get(key, {}), f"{key} of reader {reader}") for key in ("start", "done"))
     except ConfigError as error:
-        raise DamagedError(f"{error.message}; delete the znode to begin anew: path={path}") from None
+        raise DamagedError(f"{error.message}; delete the znode to start over: path={path}") from None
     return Reader(reader, _places(start), _places(done), stat.mtime_ms, {**start, **done})
 
 
 async def readers(cluster: Cluster, namespace: str) -> list[Reader]:
-    """All of them. Raises as `find` does, for the first that cannot be read."""
+    """All readers. Raises as `find` does, for the first that cannot be read."""
     found = [await find(cluster, namespace, name) for name in await names(cluster, namespace)]
     return [reader for reader in found if reader is not None]
 
 
 async def begin(cluster: Cluster, namespace: str, reader: str, start: Marks) -> dict[str, Mark]:
-    """Keep `start` as where this reader began, unless something is kept already; what is kept, in any case."""
+    """Store `start` as where this reader began, unless something is stored; returns what is stored."""
     path = path_of(namespace, reader)
     for _ in range(_TRIES):
         kept = await _read(cluster, path)
@@ -80,11 +83,11 @@ async def begin(cluster: Cluster, namespace: str, reader: str, start: Marks) -> 
             await cluster.metadata.zookeeper.create(path, data, parents=True)
         except NodeExistsError:
             continue
-    raise MetadataUnavailableError(f"the place of a reader changes under our hands: reader={reader}")
+    raise MetadataUnavailableError(f"the znode of a reader keeps changing; retry later: reader={reader}")
 
 
 async def commit(cluster: Cluster, namespace: str, reader: str, done: Marks) -> None:
-    """Keep that all before `done` was read: for who asks for the lag. Nothing rests on it."""
+    """Record that everything before `done` was read. Used to show the lag only."""
     path = path_of(namespace, reader)
     for _ in range(_TRIES):
         kept = await _read(cluster, path)
@@ -109,7 +112,7 @@ async def _read(cluster: Cluster, path: str) -> tuple[dict[str, Any], Stat] | No
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
-        raise DamagedError(f"what is kept of a reader cannot be read; delete the znode to begin anew: path={path}")
+        raise DamagedError(f"the state of a reader cannot be read; delete the znode to start over: path={path}")
     return told, stat
 
 

@@ -1,8 +1,9 @@
-"""What a task does: entries of its ranges from the segment store, into Arrow, with the store read ahead.
+"""Runs in a Spark task: reads entries from the segment store, ahead of use, into Arrow batches.
 
-The law of this file: what a plan names is delivered whole and in order, or the task fails and says where. An entry that
-is damaged may be left out if that was asked for, and is told of, with the records that it had (leavings.py); one that
-cannot be read now may be read later.
+Invariants:
+- everything that a plan names is delivered in order, or the task fails and names the entry;
+- a damaged entry is left out only with onCorruption=skip-entry, and is reported with its number of records
+  (leavings.py); a read that fails for now is retried.
 """
 
 from __future__ import annotations
@@ -28,39 +29,39 @@ from dlog.spark.reach import Cluster, Reach, patiently, reach
 from dlog.spark.workers import settle_in
 from dlog.stores.contract import Buffer, SegmentCorruptError, SegmentReader, SegmentRef
 
-EXTENT_BYTES = 8 << 20  # of one question to the store
+EXTENT_BYTES = 8 << 20  # of one read from the store
 
 
 class Shelf(Protocol):
-    """Where a segment's entries are."""
+    """Source of a segment's entries."""
 
     async def read(self, first: int, last: int) -> Sequence[Buffer]:
-        """At least the first of them."""
+        """Entries from `first` on, at least one."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """In the place of an entry that is to be left out."""
+    """Takes the place of an entry that is left out."""
 
     why: str
 
 
-Extent = tuple[Range, int, list[Buffer | Damaged]]  # entries of a range from this one on
+Extent = tuple[Range, int, list[Buffer | Damaged]]  # range, number of the first entry, entries
 Tell = Callable[[str], None]
 
 
 def _say(text: str) -> None:
-    print(f"dlog: {text}", file=sys.stderr)  # noqa: T201 - a task has nobody else to tell
+    print(f"dlog: {text}", file=sys.stderr)  # noqa: T201 - a task has no other log
 
 
 def batches(
     ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema, *, tell: Tell = _say
 ) -> Iterator[pa.RecordBatch]:
-    """The records of these ranges as record batches of `schema`. tell: is told of each entry that is left out.
+    """The records of these ranges as record batches of `schema`. tell: called for each entry that is left out.
 
-    Raises DamagedError, UnavailableError after `fetch_retries`, LedgerNotFoundError where a segment is gone;
-    MisconfiguredError, StoreUnavailableError where it cannot be kept what was left out.
+    Raises DamagedError; UnavailableError after `fetch_retries`; LedgerNotFoundError where a segment is gone;
+    MisconfiguredError, StoreUnavailableError if the list of what was left out cannot be written.
     """
     settle_in()
     left = LeftOut()
@@ -68,7 +69,7 @@ def batches(
     try:
         yield from _batches(of_cluster, ranges, options, schema, left, tell)
     except GeneratorExit:
-        _leave(of_cluster, options, left)  # whoever reads has enough
+        _leave(of_cluster, options, left)  # the consumer stopped early
         raise
     _leave(of_cluster, options, left)
 
@@ -107,7 +108,7 @@ def _runs(of: Range, entry: int, payload: Buffer, options: SourceOptions, left: 
 
 
 def _damaged(of: Range, entry: int, error: DLogError, options: SourceOptions, tell: Tell) -> Damaged:
-    """Raise it with the place, or have the entry left out and tell of it."""
+    """Raise the error with its position, or report the entry as left out."""
     text = f"{error.message}: stream={of.stream} segment={of.segment} entry={entry}"
     if options.on_corruption == "fail":
         raise DamagedError(f"{text}; option onCorruption=skip-entry leaves such entries out") from error
@@ -131,7 +132,7 @@ def _leave(of_cluster: Reach, options: SourceOptions, left: LeftOut) -> None:
 async def extents(
     cluster: Cluster, ranges: Sequence[Range], options: SourceOptions, *, tell: Tell = _say
 ) -> AsyncGenerator[Extent, None]:
-    """What the store has of these ranges, in order. Raises as `batches` does."""
+    """Read these ranges from the store, in order. Raises as `batches` does."""
     for of in ranges:
         async with _Shelf(cluster, of) as shelf:
             entry = of.first
@@ -142,8 +143,8 @@ async def extents(
 
 
 class _Shelf:
-    """The segment of a range. A reader that failed is left for a new one; a segment that was moved to another store
-    since the plan was made is read on there."""
+    """Reads the segment of a range. After a failure it opens a new reader; if the segment was moved to another store
+    since the plan was made, it continues there."""
 
     def __init__(self, cluster: Cluster, of: Range) -> None:
         self._cluster = cluster
@@ -165,7 +166,7 @@ class _Shelf:
         return await self._read(first, last)
 
     async def _has_moved(self) -> bool:
-        """Whether metadata, read now, names another place of this segment, which is where it is read from now on.
+        """Whether metadata, read now, names another location of this segment; later reads go there.
 
         Raises MetadataUnavailableError.
         """
@@ -174,7 +175,7 @@ class _Shelf:
             return False
         outcome = await self._cluster.metadata.read(StreamKey(StreamName(of.stream)))
         if isinstance(outcome, OutcomeUnknown):
-            raise MetadataUnavailableError(f"metadata cannot be read now: stream={of.stream}")
+            raise MetadataUnavailableError(f"metadata cannot be read now, retry later: stream={of.stream}")
         value = outcome.value if isinstance(outcome, Versioned) else None
         now = value.segment(of.segment) if isinstance(value, StreamMetadata) and value.life == of.life else None
         if now is None or not now.completed or (now.store, now.place) == (of.store, of.place):
@@ -203,7 +204,7 @@ class _Shelf:
 async def _read(
     shelf: Shelf, of: Range, entry: int, options: SourceOptions, tell: Tell = _say
 ) -> list[Buffer | Damaged]:
-    """At least one entry from `entry` on."""
+    """Read entries from `entry` on, at least one."""
 
     async def once(last: int) -> Sequence[Buffer]:
         async with asyncio.timeout(options.fetch_timeout_s):
@@ -212,7 +213,7 @@ async def _read(
     try:
         return list(await patiently(partial(once, of.last), options.fetch_retries))
     except SegmentCorruptError:
-        pass  # one of them is damaged: this one alone
+        pass  # one of several is damaged: read the first alone
     try:
         return list(await patiently(partial(once, entry), options.fetch_retries))
     except SegmentCorruptError as error:

@@ -1,8 +1,9 @@
-"""Sinks that write no more: what is staged under their names, and how it is let go.
+"""Retires sinks that write no more: lists what is staged under their names, and deletes it.
 
-The law of this file: nobody may still have taken in what is deleted. So a sink's programs are shut out first, of every
-stream that it staged something for, by an empty batch of a higher epoch; then it is swept as any driver sweeps
-(dlog/spark/stages.py). Everything here may be done again.
+Invariants:
+- nothing is deleted that a program may still import: first an empty batch of a higher epoch makes every stream that the
+  sink staged for refuse its programs; then its stages are swept as by any driver (dlog/spark/stages.py);
+- every step may be repeated.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from dlog.spark.proxies import proxies_of
 from dlog.spark.reach import Cluster
 from dlog.spark.stages import UNNUMBERED, registered, sink_path, stream_of, sweep
 
-QUERY = "retired"  # in whose name a sink is shut out
+QUERY = "retired"  # name of the query of the empty batch
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """What is staged under the name of a sink. strange: registrations that cannot be understood, which stay."""
+    """What is staged under a sink's name. strange: number of registrations that cannot be parsed; they stay."""
 
     sink: str
     stages: tuple[RegisteredStage, ...]
@@ -40,7 +41,7 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """What came of it. epoch: that shuts out, in these streams; a query goes on under a higher one. left: failures by
+    """Result. epoch: of the empty batch in these streams; a query may continue under a higher one. left: errors by
     stream, whose stages stay."""
 
     sink: str
@@ -51,7 +52,7 @@ class Retired:
 
 
 async def sinks(cluster: Cluster, namespace: str) -> list[Staging]:
-    """Every sink that something is registered of, by name; not writes without a number."""
+    """Sinks with registered stages, by name; not writes without a number."""
     try:
         names, _ = await cluster.metadata.zookeeper.children(f"{namespace}/.sinks", fresh=True)
     except NoNodeError:
@@ -60,7 +61,7 @@ async def sinks(cluster: Cluster, namespace: str) -> list[Staging]:
 
 
 async def staging(cluster: Cluster, namespace: str, sink: str) -> Staging:
-    """Of one sink; nothing, if there is none of this name."""
+    """What one sink has staged; empty without such a sink."""
     path = sink_path(namespace, sink)
     try:
         names, _ = await cluster.metadata.zookeeper.children(path, fresh=True)
@@ -73,10 +74,10 @@ async def staging(cluster: Cluster, namespace: str, sink: str) -> Staging:
 
 
 async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: float = 30.0) -> Retired:
-    """Shut out every program of this sink from the streams that it staged for, and delete what they staged.
+    """Make the streams that this sink staged for refuse its programs so far, and delete what these staged.
 
-    What is a segment already stays one. Raises UnavailableError (no write proxy), MetadataUnavailableError. A stream
-    that cannot be asked is told of, and the next try goes on with it.
+    Stages that are segments already stay. Raises UnavailableError (no write proxy), MetadataUnavailableError. Streams
+    that cannot be reached are in `left`; the next call tries them again.
     """
     told = await staging(cluster, namespace, sink)
     known = {stream: await _epoch(cluster, stream, sink) for stream in told.streams}
@@ -89,17 +90,17 @@ async def retire(cluster: Cluster, namespace: str, sink: str, *, timeout_s: floa
                 try:
                     await client.take_in(stream, (), batch)
                 except (StreamNotFoundError, EndedError):
-                    continue  # it is gone, or sealed: it refuses everybody
+                    continue  # deleted or sealed: it refuses every program
                 except DLogError as error:
                     left[stream] = error.message
-    swept = await sweep(cluster, namespace, batch, keep_s=-math.inf)  # of any age, by any clock
-    with suppress(NoNodeError, NotEmptyError):  # somebody began another stage, or something is left
+    swept = await sweep(cluster, namespace, batch, keep_s=-math.inf)  # regardless of age
+    with suppress(NoNodeError, NotEmptyError):  # a new stage was begun, or stages are left
         await cluster.metadata.zookeeper.delete(sink_path(namespace, sink), -1)
     return Retired(sink, epoch, tuple(known), swept, left)
 
 
 async def _epoch(cluster: Cluster, stream: str, sink: str) -> int:
-    """The one that writes there; -1: none, or no such stream."""
+    """The epoch under which the sink writes to a stream; -1: none, or no such stream."""
     try:
         record = (await stream_of(cluster, stream)).sink(sink)
     except StreamNotFoundError:

@@ -1,8 +1,9 @@
-"""`df.write.format("dlog")` and `writeStream`: rows into streams, each batch once.
+"""Implements `df.write.format("dlog")` and `writeStream`: rows into streams, each batch once.
 
-The law of this file: tasks write where no reader looks, and the driver has the streams take it; what a task did before
-it was tried again, or before its driver died, is never seen. What is decided in commit is decided by the streams'
-owners; abort decides nothing, since it may follow a commit that was carried out.
+Invariants:
+- tasks write where no reader looks, and the driver has the streams import it: what a task wrote before it was retried,
+  or before its driver died, is never visible;
+- the streams' owners decide in commit; abort decides nothing, since it may follow a commit that took effect.
 """
 
 from __future__ import annotations
@@ -31,19 +32,19 @@ from dlog.spark.sink_rows import ENTRY_BYTES, Cutter, Row, rows_of
 from dlog.spark.stages import UNNUMBERED, Staged, Stager, stream_of, txid_of
 from dlog.wire.entry import SET_RECORD_OVERHEAD
 
-BATCH = "batch"  # the query of a batch write that is numbered
-_UNDER_WAY_MAX = 8  # batches without an answer
+BATCH = "batch"  # the query name of a numbered batch write
+_UNDER_WAY_MAX = 8  # pending batches
 
 
 @dataclass
 class Message(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's result."""
 
     piece: Piece
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One write. run: its own name, where it is not numbered."""
+    """Writes one DataFrame, under a random name if it has no batch number."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -62,22 +63,22 @@ class BatchWriter(DataSourceArrowWriter):
         _commit(self._options, messages, once=self._options.batch_id >= 0)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Nothing: what was staged is swept."""
+        """Does nothing: stages are swept later."""
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """All batches of a query. One of these writes in a task, another one commits."""
+    """Writes the batches of a query. One instance writes in a task, another commits."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
-        assert context is not None, "Spark writes in tasks"
+        assert context is not None, "write runs in a Spark task"
         query = context.getLocalProperty("sql.streaming.queryId")
         number = context.getLocalProperty("streaming.sql.batchId")
         if query is None or number is None:
-            raise ConfigError("Spark does not say which batch of which query this is; PySpark 4.2 and later do")
+            raise ConfigError("Spark does not pass the numbers of query and batch; use PySpark 4.2 or later")
         options = self._options
         batch = SinkBatch(options.sink_id or f"query-{query}", options.sink_epoch, query, int(number))
         return _write(options, batch, iterator, None)
@@ -86,7 +87,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         _commit(self._options, messages, once=True)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        """Nothing: it may follow a commit that was carried out."""
+        """Does nothing: it may follow a commit that took effect."""
 
 
 def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], *, once: bool) -> None:
@@ -94,7 +95,7 @@ def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]
     if options.guarantee == AT_LEAST_ONCE or not pieces:
         return
     of_cluster = reach(options.zookeeper, options.namespace)
-    retries = options.fetch_retries if once else 0  # what is not numbered must not be published twice
+    retries = options.fetch_retries if once else 0  # a batch without a number must not be published twice
     of_cluster.ask(lambda cluster: publish(cluster, options, pieces, once=once), retries=retries, timeout_s=None)
 
 
@@ -121,11 +122,11 @@ def _write(
     return Message(piece)
 
 
-Entry = tuple[str, list[StagedSet], bool]  # stream, its sets, whether rows brought their own txids
+Entry = tuple[str, list[StagedSet], bool]  # stream, its sets, whether its rows brought their own txids
 
 
 class _Gathered:
-    """Rows of one task: kept while they are few, then staged."""
+    """Rows of one task: kept in memory while they are few, then staged."""
 
     def __init__(self, options: SinkOptions, piece: Piece, txid: int | None) -> None:
         self._options = options
@@ -204,7 +205,7 @@ async def _staging(
 
 
 def _append_all(options: SinkOptions, iterator: Iterator[pa.RecordBatch]) -> None:
-    """As they come, through the proxies: what a task wrote before it was tried again is there twice."""
+    """Append rows through the proxies; a task that is retried writes its rows twice."""
     feed = reach(options.zookeeper, options.namespace).feed(partial(_appending, options))
     try:
         for rows in iterator:
@@ -237,7 +238,7 @@ async def _appending(options: SinkOptions, cluster: Cluster, given: AsyncIterato
 
 
 def _batches(rows: list[Row]) -> Iterator[tuple[int | None, list[bytes]]]:
-    """Rows as they may be appended together."""
+    """Group rows that may be appended together."""
     for txid, some in itertools.groupby(rows, key=lambda row: row.txid):
         values: list[bytes] = []
         size = 0

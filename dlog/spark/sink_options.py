@@ -1,4 +1,4 @@
-"""What may be asked of the sink, judged before anything is opened. The law of this file is that of options.py."""
+"""Parses the options of the Spark sink, before anything is opened. The invariants are those of options.py."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ _APPEND_BYTES_MAX = MiB // 2  # a record set holds a MiB
 class SinkOptions:
     """Sizes in bytes, times in seconds.
 
-    stream: "" takes each row's own, of the column. batch_id: of a batch write that may be repeated; -1: none.
-    append_bytes: batches up to this size are appended, larger ones staged. stage_keep_s: how old a stage is that is
-    swept though it may be another query's.
+    stream: "" takes each row's own, from column `stream`. batch_id: of a batch write that may be repeated; -1: none.
+    append_bytes: batches up to this size are appended, larger ones staged. stage_keep_s: age from which stages of other
+    queries of this sink are swept.
     """
 
     zookeeper: str
@@ -49,7 +49,7 @@ class SinkOptions:
 
 
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Read options as Spark hands them over. Raises ConfigError."""
+    """Parse options as Spark passes them. Raises ConfigError."""
     told = {str(key).lower(): str(value) for key, value in given.items()}
     known = {name.lower(): name for name in ("zookeeper", *_OPTIONS)}
     for key in told:
@@ -57,7 +57,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
             raise ConfigError("save() takes no path: name the stream with option('stream', NAME)")
         if key not in known and key not in _SPARK_S:
             near = difflib.get_close_matches(key, known, 1)
-            hint = f", did you mean {known[near[0]]}?" if near else f", there are {', '.join(sorted(known.values()))}"
+            hint = f", did you mean {known[near[0]]}?" if near else f", choose from {', '.join(sorted(known.values()))}"
             raise ConfigError(f"no such option of the sink of format dlog{hint}: option={key[:60]}")
     reads: dict[str, Any] = {}
     for key, (name, read) in _OPTIONS.items():
@@ -72,13 +72,13 @@ def _check(options: SinkOptions, streaming: bool) -> None:
     if options.guarantee == AT_LEAST_ONCE:
         for name, given in (("sinkId", options.sink_id), ("batchId", options.batch_id >= 0)):
             if given:
-                raise ConfigError(f"{name} is of no use with deliveryGuarantee=at-least-once")
+                raise ConfigError(f"{name} has no effect with deliveryGuarantee=at-least-once, remove it")
         return
     if streaming and options.batch_id >= 0:
-        raise ConfigError("batchId is an option of batch writes only: a query counts its batches itself")
+        raise ConfigError("batchId is an option of batch writes only: a streaming query numbers its batches itself")
     if not options.sink_id and (streaming or options.batch_id >= 0):
         raise ConfigError(
-            "sinkId is wanted: under that name the stream remembers which batches it has; another one for each query"
+            "set sinkId: the stream remembers under this name which batches it has; use another one for each query"
         )
     if options.append_bytes > _APPEND_BYTES_MAX:
         raise ConfigError(f"appendBytes is at most {_APPEND_BYTES_MAX}: value={options.append_bytes}")
@@ -94,7 +94,7 @@ def _name(check: Callable[[str], str]) -> Callable[[str], str]:
     return read
 
 
-#: option -> field and what reads it
+#: option -> field and its parser
 _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "namespace": ("namespace", read_path),
     "stream": ("stream", _name(stream_name)),
@@ -107,4 +107,4 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
     "fetchRetries": ("fetch_retries", read_retries),
     "fetchTimeoutMs": ("fetch_timeout_s", read_milliseconds),
 }
-_SPARK_S = ("checkpointlocation", "queryname", "outputmode")  # what a streaming query's writer is told itself
+_SPARK_S = ("checkpointlocation", "queryname", "outputmode")  # Spark's own options, which streaming writers get, too

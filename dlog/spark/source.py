@@ -1,7 +1,10 @@
-"""`spark.read.format("dlog")`: a stream, or several, as a DataFrame.
+"""Implements `spark.read.format("dlog")`: one stream, or several, as a DataFrame.
 
-The law of this file: a plan is made once on the driver and frozen there; tasks read its ranges straight from the
-segment store and ask nobody else; only what Spark demands of a source is decided here, all else next door.
+Invariants:
+- a plan is made once, on the driver, and never changes;
+- tasks read its ranges directly from the segment store, never through a proxy.
+
+Only what Spark's interfaces require is here.
 """
 
 from __future__ import annotations
@@ -46,29 +49,29 @@ _SPARK_TYPES: dict[pa.DataType, DataType] = {
 
 
 def spark_schema(columns: dict[str, pa.DataType]) -> StructType:
-    """All of these columns, nullable."""
+    """A schema of all these columns, nullable."""
     return StructType([StructField(name, _SPARK_TYPES[kind], True) for name, kind in columns.items()])
 
 
 def arrow_schema(asked: StructType, columns: dict[str, pa.DataType]) -> pa.Schema:
-    """What batches must look like for a schema that was asked for: any of the columns, in any order.
+    """The Arrow schema for a requested Spark schema: any of the columns, in any order.
 
-    Raises ConfigError for a column that there is not, or one of another type.
+    Raises ConfigError for an unknown column, or one of another type.
     """
     fields = []
     for field in asked.fields:
         kind = columns.get(field.name)
         if kind is None:
-            raise ConfigError(f"no such column, there are {', '.join(columns)}: column={field.name[:60]}")
+            raise ConfigError(f"no such column, choose from {', '.join(columns)}: column={field.name[:60]}")
         if field.dataType != _SPARK_TYPES[kind]:
             wanted, given = _SPARK_TYPES[kind].simpleString(), field.dataType.simpleString()
-            raise ConfigError(f"column is of another type: column={field.name} expected={wanted} given={given}")
+            raise ConfigError(f"wrong type of a column: column={field.name} expected={wanted} given={given}")
         fields.append(pa.field(field.name, kind, field.nullable))
     return pa.schema(fields)
 
 
 class DlogDataSource(DataSource):
-    """Streams of one namespace. Options: docs/spark.md."""
+    """Data source: streams of one namespace. Options: docs/spark.md."""
 
     @classmethod
     def name(cls) -> str:
@@ -87,12 +90,14 @@ class DlogDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
         if overwrite:
-            raise ConfigError("mode overwrite: a stream is appended to, say mode('append'); truncate or delete it else")
+            raise ConfigError(
+                "mode overwrite is not supported: use mode('append'); truncate or delete the stream first"
+            )
         return BatchWriter(self._sink(schema, streaming=False))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         if overwrite:
-            raise ConfigError("outputMode complete: a stream is appended to, say outputMode('append' or 'update')")
+            raise ConfigError("outputMode complete is not supported: use outputMode('append') or outputMode('update')")
         return StreamWriter(self._sink(schema, streaming=True))
 
     def _sink(self, schema: StructType, *, streaming: bool) -> SinkOptions:
@@ -105,7 +110,7 @@ class DlogDataSource(DataSource):
 
 
 class StreamsReader(DataSourceReader):
-    """Records. It has no pushFilters: Spark refuses to read from who has one, unless the session asks for it."""
+    """Reads records. It has no pushFilters: Spark refuses a source that has it, unless the session allows pushing."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -117,12 +122,12 @@ class StreamsReader(DataSourceReader):
         return tasks(options, ask(options, partial(plan_batch, options=options, pruning=self._pruning)))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """partition: a Task; Spark hands over one without anything in the place of an empty plan."""
+        """partition: a Task; for an empty plan Spark passes a plain InputPartition."""
         return batches(partition.ranges if isinstance(partition, Task) else (), self._options, self._schema)
 
 
 class PruningReader(StreamsReader):
-    """Leaves out what filters exclude. It hands every filter back, so that Spark applies it to what is read."""
+    """Omits segments that filters exclude. It returns every filter, so that Spark applies it to the rows."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         self._pruning = pruning_of(filters)
@@ -130,7 +135,7 @@ class PruningReader(StreamsReader):
 
 
 class TableReader(DataSourceReader):
-    """What metadata says, as rows."""
+    """Reads metadata, as rows."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options

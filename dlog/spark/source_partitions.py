@@ -1,4 +1,4 @@
-"""What a plan hands to tasks."""
+"""Input partitions of a plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dlog.spark.planning import Range
 
 
 class Task(InputPartition):
-    """What one task reads."""
+    """Ranges that one task reads."""
 
     def __init__(self, ranges: Sequence[Range]) -> None:
         super().__init__(None)
@@ -19,7 +19,7 @@ class Task(InputPartition):
 
 
 class Rows(InputPartition):
-    """Rows that the plan has already, column by column."""
+    """Rows that the plan contains, by column."""
 
     def __init__(self, columns: dict[str, list[Any]]) -> None:
         super().__init__(None)

@@ -1,7 +1,9 @@
-"""Stages: ledgers that tasks write, registered before a byte is in them, and swept when nobody will take them in.
+"""Stages rows for streams: tasks write ledgers, registered before the first byte, and swept if they are never imported.
 
-The law of this file: what is swept is in no stream's list and never will be, as `Sweep` in dlog/model/sink.py judges. A
-sink's stages are named below `<namespace>/.sinks/<sink>`, which Java tools skip.
+Invariants:
+- what is swept is in no stream's segment list and never will be; `Sweep` in dlog/model/sink.py decides.
+
+A sink's stages are registered in znodes below `<namespace>/.sinks/<sink>`, which Java tools skip.
 """
 
 from __future__ import annotations
@@ -27,16 +29,16 @@ from dlog.stores.contract import STAGE, SegmentRef, SegmentWriter
 from dlog.wire.entry import decode_entry
 
 STORE = "ledger"
-UNNUMBERED = ".writes"  # where stages of writes without a number are registered; no sink has such a name
-_UNDER_WAY_MAX = 8  # entries of a stage without an answer
+UNNUMBERED = ".writes"  # stages of writes without a batch number are registered here; no sink can have this name
+_UNDER_WAY_MAX = 8  # pending entries of a stage
 _READ_BYTES = 4 << 20
 _TXID = re.compile(r"([0-9]{1,19})-(.+)-([0-9]{1,19})\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A stage that is complete. has_own_txids: rows brought their own, so it cannot be written again with others. life:
-    of the stream that it was written for."""
+    """A complete stage. has_own_txids: rows brought their own, so it cannot be rewritten with others. life: incarnation
+    of its stream."""
 
     stream: str
     place: str
@@ -52,18 +54,18 @@ def sink_path(namespace: str, sink: str) -> str:
 
 
 async def stream_of(cluster: Cluster, name: str) -> StreamMetadata:
-    """A stream as it is now. Raises StreamNotFoundError, MetadataUnavailableError."""
+    """The metadata of a stream as of now. Raises StreamNotFoundError, MetadataUnavailableError."""
     outcome = await cluster.metadata.read(StreamKey(StreamName(name)))
     if isinstance(outcome, Missing):
-        raise StreamNotFoundError(f"no such stream, create it first: stream={name}")
+        raise StreamNotFoundError(f"no such stream, create it first with `dlog create`: stream={name}")
     if not isinstance(outcome, Versioned):
-        raise MetadataUnavailableError(f"metadata cannot be read now: stream={name}")
+        raise MetadataUnavailableError(f"metadata cannot be read now, retry later: stream={name}")
     value: StreamMetadata = outcome.value
     return value
 
 
 class Stager:
-    """Writes the stages of one task, a ledger for each stream."""
+    """Writes the stages of one Spark task, a ledger for each stream."""
 
     def __init__(self, cluster: Cluster, namespace: str, batch: SinkBatch) -> None:
         self._cluster = cluster
@@ -72,7 +74,7 @@ class Stager:
         self._open: dict[str, _Stage] = {}
 
     async def entry(self, stream: str, sets: list[StagedSet], *, has_own_txids: bool) -> None:
-        """Write an entry; waits while too many are under way. Raises what the store raises."""
+        """Write an entry; waits while too many are pending. Raises what the store raises."""
         stage = self._open.get(stream)
         if stage is None:
             stage = self._open[stream] = await self._begin(stream)
@@ -80,7 +82,7 @@ class Stager:
         await stage.append(sets)
 
     async def finish(self) -> list[Staged]:
-        """Close all of them; in the order in which they were begun."""
+        """Close all stages; returns them in order of creation."""
         return [await stage.close() for stage in self._open.values()]
 
     async def abandon(self) -> None:
@@ -134,7 +136,7 @@ class _Stage:
 
 
 async def write_again(cluster: Cluster, namespace: str, batch: SinkBatch, staged: Staged, txid: int) -> Staged:
-    """The same rows in another stage, under this txid. Raises DamagedError, and what the store raises."""
+    """Copy a stage, with this txid. Raises DamagedError, and what the store raises."""
     stager = Stager(cluster, namespace, batch)
     try:
         ref = SegmentRef(StreamName(staged.stream), STAGE, staged.place)
@@ -147,7 +149,7 @@ async def write_again(cluster: Cluster, namespace: str, batch: SinkBatch, staged
         await stager.abandon()
         raise
     if again.records != staged.records:
-        raise DamagedError(f"a stage holds another number of records: place={staged.place} found={again.records}")
+        raise DamagedError(f"a stage has a wrong number of records: location={staged.place} found={again.records}")
     return again
 
 
@@ -173,7 +175,7 @@ async def entries_of(
 
 
 async def txid_of(cluster: Cluster, namespace: str, batch: SinkBatch, least: int) -> int:
-    """The txid of a batch's rows that bring none: the same for all tasks that ask. least: not below this one."""
+    """The txid for a batch's rows without one, at least `least`: the same for all tasks that ask."""
     path = f"{sink_path(namespace, batch.sink)}/txid-{batch.epoch}-{batch.query}-{batch.batch}"
     zookeeper = cluster.metadata.zookeeper
     for _ in range(10):
@@ -182,25 +184,25 @@ async def txid_of(cluster: Cluster, namespace: str, batch: SinkBatch, least: int
             return int(data)
         with suppress(NodeExistsError):
             await zookeeper.create(path, b"%d" % max(least, unix_ms()), parents=True)
-    raise MetadataUnavailableError(f"the txid of a batch changes under our hands: path={path}")
+    raise MetadataUnavailableError(f"the znode with the txid of a batch keeps changing; retry later: path={path}")
 
 
 async def offer(cluster: Cluster, namespace: str, batch: SinkBatch, parts: Sequence[Staged]) -> None:
-    """Say of stages of a write without a number that they are about to be taken in, so that nobody sweeps them. Raises
-    InvalidRequestError: somebody has begun to."""
+    """Mark stages of a write without a batch number as about to be imported, so that they are not swept. Raises
+    InvalidRequestError if a sweep has begun."""
     for part in parts:
         path = f"{sink_path(namespace, batch.sink)}/stage-{part.place}"
         found = await _registration(cluster, path, batch.sink, part.place)
         is_offered = found is not None and found.stage.is_offered
         if not is_offered and (found is None or not await _mark(cluster, path, found, "offered")):
             raise InvalidRequestError(
-                f"what this write staged was swept before it was taken in: nothing of it is in the stream, write it "
-                f"again, with a longer stageKeep if it takes that long: stream={part.stream} place={part.place}"
+                f"what this write staged was swept before the import, none of it is in the stream: write it again, "
+                f"with a longer stageKeep if it takes that long: stream={part.stream} location={part.place}"
             )
 
 
 async def _mark(cluster: Cluster, path: str, found: _Registration, mark: str) -> bool:
-    """Whether the registration says so now: not if it says that the stage is swept, or was changed meanwhile."""
+    """Set a mark. False if the stage is marked as swept and this is another mark, or changed meanwhile."""
     if found.stage.is_swept:
         return mark == "swept"
     try:
@@ -214,10 +216,10 @@ async def _mark(cluster: Cluster, path: str, found: _Registration, mark: str) ->
 
 
 async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float) -> int:
-    """Delete stages of this sink that nobody will take in: those of batches up to `done`, which was decided, and those
-    of other queries that are older than `keep_s`; how many. What is in a list stays, and is registered no longer; and
-    what its query may still have taken in stays too, however old: its stream knows of no later program of this sink. A
-    registration that cannot be understood stays as it is, and no finding of the audit's, which goes by its name."""
+    """Delete stages of this sink that will never be imported; returns their number: those of batches up to `done`,
+    which are decided, and those of other queries that are older than `keep_s`. What is in a segment list stays and is
+    unregistered. What its query may still import stays, however old: its stream has no later program of this sink on
+    record. A registration that cannot be parsed stays; the audit, which goes by its name, does not report it."""
     path = sink_path(namespace, done.sink)
     zookeeper = cluster.metadata.zookeeper
     try:
@@ -242,7 +244,7 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
             continue
         if verdict is Verdict.GOES:
             if not rule.is_numbered and not await _mark(cluster, f"{path}/{name}", found, "swept"):
-                continue  # it is being taken in
+                continue  # it is being imported
             await cluster.stores[STORE].delete(SegmentRef(stage.stream, STAGE, stage.place))
             swept += 1
         await _drop(cluster, f"{path}/{name}")
@@ -250,7 +252,7 @@ async def sweep(cluster: Cluster, namespace: str, done: SinkBatch, keep_s: float
 
 
 def _is_decided_txid(rest: str, done: SinkBatch) -> bool:
-    """Of a txid's name, `<epoch>-<query>-<batch>`."""
+    """Whether a txid's name, `<epoch>-<query>-<batch>`, belongs to a decided batch."""
     found = _TXID.match(rest)
     if found is None:
         return False
@@ -259,14 +261,14 @@ def _is_decided_txid(rest: str, done: SinkBatch) -> bool:
 
 
 async def registered(cluster: Cluster, path: str, sink: str, place: str) -> RegisteredStage | None:
-    """None: it is gone, or says nothing that we understand."""
+    """A registered stage, or None if it is gone or cannot be parsed."""
     found = await _registration(cluster, path, sink, place)
     return None if found is None else found.stage
 
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """A registered stage as it was read. told: all that the znode says. version: of it."""
+    """A registered stage. told, version: of its znode."""
 
     stage: RegisteredStage
     told: dict[str, Any]
@@ -284,7 +286,7 @@ async def _registration(cluster: Cluster, path: str, sink: str, place: str) -> _
 
 
 async def _look(cluster: Cluster, stream: StreamName, sink: str) -> StreamLook:
-    """Raises what reading metadata raises."""
+    """A stream, for a sweep. Raises what reading metadata raises."""
     try:
         value = await stream_of(cluster, stream)
     except StreamNotFoundError:

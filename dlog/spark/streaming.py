@@ -1,8 +1,10 @@
-"""`spark.readStream.format("dlog")`: the same streams, micro-batch after micro-batch.
+"""Implements `spark.readStream.format("dlog")`: streams, micro-batch after micro-batch.
 
-The law of this file: a batch is the records between two offsets, for ever the same; what cannot be had any more is an
-error unless its loss is to be borne, and never silence. Spark compares offsets as text and polls without rest, so a
-place has one spelling, and the cluster is asked again only after a while.
+Invariants:
+- a batch is the records between two offsets, the same for ever;
+- what cannot be read any more is an error, or with failOnDataLoss=false reported, never silence;
+- a position has one spelling, since Spark compares offsets as text;
+- the cluster is asked at most once in `minPollIntervalMs`, since Spark polls without pause.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from dlog.spark.views import Seen, Views
 
 
 class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One of these lives in the driver's planner; another, that knows options and schema only, reads in tasks."""
+    """One instance plans on the driver; another, with options and schema only, reads in tasks."""
 
     def __init__(self, options: SourceOptions, schema: pa.Schema) -> None:
         self._options = options
@@ -47,13 +49,13 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._losses = Losses(options)
         self._seen: dict[str, Seen] = {}
         self._seen_s = float("-inf")
-        self._target: dict[str, Place] | None = None  # of Trigger.AvailableNow
+        self._target: dict[str, Place] | None = None  # set by Trigger.AvailableNow
         self._waits_since_s: float | None = None  # for minOffsetsPerTrigger
 
-    # ---- where it begins --------------------------------------------------------------------------------------------
+    # ---- beginning --------------------------------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Asked twice before the first batch, and again after a restart before it was done: always the same."""
+        """Called twice before the first batch, and again after a restart before it was done: always the same."""
         return marks_json(ask(self._options, self._begin))
 
     async def _begin(self, cluster: Cluster) -> dict[str, Mark]:
@@ -76,11 +78,11 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in kept:
             if not options.selects(name):
                 raise ConfigError(
-                    f"the reader of this name reads other streams: readerId={options.reader_id} stream={name}"
+                    f"the readerId belongs to a reader of other streams: readerId={options.reader_id} stream={name}"
                 )
         return kept
 
-    # ---- how far it goes --------------------------------------------------------------------------------------------
+    # ---- end of the next batch --------------------------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
         options = self._options
@@ -98,7 +100,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {name: seen.view.latest for name, seen in self._look(fresh=True).items()}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch; `start` if there is nothing, or not enough yet."""
+        """The end of the next batch; `start` if there are no records, or not enough yet."""
         begun = marks_of(start, "offsets of the batch before")
         found = self._look()
         self._check_there(begun, found)
@@ -118,8 +120,8 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return marks_json({name: mark_of(view, view.latest) for name, view in views.items()})
 
     def _latest(self, seen: Seen, begun: Place, mark: Mark | None) -> Place:
-        """Never before where the last batch ended, but in a stream that was made again; and there still, however else
-        that could be spelled, while nothing follows."""
+        """The latest position of a stream. Never before the end of the last batch, unless the stream was re-created;
+        exactly there while nothing follows."""
         view = seen.view
         latest = view.latest_after(begun)
         if begun > latest:
@@ -137,7 +139,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ends: Mapping[str, Place],
         limit: ReadLimit,
     ) -> dict[str, Place]:
-        """Of each stream its share of the bound: each stream's backlog counts as much as it holds."""
+        """Apply the limit of a batch: streams share it in proportion to their backlogs."""
         if isinstance(limit, ReadMaxFiles):
             return {n: advance_segments(views[n], starts[n], ends[n], limit.max_files) for n in ends}
         if not isinstance(limit, ReadMaxRows | ReadMaxBytes):
@@ -152,7 +154,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {n: advance(views[n], starts[n], ends[n], most / whole) for n in ends}
 
     def _is_too_little(self, found: Mapping[str, Seen], starts: Mapping[str, Place], ends: Mapping[str, Place]) -> bool:
-        """Whether to wait for more records. Not for longer than maxTriggerDelay since there are any."""
+        """Whether to wait for more records, at most maxTriggerDelay from when there are any."""
         least = self._options.offsets_per_trigger_min
         if not least or starts == ends:
             return False
@@ -165,7 +167,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._waits_since_s = None
         return False
 
-    # ---- what a batch is --------------------------------------------------------------------------------------------
+    # ---- contents of a batch ----------------------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         begun, ended = marks_of(start, "start of a batch"), marks_of(end, "end of a batch")
@@ -176,7 +178,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ranges: list[Range] = []
         for name, stop in ended.items():
             if name not in found or is_another(found[name].view, stop):
-                continue  # its loss is borne
+                continue  # reported as lost
             ranges += self._span(found[name], begun.get(name, Mark(BEGINNING)), stop)
         return tasks(self._options, ranges)
 
@@ -196,16 +198,16 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return batches(partition.ranges if isinstance(partition, Task) else (), self._options, self._schema)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """What lies before `end` was dealt with: told to who asks for the lag."""
+        """Record that everything before `end` was processed, to show the lag."""
         options = self._options
         if options.reader_id:
             done = marks_of(end, "offsets that were committed")
             ask(options, lambda cluster: readers.commit(cluster, options.namespace, options.reader_id, done))
 
     def stop(self) -> None:
-        """Spark does not always say so; nothing is held that would have to be given back."""
+        """Does nothing, since nothing is held. Spark does not always call it."""
 
-    # ---- what is there ----------------------------------------------------------------------------------------------
+    # ---- state of the cluster ---------------------------------------------------------------------------------------
 
     def _look(self, *, fresh: bool = False) -> dict[str, Seen]:
         now_s = time.monotonic()
@@ -215,7 +217,7 @@ class StreamsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._seen
 
     def _check_there(self, known: Mapping[str, Mark], found: Mapping[str, Seen]) -> None:
-        """Hear of streams that are not those any more of which something was read."""
+        """Raise or report streams that were deleted or re-created since they were read."""
         for name, mark in known.items():
             error = _tell_gone(name) if name not in found else _tell_another(found[name].view, mark)
             if error is not None:
@@ -234,23 +236,25 @@ def _is_beyond(view: StreamView, mark: Mark) -> bool:
 
 
 def _tell_gone(name: str) -> DLogError:
-    return StreamNotFoundError(f"the stream was deleted; option failOnDataLoss=false goes on without it: stream={name}")
+    return StreamNotFoundError(
+        f"the stream was deleted; option failOnDataLoss=false continues without it: stream={name}"
+    )
 
 
 def _tell_another(view: StreamView, mark: Mark) -> DLogError | None:
-    """Of a stream that was deleted and made again, by its life, or because it ends before a place that it had
-    reached."""
+    """The error if a stream was re-created: it has another incarnation, or ends before a position that was reached.
+    Else None."""
     if not _is_beyond(view, mark):
         return None
     place, latest = f"stream={view.name} wanted={mark.place}", f"available={view.latest}"
-    borne = "option failOnDataLoss=false reads that one from its first record"
+    borne = "option failOnDataLoss=false reads the new stream from its first record"
     if is_another(view, mark):
         return TruncatedError(
-            f"the stream was deleted and made again, it is another of the same name: {place} life={mark.life} {latest} "
+            f"the stream was deleted and created again under the same name: {place} life={mark.life} {latest} "
             f"life={view.life}; {borne}"
         )
-    what = "its metadata went back" if mark.life and view.life else "it is another of the same name"
-    return TruncatedError(f"the stream ends before what was read of it, {what}: {place} {latest}; {borne}")
+    what = "its metadata went back" if mark.life and view.life else "deleted and created again under the same name"
+    return TruncatedError(f"the stream ends before the position already read, {what}: {place} {latest}; {borne}")
 
 
 def _tell_order(view: StreamView, start: Mark, stop: Mark) -> DLogError:

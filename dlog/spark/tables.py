@@ -1,4 +1,4 @@
-"""What is known of streams, segments and entries, as rows: for plans, counts and boards that read no record."""
+"""Metadata of streams, segments and entries as rows: for plans, counts and dashboards that read no record."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ TABLES: dict[str, dict[str, pa.DataType]] = {
 
 
 async def rows(cluster: Cluster, *, options: SourceOptions) -> dict[str, list[Any]]:
-    """The columns of one of the tables but `entries`, which takes reading. lag: of each stream its tail."""
+    """The columns of a table other than `entries`. lag: the tail of each stream."""
     columns: dict[str, list[Any]] = {name: [] for name in TABLES[options.metadata]}
     found = await Views().look(cluster, options)
     check_named(options, found)
@@ -112,7 +112,7 @@ async def rows(cluster: Cluster, *, options: SourceOptions) -> dict[str, list[An
 
 
 def entries(ranges: Sequence[Range], options: SourceOptions, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The table of entries. Raises DamagedError."""
+    """The rows of the table `entries`. Raises DamagedError."""
     of_cluster = reach(options.zookeeper, options.namespace, options.cold)
     for of, first, payloads in of_cluster.pump(lambda cluster: extents(cluster, ranges, options)):
         columns: dict[str, list[Any]] = {name: [] for name in TABLES["entries"]}

@@ -1,9 +1,10 @@
-"""Streams as they are now, for a plan: segments with their ends, and places found by txid or by time.
+"""Reads the current state of streams for a plan: segments with their ends; resolves txid and time bounds to positions.
 
-The law of this file: what is shown of a stream is a prefix of it. The end of a segment is what its store has decided;
-of one that is still written it is the tail, which holds all that was acknowledged before the question and which no
-recovery takes back, and nothing behind that segment is shown. Nobody is fenced here: where an owner died between two
-segments, a proxy is asked to have the stream owned.
+Invariants:
+- what is shown of a stream is a prefix of it;
+- a segment ends where its store decided. One that is still written ends at its tail, which covers all records
+  acknowledged before the request and which no recovery takes back; no later segment is shown;
+- nothing is fenced. If an owner died between two segments, a proxy is asked to get the stream owned.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from dlog.stores.cold.places import payload_bytes
 from dlog.stores.contract import SegmentNotFoundError, SegmentReader, SegmentRef, StoreUnavailableError
 
 _AT_ONCE = 16
-_LOOKS, _LOOK_AGAIN_S = 40, 0.05  # while an owner changes segments
-_IDLE_MAX = 4  # control records at a tail that are looked at: an idle owner writes one
-_PAST_MAX = 10_000  # ends of segments that are remembered, of one stream
+_LOOKS, _LOOK_AGAIN_S = 40, 0.05  # retries while an owner changes segments
+_IDLE_MAX = 4  # control records at a tail that are examined: an idle owner writes one
+_PAST_MAX = 10_000  # segment ends that are remembered for one stream
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A stream as metadata has it, and as a plan needs it."""
+    """A stream's metadata, and its view for a plan."""
 
     value: StreamMetadata
     view: StreamView
@@ -44,8 +45,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The last entry of a segment, and about what it holds up to there. is_final: it stays so. idle: how many entries
-    at its end are known to hold no record."""
+    """The last entry of a segment, and about how many bytes and records it holds up to there. is_final: this will not
+    change. idle: how many entries at its end are known to hold no record."""
 
     last: int
     bytes: int
@@ -55,16 +56,16 @@ class _End:
 
 
 class Views:
-    """Looks at streams, again and again; what cannot change is asked once."""
+    """Reads streams repeatedly, and asks only once for what cannot change."""
 
     def __init__(self) -> None:
-        self._ends: dict[str, _End] = {}  # by place, of segments that are completed in the list too
-        self._tails: dict[str, _End] = {}  # by place, of the others: as they were last seen
+        self._ends: dict[str, _End] = {}  # by location: segments that are closed in the store and completed in the list
+        self._tails: dict[str, _End] = {}  # by location: all others, as they were last seen
         self._past: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}  # name, life -> number -> last, idle
         self._tallies: dict[tuple[str, str], dict[int, Tally]] = {}
 
     async def look(self, cluster: Cluster, options: SourceOptions) -> dict[str, Seen]:
-        """Every stream that is meant and is there, by name. Raises what is written at `_stream`."""
+        """Every selected stream that exists, by name. Raises as `_stream` does."""
         names: Sequence[str] = options.streams
         if not names:
             names = sorted(name for name in await cluster.metadata.streams() if options.selects(name))
@@ -72,8 +73,8 @@ class Views:
         return {name: seen for name, seen in found.items() if seen is not None}
 
     async def _stream(self, cluster: Cluster, name: StreamName) -> Seen | None:
-        """A stream as of now, or None. Raises MetadataUnavailableError; StoreUnavailableError while it cannot be told
-        where one of its segments ends."""
+        """The stream as of now, or None. Raises MetadataUnavailableError; StoreUnavailableError while the end of a
+        segment cannot be determined."""
         for look in range(_LOOKS):
             if look == _LOOKS // 4:
                 await self._have_owned(cluster, name)
@@ -81,26 +82,26 @@ class Views:
             if isinstance(outcome, Missing):
                 return None
             if not isinstance(outcome, Versioned):
-                raise MetadataUnavailableError(f"metadata cannot be read now: stream={name}")
+                raise MetadataUnavailableError(f"metadata cannot be read now, retry later: stream={name}")
             value: StreamMetadata = outcome.value
             try:
                 shown = prefix(await self._segments(cluster, value))
             except (LedgerNotFoundError, SegmentNotFoundError):
-                shown = None  # truncated while we looked
+                shown = None  # truncated during this attempt
             if shown is not None:
                 return Seen(value, self._view_of(value, shown))
             await asyncio.sleep(_LOOK_AGAIN_S)
         raise StoreUnavailableError(
-            f"a segment is not ended though the next one has entries: its owner is at it, or the next owner will be; "
-            f"append to the stream, or ask again: stream={name}"
+            f"a segment is not sealed although the next one has entries; its owner or the next owner will seal it: "
+            f"retry, or append a record so that a proxy claims the stream: stream={name}"
         )
 
     async def _have_owned(self, cluster: Cluster, name: StreamName) -> None:
-        """An owner that died between two segments left both open; the next one ends them."""
+        """Get the stream owned: an owner that died between two segments left both open; the next owner seals them."""
         try:
             await have_owned(cluster, name, _LOOKS * _LOOK_AGAIN_S)
         except DLogError as error:
-            print(f"dlog: nobody could be had to own stream {name}: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
+            print(f"dlog: no proxy took over stream {name}: {error.message}", file=sys.stderr)  # noqa: T201 - Spark shows it in the driver's log
 
     def _view_of(self, value: StreamMetadata, shown: Sequence[SegmentView]) -> StreamView:
         ends = self._past.setdefault((value.name, value.life), {})
@@ -141,9 +142,9 @@ class Views:
         store = cluster.stores.get(segment.store)
         if store is None:
             raise UnsupportedVersionError(
-                f"segments in this store cannot be read from Spark: stream={stream} store={segment.store}"
+                f"Spark cannot read segments in this store, use `dlog read`: stream={stream} store={segment.store}"
             )
-        if segment.store == cold.NAME:  # it was closed, read and counted before it came there
+        if segment.store == cold.NAME:  # it was closed, read and counted before it was moved there
             return _End(int(segment.last_entry), payload_bytes(segment.place), segment.record_count, True)
         ref = SegmentRef(stream, segment.number, segment.place)
         ledger_id = LedgerId(int(segment.place))
@@ -165,8 +166,8 @@ class Views:
         return replace(known, is_final=ledger.is_closed)
 
     async def _measured(self, cluster: Cluster, ref: SegmentRef, segment: Segment, last: int) -> _End:
-        """A segment that the list does not count: its last entry says how many records it holds; bytes are guessed from
-        a few."""
+        """Estimate a segment that the list has not counted: its last entry counts the records; bytes are extrapolated
+        from up to four entries."""
         if last < 0:
             return _End(-1, 0, 0, False)
         async with _Opened(cluster, ref, segment, last) as opened:
@@ -203,7 +204,7 @@ def _view(value: StreamMetadata, segment: Segment, end: _End) -> SegmentView:
 
 
 def _start_sequence_id(value: StreamMetadata, segment: Segment) -> int:
-    """As the list will have it once the segment is completed (dlog/log/changes.py); -1 while that is not certain."""
+    """The value the list will have once the segment is completed (dlog/log/changes.py); -1 while it is uncertain."""
     if segment.completed:
         return segment.start_sequence_id
     before = value.segment(segment.number - 1)
@@ -217,7 +218,7 @@ def _is_enveloped(segment: Segment) -> bool:
 
 
 class _Opened:
-    """A segment, opened to look at single entries up to `last`."""
+    """A segment, opened to read single entries up to `last`."""
 
     def __init__(self, cluster: Cluster, ref: SegmentRef, segment: Segment, last: int) -> None:
         self._cluster = cluster
@@ -242,7 +243,7 @@ class _Opened:
 
 
 async def records_before(cluster: Cluster, seen: Seen, place: Place) -> int:
-    """So many records of its segment lie before a place: the entry there says it. -1 if that cannot be read."""
+    """Number of records of its segment before a position, from the entry there. -1 if it cannot be read."""
     segment, view = seen.value.segment(place.segment), seen.view.segment(place.segment)
     if segment is None or view is None or place.entry > view.last:
         return -1
@@ -261,7 +262,7 @@ async def records_before(cluster: Cluster, seen: Seen, place: Place) -> int:
 
 
 async def resolve(cluster: Cluster, seen: Seen, bound: Bound) -> Place | None:
-    """The place that a bound names; None if nothing is as late as it asks."""
+    """The position that a bound names; None if no record is as late as it asks."""
     match bound.kind:
         case Kind.EARLIEST:
             return seen.view.earliest
@@ -274,7 +275,7 @@ async def resolve(cluster: Cluster, seen: Seen, bound: Bound) -> Place | None:
 
 
 async def _seek(cluster: Cluster, seen: Seen, goal: Goal) -> Place | None:
-    """By halving, in the first segment that may hold it, and from there on entry by entry until one does."""
+    """Binary search in the first segment that may hold the goal, then entry by entry."""
     begin = goal.segment_of(seen.value)
     if begin is None:
         return None

@@ -1,4 +1,4 @@
-"""What a Python worker of Spark does once, before its first task of ours."""
+"""Prepares a Python worker of Spark before its first dlog task."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dlog.io.process import freeze, keep_freed_memory
 
 @cache
 def settle_in() -> None:
-    """Keep what is imported out of the collection that Spark makes after each task, and large buffers out of the
-    hands of the kernel, which gives them back page by page."""
+    """Exclude imported modules from the garbage collection that Spark runs after each task, and keep freed large
+    buffers in the process: the kernel would return them page by page."""
     keep_freed_memory()
     freeze()

@@ -1,15 +1,15 @@
-"""What a log needs from a segment store: the contract that memory, ledgers, Kafka and S3 all keep.
+"""The contract of a segment store: kept by memory, ledgers and cold storage, later by Kafka and S3.
 
-The core owns streams, segment numbers, DLSNs, leases, rolling and truncation; a store knows "segment, epoch, dense
-entry ids, bytes". One suite (tests/integration/stores/) with a history checker runs on every store.
+The core owns streams, segment numbers, DLSNs, claims, rolling and truncation. A store knows segments, epochs, dense
+entry ids and bytes. One suite (tests/integration/stores/) with a history checker runs on every store.
 
-Promises:
-- appends resolve strictly in entry order; a resolved append survives every later recovery; a failed or cancelled one
-  may or may not survive;
-- recovery fences writers of lower epochs, decides the end once and for all, is repeatable, and concurrent recoverers
-  get the same answer; what was recovered is a prefix of what was submitted and includes all that was resolved;
-- a reader sees contiguous entries up to the LAC only, and never one that a recovery drops;
-- the tail that a store tells by itself is never before what was resolved, and never one that a recovery drops.
+Invariants:
+- appends are confirmed strictly in entry order; a confirmed append survives every later recovery, a failed or cancelled
+  one may or may not;
+- recovery fences writers of lower epochs and decides the end once; it is repeatable, and concurrent recoveries return
+  the same end; what it keeps is a prefix of the submitted entries that includes all confirmed ones;
+- a reader returns contiguous entries up to the LAC, and never one that a recovery drops;
+- the tail that `find_tail` returns covers every append confirmed before, and nothing that a recovery drops.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from dlog.model.quorum import Quorum
 Buffer = bytes | bytearray | memoryview
 
 
-# ---- the nine errors ------------------------------------------------------------------------------------------------
+# ---- errors ---------------------------------------------------------------------------------------------------------
 
 
 class StoreError(DLogError):
-    """Root of what a store may raise; `retryable` says whether the same call may succeed later."""
+    """Base class of a store's errors; `retryable`: the same call may succeed later."""
 
     code = 550
     retryable = False
 
 
 class SegmentFencedError(StoreError):
-    """A higher epoch took the segment over. Pending appends may or may not be in it."""
+    """A higher epoch took over the segment. Pending appends may or may not be in it."""
 
     code = 541
     remedy = Remedy.REOPEN
@@ -45,35 +45,35 @@ class SegmentFencedError(StoreError):
 
 
 class SegmentSealedError(StoreError):
-    """The segment is sealed; nothing can be appended."""
+    """The segment is sealed; it accepts no appends."""
 
     code = 542
     remedy = Remedy.STOP
 
 
 class SegmentNotFoundError(StoreError):
-    """No such segment: never created, or deleted."""
+    """There is no such segment: it was never created, or it was deleted."""
 
     code = 543
     remedy = Remedy.STOP
 
 
 class SegmentTruncatedError(StoreError):
-    """The entries asked for were removed."""
+    """The requested entries were removed."""
 
     code = 544
     remedy = Remedy.STOP
 
 
 class SegmentCorruptError(StoreError):
-    """An entry does not verify on any replica, or is missing below the LAC."""
+    """An entry does not verify on any replica, or an entry at or below the LAC is missing."""
 
     code = 545
     remedy = Remedy.REPORT
 
 
 class StoreUnavailableError(StoreError):
-    """The store cannot serve this now; try again after `retry_after_s`."""
+    """The store cannot serve this now; retry after `retry_after_s`."""
 
     code = 546
     remedy = Remedy.RETRY
@@ -82,15 +82,15 @@ class StoreUnavailableError(StoreError):
 
 
 class ReaderClosedError(StoreUnavailableError):
-    """This reader was closed, or broke: another one may be opened."""
+    """This reader is closed or broken; open another one."""
 
 
 class StoreTooSmallError(StoreUnavailableError):
-    """Fewer members of the store are there than a segment needs: nothing goes on until there are more."""
+    """The store has fewer members than a segment needs; retrying fails until there are more."""
 
 
 class AmbiguousError(StoreError):
-    """Outcome unknown. Internal to a store: resolved before a call returns, never seen by the core."""
+    """The outcome is unknown. Internal to a store, which resolves it before a call returns."""
 
     code = 547
     outcome_unknown = True
@@ -104,13 +104,13 @@ class EntryTooLargeError(StoreError):
 
 
 class MisconfiguredError(StoreError):
-    """The store behind does not do what we need of it (capability probe failed)."""
+    """The backend does not provide what the store needs, or refuses its credentials."""
 
     code = 549
     remedy = Remedy.FIX
 
 
-#: number of a segment that is written before it is in any list (a stage): segments of a stream begin with 1
+#: segment number of a stage, written before any segment list names it; a stream's segments begin with 1
 STAGE = SegmentNumber(0)
 
 
@@ -119,11 +119,11 @@ STAGE = SegmentNumber(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What the core may rely on or must do without.
+    """Properties of a store that the core relies on.
 
-    visible_is_final: an entry a reader can see can never be dropped, so no control record is needed to move the LAC.
-    min_latency_s: a floor below which appends will not resolve; a hint for packing. is_written: segments may be created
-    there; False where they only come by being moved.
+    visible_is_final: an entry visible to a reader is never dropped, so no control record is needed to move the LAC.
+    is_written: segments can be created here; False where they only arrive by being moved. min_latency_s: lower bound of
+    an append's latency, a hint for packing.
     """
 
     visible_is_final: bool
@@ -137,7 +137,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class SegmentRef:
-    """Names a segment to its store. `place` is what `create` returned and the segment list keeps."""
+    """Identifies a segment to its store. `place`: its location, from `create`, kept in the segment list."""
 
     stream: StreamName
     number: SegmentNumber
@@ -146,7 +146,7 @@ class SegmentRef:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What `verify` found: entries checked, and the damaged ones with why."""
+    """Result of `verify`: the number of entries checked, and the damaged ones with reasons."""
 
     entries: int
     damaged: tuple[tuple[EntryId, str], ...] = ()
@@ -159,42 +159,44 @@ AppendSink = Callable[[StoreError | None], None]
 
 
 class SegmentWriter(Protocol):
-    """Appends to one segment; dies at the first error (no revive) and then fails everything pending."""
+    """Appends to one segment. The first error, except EntryTooLargeError, ends it and fails all pending appends."""
 
     place: str
 
     @property
     def last_confirmed(self) -> EntryId:
-        """Highest entry resolved, NO_ENTRY before the first."""
+        """Highest confirmed entry, NO_ENTRY before the first."""
         ...
 
     def append(self, entry_id: EntryId, payload: Sequence[Buffer]) -> asyncio.Future[None]:
-        """Append the entry made of these parts joined; ids are dense from 0. Raises nothing itself: the future does
-        (SegmentFencedError, SegmentSealedError, StoreUnavailableError, EntryTooLargeError). Parts must not change."""
+        """Append an entry consisting of these parts; ids are dense from 0. The future gets the errors
+        (SegmentFencedError, SegmentSealedError, StoreUnavailableError, EntryTooLargeError); nothing is raised. Parts
+        must not change.
+        """
         ...
 
     def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
-        """`append` without a future: `sink` hears None once the entry is resolved, or why it failed, in entry order.
+        """`append` without a future: `sink` gets None once the entry is confirmed, or the error, in entry order.
 
-        It hears so once, perhaps before this returns if nothing was taken, and must neither raise nor block.
+        It is called once, perhaps before this returns if the entry was not accepted, and must neither raise nor block.
         """
         ...
 
     def flush(self) -> None:
-        """Cut an open batch now, where the store batches."""
+        """Send an open batch now, if the store batches."""
         ...
 
     async def seal(self) -> EntryId:
-        """No more appends; returns the last entry. Idempotent. Raises SegmentFencedError if somebody else decided."""
+        """End appending; return the last entry. Idempotent. Raises SegmentFencedError if a recovery decided the end."""
         ...
 
     async def abandon(self) -> None:
-        """Release resources without sealing; pending appends fail with outcome unknown."""
+        """Release resources without sealing. Pending appends fail, with unknown outcome."""
         ...
 
 
 class SegmentReader(Protocol):
-    """Contiguous entries of one segment, up to its LAC; usable while it is written."""
+    """Reads contiguous entries of one segment up to its LAC, also while it is being written."""
 
     @property
     def last_confirmed(self) -> EntryId: ...
@@ -205,7 +207,7 @@ class SegmentReader(Protocol):
         ...
 
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
-        """Payloads of entries first..min(last, LAC); may return fewer (at least one), contiguous from `first`.
+        """Return payloads of entries first..min(last, LAC), contiguous from `first`; perhaps fewer, but at least one.
 
         Raises SegmentCorruptError, SegmentNotFoundError, StoreUnavailableError, ReaderClosedError. `first` above the
         LAC is an AssertionError: wait for the LAC first.
@@ -213,32 +215,33 @@ class SegmentReader(Protocol):
         ...
 
     async def read_views(self, first: EntryId, last: EntryId, max_bytes: int) -> Sequence[Buffer]:
-        """`read` for who goes through payloads and keeps none: where they need not be copied they are not, and then
-        each keeps in memory all that came with it."""
+        """`read` for callers that do not keep the payloads: they are not copied where possible, and a view then keeps
+        its whole receive buffer in memory.
+        """
         ...
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
-        """The LAC once it is above `known` or the segment has ended; after timeout_s the LAC as it stands.
+        """Return the LAC once it exceeds `known` or the segment has ended; after timeout_s, the current LAC.
 
-        Asks the store itself, so that it works when no writer is left.
+        Asks the store itself, so it works without a writer.
         """
         ...
 
     def learn_lac(self, lac: EntryId) -> None:
-        """The owner told us that everything up to `lac` is confirmed: a hint that saves asking."""
+        """Accept the owner's report that everything up to `lac` is confirmed: a hint that saves requests."""
         ...
 
     async def close(self) -> None: ...
 
 
 class SegmentStore(Protocol):
-    """One kind of place where segments lie."""
+    """One kind of segment storage."""
 
     name: str
     capabilities: Capabilities
 
     async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> SegmentWriter:
-        """Create a segment nobody else knows and return its writer; `place` is new. Metadata is the caller's work."""
+        """Create a segment at a new location and return its writer. The caller records the location in metadata."""
         ...
 
     async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
@@ -246,38 +249,39 @@ class SegmentStore(Protocol):
         ...
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> SegmentReader:
-        """Open for reading without disturbing a writer. sealed_at: the end, where the segment list says one.
+        """Open for reading without disturbing a writer. sealed_at: the end according to the segment list, if any.
 
-        Then `end` is known at once, and it is the store's where that has decided another: a Java writer that was fenced
-        completes its segment in the list by what it knows. Should the store not have decided yet, this recovers.
+        With it, `end` is known at once. If the store has decided another end, that one counts: a fenced Java writer
+        completes its segment in the list from its own state. If the store has not decided yet, this recovers the
+        segment.
         """
         ...
 
     async def stage_of(self, place: str) -> StreamName | None:
-        """The stream for which a segment was created under the number STAGE, None if it was created under another.
+        """The stream for which a segment was created under the number STAGE; None if under another number.
 
         Raises SegmentNotFoundError, StoreUnavailableError.
         """
         ...
 
     async def find_tail(self, ref: SegmentRef) -> EntryId:
-        """The tail as of now, also while no writer is left: not below any append that was resolved before the call, and
-        kept whole by every recovery. Fences nobody; asks as much as it takes, so it is for a reader's opening only.
+        """Return the current tail, also without a writer: it covers every append confirmed before the call, and every
+        recovery keeps all of it. Fences nothing. Expensive: for opening a reader only.
 
-        Raises StoreUnavailableError when it cannot be known, SegmentNotFoundError.
+        Raises StoreUnavailableError if it cannot be determined, SegmentNotFoundError.
         """
         ...
 
     async def delete(self, ref: SegmentRef) -> None:
-        """Idempotent; returns when the deletion is certain, not when the bytes are gone."""
+        """Delete a segment. Idempotent; returns when the deletion is certain, perhaps before the space is free."""
         ...
 
     def list(self) -> AsyncIterator[str]:
-        """Places of all segments there are, for fsck and tests."""
+        """Yield the locations of all segments, for fsck and tests."""
         ...
 
     async def verify(self, ref: SegmentRef) -> Verification:
-        """Read everything back from every replica and check it."""
+        """Read every entry from every replica and check it."""
         ...
 
     async def close(self) -> None: ...

@@ -1,10 +1,10 @@
-"""Segments in ledgers: one ledger a segment, its place the ledger id in decimal.
+"""A segment store on ledgers: one ledger per segment; the segment's location is the ledger id in decimal.
 
-The law of this file: ids map one to one (entry e of the segment is entry e of the ledger); fencing, ends and
-replication are the ledger room's; here errors get their store names and nothing else is decided. An entry that can be
-read on a bookie may still vanish, so what is visible is not final and the log writes control records.
+Entry e of the segment is entry e of the ledger. dlog/ledger does fencing, closing and replication; this module only
+maps its errors to those of the store contract. An entry readable on a bookie may still be dropped by recovery, so
+visible entries are not final, and the log writes control records.
 
-`Ledgers` is the port to the ledger client (dlog/io/ledgers.py keeps it).
+`Ledgers` is the interface of the ledger client, implemented by dlog/io/ledgers.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _STREAM, _NUMBER, _EPOCH = "dlog.stream", "dlog.segment", "dlog.epoch"  # custom
 
 
 class LedgerWriting(Protocol):
-    """The one writer of a ledger."""
+    """The only writer of a ledger."""
 
     @property
     def ledger_id(self) -> LedgerId: ...
@@ -64,11 +64,11 @@ class LedgerWriting(Protocol):
     def lac(self) -> EntryId: ...
 
     def submit(self, parts: tuple[Buffer, ...], sink: Callable[[Any], None]) -> None:
-        """Add an entry; `sink` hears its EntryId or a DLogError, in order. Raises like the sink would hear."""
+        """Add an entry; `sink` gets its EntryId or a DLogError, in order. Raises if it is not accepted."""
         ...
 
     async def close(self) -> EntryId:
-        """End the ledger behind everything submitted; returns its last entry. Idempotent."""
+        """Close the ledger after all submitted entries; return the last one. Idempotent."""
         ...
 
     async def abandon(self) -> None: ...
@@ -94,14 +94,14 @@ class LedgerReading(Protocol):
 
 
 class LedgerEnd(Protocol):
-    """What a recovery concluded."""
+    """Result of a recovery."""
 
     @property
     def last_entry(self) -> EntryId: ...
 
 
 class LedgerVerification(Protocol):
-    """Entries checked, and the damaged ones with why."""
+    """Entries checked, and the damaged ones with reasons."""
 
     @property
     def entries(self) -> int: ...
@@ -111,26 +111,26 @@ class LedgerVerification(Protocol):
 
 
 class Ledgers(Protocol):
-    """What this store asks of a ledger client; raises errors of dlog/errors.py."""
+    """What this store needs of a ledger client. Raises errors of dlog/errors.py."""
 
     async def create(
         self, quorum: Quorum, *, ensemble_min: int | None = None, custom: tuple[tuple[str, bytes], ...] = ()
     ) -> LedgerWriting:
-        """On `quorum.ensemble` bookies, or fewer, not below ensemble_min, if that is all there are."""
+        """Create a ledger on `quorum.ensemble` bookies, or on as many as are writable, if at least ensemble_min."""
         ...
 
     async def open(self, ledger: LedgerId, *, last_entry: EntryId | None = None) -> LedgerReading:
-        """Without recovery. last_entry: the end of a closed ledger, where it is known."""
+        """Open without recovery. last_entry: of a closed ledger, if known."""
         ...
 
     async def recover(self, ledger: LedgerId) -> LedgerEnd:
-        """Fence and close."""
+        """Fence and close the ledger."""
         ...
 
     async def metadata_of(self, ledger: LedgerId) -> LedgerMetadata: ...
 
     async def find_tail(self, ledger: LedgerId) -> EntryId:
-        """At least all that was confirmed before; all of it is kept by every recovery. Without fencing."""
+        """Return a tail that covers every entry confirmed before and that every recovery keeps. Does not fence."""
         ...
 
     async def delete(self, ledger: LedgerId) -> None: ...
@@ -141,15 +141,15 @@ class Ledgers(Protocol):
 
 
 class LedgerStore:
-    """A SegmentStore on ledgers. It does not own the ledger client: whoever opened that closes it."""
+    """A SegmentStore on ledgers. It does not close the ledger client."""
 
     name = "ledger"
 
     def __init__(self, ledgers: Ledgers, *, entry_bytes_max: int = ENTRY_BYTES_MAX) -> None:
         self.capabilities = Capabilities(visible_is_final=False, entry_bytes_max=entry_bytes_max)
         self._ledgers = ledgers
-        self._writers: dict[LedgerSegmentWriter, None] = {}  # in the order they came
-        self._on_end = self._forget  # one for all
+        self._writers: dict[LedgerSegmentWriter, None] = {}  # in order of creation
+        self._on_end = self._forget  # one bound method for all writers
 
     async def create(
         self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum
@@ -162,8 +162,9 @@ class LedgerStore:
         return writer
 
     async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
-        """See SegmentStore.recover. A ledger is fenced whatever the epoch: who may recover is decided by the claim on
-        the stream's metadata, before."""
+        """See SegmentStore.recover. Fences whatever the epoch: the claim in the stream's metadata decides beforehand
+        which owner recovers.
+        """
         with _store_errors():
             return (await self._ledgers.recover(_ledger_of(ref))).last_entry
 
@@ -173,7 +174,7 @@ class LedgerStore:
             reader = await self._ledgers.open(ledger)
             if sealed_at is not None and reader.end is None:
                 await reader.close()
-                await self._ledgers.recover(ledger)  # completed in the list before it was closed: nobody may write
+                await self._ledgers.recover(ledger)  # completed in the list: no writer may append
                 reader = await self._ledgers.open(ledger)
             return LedgerSegmentReader(reader)
 
@@ -190,7 +191,7 @@ class LedgerStore:
             return await self._ledgers.find_tail(_ledger_of(ref))
 
     async def delete(self, ref: SegmentRef) -> None:
-        """Metadata goes; bookies find out by themselves and free the bytes."""
+        """Delete the ledger's metadata. Bookies notice it and free the space."""
         with _store_errors():
             await self._ledgers.delete(_ledger_of(ref))
 
@@ -214,7 +215,7 @@ class LedgerStore:
 
 
 class LedgerSegmentWriter:
-    """A SegmentWriter on a LedgerWriter. An entry that is too large is refused at the door: nothing is taken."""
+    """A SegmentWriter on a ledger writer. An entry that is too large is refused; the writer goes on."""
 
     __slots__ = ("_abandoned", "_entry_bytes_max", "_ledger", "_on_end", "_submitted", "place")
 
@@ -240,10 +241,14 @@ class LedgerSegmentWriter:
     def submit(self, entry_id: EntryId, payload: Sequence[Buffer], sink: AppendSink) -> None:
         size = sum(map(len, payload))
         if size > self._entry_bytes_max:
-            sink(EntryTooLargeError(f"entry too large: bytes={size} max={self._entry_bytes_max}"))
+            sink(
+                EntryTooLargeError(
+                    f"the entry is too large, write smaller batches: bytes={size} max={self._entry_bytes_max}"
+                )
+            )
             return
         if self._abandoned:
-            sink(StoreUnavailableError(f"the writer was abandoned: place={self.place}"))
+            sink(StoreUnavailableError(f"the writer was abandoned, reopen the segment: location={self.place}"))
             return
         try:
             self._ledger.submit(tuple(payload), partial(_hear, entry_id, sink))
@@ -254,10 +259,10 @@ class LedgerSegmentWriter:
         self._submitted += 1
 
     def flush(self) -> None:
-        """Nothing is batched here."""
+        """Does nothing: entries are not batched."""
 
     async def seal(self) -> EntryId:
-        """Close the ledger behind everything appended."""
+        """Close the ledger after all submitted entries."""
         with _store_errors():
             end = await self._ledger.close()
         self._on_end(self)
@@ -270,7 +275,7 @@ class LedgerSegmentWriter:
 
 
 class LedgerSegmentReader:
-    """A SegmentReader on a LedgerReader."""
+    """A SegmentReader on a ledger reader."""
 
     def __init__(self, ledger: LedgerReading) -> None:
         self._ledger = ledger
@@ -303,7 +308,7 @@ class LedgerSegmentReader:
 
 
 def store_error(error: DLogError) -> StoreError:
-    """The store's name for what went wrong in a ledger; the message and whether the outcome is unknown stay."""
+    """Map a ledger error to a store error, with the same message and `outcome_unknown`."""
     cls: type[StoreError] = StoreUnavailableError
     match error:
         case StoreError():
@@ -327,27 +332,27 @@ def store_error(error: DLogError) -> StoreError:
 
 def _ledger_of(ref: SegmentRef) -> LedgerId:
     if not ref.place.isdigit():
-        raise SegmentNotFoundError(f"a ledger store's place is a ledger id: place={ref.place}")
+        raise SegmentNotFoundError(f"not a ledger id, so no segment of this store: location={ref.place}")
     return LedgerId(int(ref.place))
 
 
 @lru_cache(maxsize=1024)
 def _numbered(key: str, number: int) -> tuple[str, bytes]:
-    """Of many ledgers: most segments of a cluster have low numbers and epochs."""
+    """Cached, since most segments of a cluster have low numbers and epochs."""
     return key, b"%d" % number
 
 
 def _hear(expected: EntryId, sink: AppendSink, result: Any) -> None:
-    """What the ledger says of an entry."""
+    """Pass the result of an add to the sink."""
     if isinstance(result, DLogError):
         sink(store_error(result))
         return
-    assert result == expected, f"the ledger numbers as we do: expected={expected} got={result}"
+    assert result == expected, f"the ledger assigns the same entry ids: expected={expected} got={result}"
     sink(None)
 
 
 def _settle(future: asyncio.Future[None], error: StoreError | None) -> None:
-    """Tell a waiter; a failure that nobody looks at is no news."""
+    """Complete the future; a failure that no caller awaits is not logged."""
     if future.done():
         return
     if error is None:
@@ -367,7 +372,7 @@ def _store_errors() -> Iterator[None]:
 
 @contextmanager
 def _reading_errors() -> Iterator[None]:
-    """A reader that is closed, or broke, says nothing of the segment."""
+    """Report a closed or broken reader as ReaderClosedError, since it tells nothing about the segment."""
     try:
         with _store_errors():
             yield

@@ -1,8 +1,9 @@
-"""Segments in memory: the whole contract with nothing behind it, for tests and for a process that needs no disk.
+"""A segment store in memory that keeps the whole contract, for tests and for processes that need no disk.
 
-The law of this file: what a `MemoryStoreState` holds is the "disk"; handles come and go, several may share one state,
-and fencing, sealing and recovery decide there. An entry is stored one turn of the loop after it was appended and
-confirmed one turn later, so that "submitted", "stored" and "confirmed" are three different moments here too.
+Invariants:
+- a `MemoryStoreState` is the "disk": several stores may share one, and it decides fencing, sealing and recovery;
+- an entry is stored one event loop iteration after it was appended and confirmed one iteration later, so that
+  "submitted", "stored" and "confirmed" are different moments here too.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ENTRY_BYTES_MAX = 1 * MiB
 
 
 class _Segment:
-    """What is kept of one segment."""
+    """State of one segment."""
 
     def __init__(self, epoch: Epoch, stage_of: StreamName | None = None) -> None:
         self.epoch = epoch
@@ -45,7 +46,7 @@ class _Segment:
         self.sums: list[int] = []
         self.lac = NO_ENTRY
         self.end: EntryId | None = None
-        self.fenced = False  # by a recovery: the writer is out
+        self.fenced = False  # by a recovery or deletion: the writer must stop
         self.moved = asyncio.Event()  # replaced each time it is set
 
     def store(self, payload: bytes) -> None:
@@ -53,33 +54,33 @@ class _Segment:
         self.sums.append(zlib.crc32(payload))
 
     def tell(self) -> None:
-        """Wake everybody who waits for the LAC or the end."""
+        """Wake all tasks that wait for the LAC or the end."""
         moved, self.moved = self.moved, asyncio.Event()
         moved.set()
 
 
 class MemoryStoreState:
-    """The "disk": survives its stores, is shared by those given it."""
+    """The "disk": outlives its stores, and may be shared by several."""
 
     def __init__(self) -> None:
         self.segments: dict[str, _Segment] = {}
         self._created = 0
 
     def new_place(self) -> str:
-        """A place never given out before."""
+        """Return a location that was never used before."""
         self._created += 1
         return str(self._created)
 
     def find(self, place: str) -> _Segment:
-        """Raises SegmentNotFoundError."""
+        """Return the segment at a location. Raises SegmentNotFoundError."""
         segment = self.segments.get(place)
         if segment is None:
-            raise SegmentNotFoundError(f"no such segment: store=memory place={place}")
+            raise SegmentNotFoundError(f"no such segment: store=memory location={place}")
         return segment
 
 
 class MemoryStore:
-    """A SegmentStore on a MemoryStoreState. What is visible is final: the LAC is known exactly."""
+    """A SegmentStore on a MemoryStoreState. Visible entries are final: the LAC is known exactly."""
 
     name = "memory"
 
@@ -90,7 +91,7 @@ class MemoryStore:
         self._open = True
 
     async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> MemoryWriter:
-        """See SegmentStore.create; the quorum has no meaning here."""
+        """See SegmentStore.create; the quorum is ignored."""
         self._check_open()
         place = self.state.new_place()
         segment = self.state.segments[place] = _Segment(epoch, stage_of=stream if number == STAGE else None)
@@ -99,14 +100,17 @@ class MemoryStore:
         return writer
 
     async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
-        """See SegmentStore.recover. Keeps all that is stored, confirmed or not. Raises SegmentFencedError for an
-        epoch below the one the segment was created under."""
+        """See SegmentStore.recover. Keeps all stored entries, confirmed or not. Raises SegmentFencedError for an epoch
+        below that of the segment.
+        """
         self._check_open()
         segment = self.state.find(ref.place)
         if epoch < segment.epoch:
-            raise SegmentFencedError(f"recovery of a stale epoch: place={ref.place} epoch={epoch} has={segment.epoch}")
+            raise SegmentFencedError(
+                f"recovery with a stale epoch: location={ref.place} epoch={epoch} has={segment.epoch}"
+            )
         segment.fenced = True
-        await asyncio.sleep(0)  # the fence is in place; the end is decided later, as on any store
+        await asyncio.sleep(0)  # as on any store, the end is decided after fencing
         if segment.end is None:
             segment.end = segment.lac = EntryId(len(segment.entries) - 1)
             segment.tell()
@@ -145,18 +149,18 @@ class MemoryStore:
         return Verification(len(segment.entries), tuple((entry, "checksum does not match") for entry in damaged))
 
     async def close(self) -> None:
-        """Abandon every open writer; the state stays."""
+        """Abandon every open writer; the state remains."""
         self._open = False
         for writer in self._writers:
             await writer.abandon()
 
     def _check_open(self) -> None:
         if not self._open:
-            raise StoreUnavailableError("the store is closed: store=memory")
+            raise StoreUnavailableError("the store is closed, open another one: store=memory")
 
 
 class MemoryWriter:
-    """A SegmentWriter. An entry that is too large is refused at the door: nothing is taken and the writer lives."""
+    """A SegmentWriter. An entry that is too large is refused; the writer goes on."""
 
     def __init__(self, place: str, segment: _Segment, entry_bytes_max: int) -> None:
         self.place = place
@@ -184,9 +188,14 @@ class MemoryWriter:
         future: asyncio.Future[None] = loop.create_future()
         size = sum(map(len, payload))
         if self._error is not None or self._sealing:
-            _fail(future, self._error or SegmentSealedError(f"the segment is being sealed: place={self.place}"))
+            _fail(future, self._error or SegmentSealedError(f"the segment is being sealed: location={self.place}"))
         elif size > self._entry_bytes_max:
-            _fail(future, EntryTooLargeError(f"entry too large: bytes={size} max={self._entry_bytes_max}"))
+            _fail(
+                future,
+                EntryTooLargeError(
+                    f"the entry is too large, write smaller batches: bytes={size} max={self._entry_bytes_max}"
+                ),
+            )
         else:
             assert entry_id == self._submitted, f"entry ids are dense: expected={self._submitted} got={entry_id}"
             self._submitted += 1
@@ -198,7 +207,7 @@ class MemoryWriter:
         self.append(entry_id, payload).add_done_callback(partial(_hear, sink))
 
     def flush(self) -> None:
-        """Nothing is batched here."""
+        """Does nothing: entries are not batched."""
 
     async def seal(self) -> EntryId:
         if not self._sealing and self._error is None:
@@ -213,7 +222,7 @@ class MemoryWriter:
         raise self._error
 
     async def abandon(self) -> None:
-        self._die(StoreUnavailableError(f"the writer was abandoned: place={self.place}", outcome_unknown=True))
+        self._die(StoreUnavailableError(f"the writer was abandoned: location={self.place}", outcome_unknown=True))
 
     def _take_a_turn(self, loop: asyncio.AbstractEventLoop) -> None:
         if not self._turn_due:
@@ -221,13 +230,13 @@ class MemoryWriter:
             loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Confirm what was stored a turn ago, store what waits, or find that somebody else decided."""
+        """Confirm entries stored in the last iteration and store waiting ones, or stop if the segment was fenced."""
         self._turn_due = False
         segment = self._segment
         if self._error is not None:
             return
         if segment.fenced:
-            self._die(SegmentFencedError(f"a higher epoch took the segment over: place={self.place}"))
+            self._die(SegmentFencedError(f"a higher epoch took over the segment: location={self.place}"))
             return
         if self._to_confirm:
             while self._to_confirm:
@@ -246,7 +255,7 @@ class MemoryWriter:
         elif self._sealing:
             segment.end = self._last_confirmed
             segment.tell()
-            self._die(SegmentSealedError(f"the segment is sealed: place={self.place}"))
+            self._die(SegmentSealedError(f"the segment is sealed: location={self.place}"))
 
     def _die(self, error: StoreError) -> None:
         if self._error is None:
@@ -259,7 +268,7 @@ class MemoryWriter:
 
 
 class MemoryReader:
-    """A SegmentReader; sees every move of the LAC at once."""
+    """A SegmentReader that sees every change of the LAC at once."""
 
     def __init__(self, state: MemoryStoreState, place: str, sealed_at: EntryId | None) -> None:
         self._state = state
@@ -289,7 +298,7 @@ class MemoryReader:
             if zlib.crc32(payload) != segment.sums[entry]:
                 if found:
                     break
-                raise SegmentCorruptError(f"entry does not verify: place={self._place} entry={entry}")
+                raise SegmentCorruptError(f"the entry does not verify: location={self._place} entry={entry}")
             found.append(payload)
             room -= len(payload)
         return found
@@ -307,20 +316,20 @@ class MemoryReader:
         return self.last_confirmed
 
     def learn_lac(self, lac: EntryId) -> None:
-        """Of no use: this reader sees the LAC itself."""
+        """Does nothing: this reader sees the LAC itself."""
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: no resources are held."""
 
 
 def _hear(sink: AppendSink, appended: asyncio.Future[None]) -> None:
     error = appended.exception()
-    assert error is None or isinstance(error, StoreError), "the writer gives its reasons only"
+    assert error is None or isinstance(error, StoreError), "the writer fails with store errors only"
     sink(error)
 
 
 def _fail(future: asyncio.Future[None], error: StoreError) -> None:
-    """Tell a waiter; each gets its own copy, and one that nobody looks at is no news."""
+    """Fail the future with a copy of the error; a failure that no caller awaits is not logged."""
     if not future.done():
         future.set_exception(type(error)(error.message, outcome_unknown=error.outcome_unknown))
         future.exception()

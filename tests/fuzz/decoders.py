@@ -113,7 +113,7 @@ def _answer_seeds() -> tuple[bytes, ...]:
         bookie.EntryAdded(LedgerId(7), EntryId(0), bookie.Code.OK),
         bookie.EntryRead(LedgerId(7), EntryId(0), bookie.Code.OK, packet),
         bookie.BatchDone(LedgerId(7), EntryId(0), 5, bookie.Code.OK, (packet, packet)),
-        bookie.CollectionReport(3, bookie.CollectionState.FAILED, 1, 2, 3, 4, "metadata is away"),
+        bookie.CollectionReport(3, bookie.CollectionState.FAILED, 1, 2, 3, 4, "metadata is unreachable"),
     ]
     return tuple(_joined(bookie.encode_response(answer)) for answer in answers)
 

@@ -1,4 +1,4 @@
-"""Jobs on whole streams, each of them a function of a Spark session and its options, and `dlog pipeline NAME`.
+"""Jobs on whole streams: functions of a Spark session and options, also run by `dlog pipeline NAME`.
 
-What they share is in frame.py. A job reads segments in Spark's workers; no record passes through the driver.
+frame.py is shared by all. A job reads segments in Spark's workers; no record passes through the driver.
 """

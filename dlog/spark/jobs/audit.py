@@ -1,8 +1,9 @@
-"""The job `audit`: a namespace, or streams of it, proved entry by entry and copy by copy.
+"""Job `audit`: verifies a namespace, or some of its streams, entry by entry and copy by copy.
 
-The law of this file: an audit changes nothing (but that the tail of an open ledger is decided, as whenever a reader
-opens one), so it may be ended anywhere and begun again. What is wrong is a finding; what could not be looked at is a
-failure, and the rest is looked at all the same.
+Invariants:
+- an audit changes nothing (except that the tail of an open ledger is decided, as whenever a reader opens it), so it may
+  be stopped anywhere and started again;
+- what is wrong is a finding; what could not be examined is a failure, and the rest is examined nevertheless.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from dlog.spark.reach import Cluster, Reach, reach
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-STREAMS_A_LOOK = 256
+STREAMS_A_LOOK = 256  # streams read in one request to the event loop
 LOOK_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """all_replicas: every copy of every entry; else one good copy of each. verify: `full`; `crc` leaves record sets
-    closed once their checksum holds; `none` proves the bookies' copies and looks into none. rate_bytes_s: of each task,
-    0 is no bound. orphan_age_s: of a ledger that nobody names before it is told of. retries: of what cannot be reached.
-    patience_s: how long what may be a change under way, or an entry on its way to a bookie, is looked at before it is
-    held to be wrong."""
+    """all_replicas: read every copy of every entry; else one good copy of each. verify: `full`; `crc` does not open
+    record sets whose checksum matches; `none` verifies the bookies' copies without decoding them. rate_bytes_s: for
+    each task; 0: no limit. orphan_age_s: age from which an unnamed ledger is reported. retries: of requests.
+    patience_s: how long a fault that may be a change in progress, or an entry on its way to a bookie, is examined again
+    before it is reported."""
 
     all_replicas: bool = True
     verify: str = "full"
@@ -55,20 +56,20 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         if self.verify not in ("full", "crc", "none"):
-            raise ConfigError(f"verify: one of full, crc, none is wanted: value={self.verify[:60]!r}")
+            raise ConfigError(f"verify must be one of full, crc, none: value={self.verify[:60]!r}")
         for name in ("rate_bytes_s", "orphan_age_s", "retries", "patience_s"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is not negative: value={getattr(self, name)}")
+                raise ConfigError(f"{name} must be 0 or more: value={getattr(self, name)}")
         if self.split_bytes < 1 or self.open_cost_bytes < 1:
-            raise ConfigError("sizes are positive: split_bytes, open_cost_bytes")
+            raise ConfigError("split_bytes and open_cost_bytes must be at least 1")
 
 
 def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress: Progress | None = None) -> Report:
-    """Prove the streams of `place`, and if that is a whole namespace that no ledger is left over.
+    """Verify the streams of `place`; for a whole namespace, also look for orphan ledgers.
 
-    items: a row a segment, with what was read of it. findings: a row a problem, as `Finding.row` has it, in the order
-    of streams, segments and entries. Raises StreamNotFoundError for a stream that is named and not there, ConfigError
-    for a pattern that nothing matches, MetadataUnavailableError, TimeoutError.
+    items: a row for each segment, with what was read of it. findings: a row for each problem (`Finding.row`), ordered
+    by stream, segment and entry. Raises StreamNotFoundError for a named stream that does not exist, ConfigError for a
+    pattern that matches nothing, MetadataUnavailableError, TimeoutError.
     """
     progress = progress or Silent()
     chosen = parse(place.options(), streaming=False)
@@ -113,13 +114,13 @@ def audit(spark: SparkSession, place: Place, options: AuditOptions, *, progress:
 def _look(
     of_cluster: Reach, chosen: SourceOptions, is_whole: bool, options: AuditOptions, progress: Progress
 ) -> list[StreamFacts]:
-    """The streams that are meant, some at a time, in order of names."""
+    """Plan the selected streams, some at a time; sorted by name."""
     names: Sequence[str] = chosen.streams
     if not names:
         there = of_cluster.ask(lambda cluster: cluster.metadata.streams(), retries=options.retries)
         names = sorted(name for name in there if chosen.selects(name))
         if not names and not is_whole:
-            raise ConfigError(f"no stream matches: pattern={chosen.pattern[:60]!r}")
+            raise ConfigError(f"no stream matches; `dlog ls` lists streams: pattern={chosen.pattern[:60]!r}")
     found: list[StreamFacts] = []
     done = 0
 
@@ -148,7 +149,7 @@ def _truncated(facts: StreamFacts) -> int:
 
 
 def _tell_plan(report: Report, streams: Sequence[StreamFacts], options: AuditOptions) -> None:
-    """What would be read. bytes: of one copy."""
+    """Dry run: report what would be read. bytes: of one copy."""
     for facts in streams:
         report.failures += facts.failures
         for segment in facts.segments:
@@ -179,7 +180,7 @@ def _judge(
     pieces: Sequence[Piece],
     options: AuditOptions,
 ) -> list[Finding]:
-    """Put what tasks brought beside what metadata say; items and failures go into the report."""
+    """Compare results of tasks with metadata; adds items and failures."""
     by_stream: dict[str, dict[int, list[Piece]]] = {}
     for piece in pieces:
         by_stream.setdefault(piece.of.stream, {}).setdefault(piece.of.segment, []).append(piece)
@@ -199,8 +200,8 @@ def _judge(
 
 
 def _gone(of_cluster: Reach, facts: StreamFacts, gone: set[int], options: AuditOptions) -> list[Finding]:
-    """What went before it was read: with what was truncated or moved, as is right, or under a segment that names it
-    still. Either way there is no more to say of these segments."""
+    """Findings for segments that went before they were read: none if they were truncated or moved meanwhile, one if
+    metadata still names them. Nothing else is reported of these segments."""
 
     async def again(cluster: Cluster) -> set[tuple[int, str]]:
         value = await read_stream(cluster, stream_name(facts.name))
@@ -210,7 +211,7 @@ def _gone(of_cluster: Reach, facts: StreamFacts, gone: set[int], options: AuditO
     try:
         named = of_cluster.ask(again, retries=options.retries)
     except (DLogError, TimeoutError) as error:
-        facts.fail(None, f"its metadata cannot be read any more: {error}; run the audit again")
+        facts.fail(None, f"its metadata cannot be read again: {error}; run the audit again")
         named = set()
     left = [segment.listed for segment in facts.segments if segment.listed.number in gone]
     facts.segments = tuple(segment for segment in facts.segments if segment.listed.number not in gone)
@@ -230,13 +231,13 @@ def _gone(of_cluster: Reach, facts: StreamFacts, gone: set[int], options: AuditO
 def _orphans(
     report: Report, of_cluster: Reach, chosen: SourceOptions, options: AuditOptions, progress: Progress
 ) -> list[Finding]:
-    """Ledgers that nobody names."""
+    """Findings for ledgers that nothing names."""
     progress.step("orphans", 0, 1)
     work = partial(find_orphans, zookeeper=chosen.zookeeper, namespace=chosen.namespace, age_s=options.orphan_age_s)
     try:
         orphans = of_cluster.ask(work, retries=options.retries, timeout_s=LOOK_TIMEOUT_S)
     except (DLogError, TimeoutError) as error:
-        failure = f"ledgers that nobody names could not be looked for: {error}; run the audit again"
+        failure = f"the search for orphan ledgers failed: {error}; run the audit again"
         report.failures.append({"stream": None, "segment": None, "entries": None, "bookie": None, "error": failure})
         return []
     progress.step("orphans", 1, 1)

@@ -1,7 +1,9 @@
-"""One bookie's copies of a ledger.
+"""Reads one bookie's copies of a ledger.
 
-The law of this file: a bookie that answers has a word that counts, once it has been asked more than once; one that does
-not answer says nothing of its copies. What waits in memory is an extent. Nobody is fenced and nothing is written.
+Invariants:
+- the reply of a bookie that it lacks a copy, or cannot read it, counts once it was repeated; a bookie that does not
+  reply says nothing of its copies;
+- memory holds one extent; nothing is fenced or written.
 """
 
 from __future__ import annotations
@@ -24,31 +26,31 @@ from dlog.spark.reach import PAUSE_FIRST_S, PAUSE_MAX_S
 from dlog.wire.bookie import BatchDone, BatchRead, Code, EntryRead, ReadEntry
 from dlog.wire.digest import Buffer, Digest, DigestMismatch, Entry
 
-EXTENT_BYTES = 4 * MiB  # of one question, where one copy is read
-EXTENT_SHARED_BYTES = 2 * MiB  # ... of each, where several are
-ASKED_AGAIN = 4  # entries that one bookie has not, in one task: so often its patience is spent on them
+EXTENT_BYTES = 4 * MiB  # of one request, where one copy is read
+EXTENT_SHARED_BYTES = 2 * MiB  # of one request, where several copies are read
+ASKED_AGAIN = 4  # `patience_s` is spent at most this many times on one bookie in a task
 
-AWAY_S = 60.0  # after a bookie could not be asked, the next task of the process waits less for it
+AWAY_S = 60.0  # for this time after a bookie was unreachable, later tasks of the process retry it only once
 
 _ABSENT = (Code.NO_ENTRY, Code.NO_LEDGER)
-_SAYS = (Code.OK, *_ABSENT, Code.IO_ERROR)  # what is said of a copy; other codes are of the moment, or of the question
+_SAYS = (Code.OK, *_ABSENT, Code.IO_ERROR)  # replies about a copy; other codes are temporary, or concern the request
 _NO_BATCHES = (Code.BAD_REQUEST, Code.BAD_VERSION, Code.UNAUTHORIZED)
 
-_lately: dict[BookieId, float] = {}  # bookies that could not be asked, and when that was found
+_lately: dict[BookieId, float] = {}  # unreachable bookies, and when that was noticed
 
 
 class Fault(NamedTuple):
-    """Why a copy is none."""
+    """Why there is no good copy."""
 
     kind: Kind
     found: str
 
 
-Copy = Entry | Fault | None  # None: not asked for, since it should not be there, or the bookie is away
+Copy = Entry | Fault | None  # None: not requested, since the bookie should not have it or is unreachable
 
 
 class Lost(NamedTuple):
-    """From this entry of a range on a bookie could not be asked."""
+    """A bookie could not be reached, from this entry of a range on."""
 
     of: Range
     first: int
@@ -58,21 +60,21 @@ class Lost(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
-    """How one task reads, and what befell it. rate_bytes_s: 0 is no bound. patience_s: how long an entry is asked for
-    again that a bookie says it has not."""
+    """How one task reads, and what it noticed. rate_bytes_s: 0: no limit. patience_s: how long an entry is requested
+    again from a bookie that replies that it does not have it."""
 
     all_replicas: bool = True
     retries: int = 3
     rate_bytes_s: int = 0
     patience_s: float = 3.0
     lost: list[Lost] = field(default_factory=list)
-    away: dict[BookieId, str] = field(default_factory=dict)  # bookies that could not be asked, and why
-    waited_s: dict[BookieId, float] = field(default_factory=dict)  # for copies that were not there
+    away: dict[BookieId, str] = field(default_factory=dict)  # unreachable bookies, and why
+    waited_s: dict[BookieId, float] = field(default_factory=dict)  # for missing copies
     begun_s: float = field(default_factory=SYSTEM_CLOCK.monotonic_s)
     bytes: int = 0
 
     async def hold_rate(self, more: int) -> None:
-        """Wait until what was read is no more than the rate allows."""
+        """Wait until the bytes read are within the rate."""
         self.bytes += more
         if self.rate_bytes_s:
             due_s = self.begun_s + self.bytes / self.rate_bytes_s
@@ -80,12 +82,11 @@ class Reading:
 
 
 class AwayError(UnavailableError):
-    """A bookie cannot be asked."""
+    """A bookie cannot be reached."""
 
 
 class Replica:
-    """One bookie's copies of a ledger, read in order. Once it is away it stays so for all of the task, which would wait
-    for it again and again."""
+    """Reads one bookie's copies of a ledger, in order. An unreachable bookie is not tried again in the same task."""
 
     def __init__(self, door: Door, bookie: BookieId, digest: Digest, reading: Reading) -> None:
         self.bookie = bookie
@@ -95,7 +96,7 @@ class Replica:
         self._digest = digest
         self._reading = reading
         self._bytes = EXTENT_SHARED_BYTES if reading.all_replicas else EXTENT_BYTES
-        self._batches: bool | None = None  # whether it knows batch reads, once that is known
+        self._batches: bool | None = None  # whether it supports batch reads; None: unknown
 
     @property
     def is_away(self) -> bool:
@@ -106,7 +107,7 @@ class Replica:
         return self._reading.away.get(self.bookie, "")
 
     async def fill(self, entry: int, last: int) -> None:
-        """Have at least the copy of `entry`, if nothing is left and the bookie can be asked."""
+        """Fetch at least the copy of `entry`, if none is buffered and the bookie can be reached."""
         if self.copies or self.is_away:
             return
         try:
@@ -118,7 +119,7 @@ class Replica:
         return [self.copies.popleft() for _ in range(count)]
 
     async def single(self, entry: int) -> Copy:
-        """One copy; None if the bookie is away."""
+        """One copy; None if the bookie is unreachable."""
         if self.is_away:
             return None
         try:
@@ -128,7 +129,7 @@ class Replica:
             return None
 
     async def _read(self, entry: int, last: int) -> list[Copy]:
-        """Copies from `entry` on, at least that one. Raises AwayError."""
+        """Copies from `entry` on, at least one. Raises AwayError."""
         code, packets = await self._ask(entry, last)
         waited_s, left_s = self._reading.waited_s, self._reading.patience_s
         left_s = min(left_s, ASKED_AGAIN * left_s - waited_s.get(self.bookie, 0.0))
@@ -151,7 +152,7 @@ class Replica:
             return Fault(Kind.DIGEST, error.message)
 
     async def _ask(self, entry: int, last: int) -> tuple[Code, Sequence[Buffer]]:
-        """What it says of the copy of `entry`, and those behind it that came along. Raises AwayError."""
+        """The bookie's reply for the copy of `entry`, and following ones. Raises AwayError."""
         pause_s, reason = PAUSE_FIRST_S, ""
         is_doubtful = SYSTEM_CLOCK.monotonic_s() < _lately.get(self.bookie, -AWAY_S) + AWAY_S
         for number in range(min(self._reading.retries, 1 if is_doubtful else self._reading.retries) + 1):
@@ -172,13 +173,13 @@ class Replica:
             except ConnectionLostError as error:
                 reason = error.message
                 if is_batch and self._batches is None:
-                    self._batches = False  # a bookie that does not know batch reads closes the connection
+                    self._batches = False  # a bookie without batch reads closes the connection
                 continue
             if code in _SAYS:
                 _lately.pop(self.bookie, None)
                 self._batches = self._batches or (True if is_batch else self._batches)
                 return code, packets
-            reason = f"it answers {code.name.lower()}"
+            reason = f"it replies {code.name.lower()}"
             if is_batch and code in _NO_BATCHES:
                 self._batches = False
         _lately[self.bookie] = SYSTEM_CLOCK.monotonic_s()
@@ -186,7 +187,7 @@ class Replica:
 
 
 class Door:
-    """Asks bookies and hands each answer to who waits for it."""
+    """Sends read requests to bookies and passes each response to its caller."""
 
     def __init__(self, asker: Asker) -> None:
         self._asker = asker
@@ -214,7 +215,7 @@ class Door:
         return answer
 
     async def _ask(self, key: tuple[str, int, int], send: Callable[[], None]) -> BatchDone | EntryRead:
-        assert key not in self._waiting, "a copy is asked for once at a time"
+        assert key not in self._waiting, "a copy is requested once at a time"
         future = self._waiting[key] = asyncio.get_running_loop().create_future()
         try:
             send()

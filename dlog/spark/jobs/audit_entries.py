@@ -1,8 +1,11 @@
-"""The proof of entries in a row: that they decode, and that each follows the one before.
+"""Verifies consecutive entries: each must decode, and follow from the one before. Pure computation.
 
-The law of this file: nothing is done a record that can be done a record set. A fault is told once: behind it counting
-goes on from what was found. What could not be read is a hole, and of what lies around a hole only that is said which
-holds whatever was in it. Nothing is read here and nothing decided from metadata.
+Invariants:
+- work is done once for each record set, not for each record;
+- a fault is reported once: after it, counting continues from what was found;
+- an entry that could not be read is a hole; next to a hole only those faults are reported that do not depend on its
+  contents;
+- nothing is concluded from metadata.
 """
 
 from __future__ import annotations
@@ -31,14 +34,14 @@ _CODEC_MASK = 0x3
 
 
 class At(NamedTuple):
-    """A number, and the entry that has it."""
+    """A number, and the entry that contains it."""
 
     entry: int
     value: int
 
 
 class Unread(NamedTuple):
-    """Entries first..last could not be read, from this bookie or (None) from any."""
+    """Entries first..last could not be read from this bookie or (None) from any."""
 
     first: int
     last: int
@@ -52,18 +55,18 @@ class End(NamedTuple):
     entry: int
     slot: int
     txid: int
-    position: int  # records of the segment so far
+    position: int  # number of records in the segment so far
 
 
 @dataclass(slots=True)
 class Piece:
-    """What one range of entries was found to hold.
+    """Contents of one range of entries.
 
-    payload_bytes: of one copy; read_bytes: of all that were read; replicas: the most of one entry. held_*: what the
-    first entry says of what is before it, None if that was not to be known: records (position), length of the ledger.
-    first_*, last_*: txids of user records, times; last_position, last_length: as of the last entry. end: of the last
-    entry, None if that was a hole. data_end: of the last entry with more than control records, None if there is a hole
-    behind it; is_blank: there is no such entry, and no hole. is_gone: there is no such ledger any more.
+    payload_bytes: of one copy; read_bytes: of all copies read; replicas: maximum for one entry. held_*: what the first
+    entry says of the entries before it, None if unknown: number of records (position), length of the ledger. first_*,
+    last_*: txids of user records, times; last_position, last_length: as of the last entry. end: of the last entry, None
+    if that is a hole. data_end: of the last entry with more than control records, None if a hole follows it; is_blank:
+    there is no such entry, and no hole. is_gone: the ledger or object does not exist any more.
     """
 
     of: Range
@@ -89,7 +92,7 @@ class Piece:
     unread: list[Unread] = field(default_factory=list)
 
     def find(self, kind: Kind, entry: int, expected: str, found: str, bookie: str | None = None) -> None:
-        """Add a finding, or to the last one of the same if it goes on."""
+        """Add a finding, or extend the last equal one to this entry."""
         for i in range(len(self.findings) - 1, max(-1, len(self.findings) - 9), -1):
             last = self.findings[i]
             told = (last.kind, last.expected, last.found, last.bookie)
@@ -113,7 +116,7 @@ class Piece:
 
 
 def joined(findings: list[Finding]) -> list[Finding]:
-    """The same with those as one that go on from one range to the next; in order of entries."""
+    """Join findings that continue from one range to the next; in order of entries."""
     out: list[Finding] = []
     open_at: dict[tuple[object, ...], int] = {}
     for finding in findings:
@@ -134,21 +137,21 @@ def _longer(finding: Finding, entries: int) -> Finding:
 
 
 class Proof:
-    """Goes along the entries of one range. verify: `full`; `crc` leaves record sets closed; `none` decodes nothing."""
+    """Verifies the entries of one range. verify: `full`; `crc` does not open record sets; `none` decodes nothing."""
 
     def __init__(self, of: Range, *, verify: str = "full") -> None:
         self.piece = Piece(of, is_blank=verify != "none")
         self._verify = verify
-        self._is_first = True  # nothing of the range was seen yet, no hole either
-        self._position: int | None = 0 if of.first == 0 else None  # records so far; None: not known, or not counted
+        self._is_first = True  # neither an entry nor a hole was seen
+        self._position: int | None = 0 if of.first == 0 else None  # records so far; None: unknown, or not counted
         self._length: int | None = 0 if of.first == 0 else None  # of the ledger so far
         if of.first == 0:
             self.piece.held_position, self.piece.held_length = At(0, 0), At(0, 0)
 
-    # ---- the door ---------------------------------------------------------------------------------------------------
+    # ---- input ------------------------------------------------------------------------------------------------------
 
     def entry(self, entry: int, payload: Buffer, length: int) -> None:
-        """The next entry, with the length of the ledger that it claims; -1 where it claims none."""
+        """The next entry, with the ledger length that it states; -1 if it states none."""
         piece = self.piece
         piece.entries += 1
         piece.payload_bytes += len(payload)
@@ -170,7 +173,7 @@ class Proof:
         self._length = self.piece.last_length = None
         self._is_first = False
 
-    # ---- what follows what ------------------------------------------------------------------------------------------
+    # ---- order of entries -------------------------------------------------------------------------------------------
 
     def _follow_length(self, entry: int, size: int, length: int) -> None:
         before, piece = length - size, self.piece
@@ -182,10 +185,10 @@ class Proof:
         self._length = piece.last_length = length
 
     def _follow_position(self, entry: int, record: Record, noted: bool) -> None:
-        """Control records and the end of stream carry the count so far, a user record is one more."""
+        """Control records and the end of stream carry the count so far, a user record carries one more."""
         before = record.position - 1 if record.is_user else record.position
         if record.is_user and not record.position and not noted and not self._position:
-            self._position = None  # Java may be told not to count
+            self._position = None  # Java can be configured not to count
             return
         if self._position is None:
             if self._is_first:
@@ -216,7 +219,7 @@ class Proof:
         self._position = piece.last_position = piece.end = piece.data_end = None
         self._is_first = piece.is_blank = False
 
-    # ---- what is inside ---------------------------------------------------------------------------------------------
+    # ---- contents of an entry ---------------------------------------------------------------------------------------
 
     def _decoded(self, payload: Buffer) -> tuple[list[Record], Note | None]:
         records = decode_entry(payload, expand=False, enveloped=self.piece.of.is_enveloped)
@@ -252,7 +255,7 @@ class Proof:
             piece.data_end, piece.is_blank = piece.end, False
 
     def _compare_with_note(self, entry: int, records: list[Record], note: Note | None) -> list[int]:
-        """The producers' checksums of its record sets, in order; nothing if the note tells of others."""
+        """The producers' checksums of its record sets, in order; empty if its dedup trailer lists other batches."""
         if note is None:
             return []
         sets = [record for record in records if record.is_user and record.is_set]
@@ -272,7 +275,7 @@ class Proof:
             found = crc32c(record.payload)
             if found != crc:
                 self.piece.find(Kind.RECORD_SET_CRC, entry, f"{crc:#010x}", f"{found:#010x} at slot {record.slot}")
-                return  # nothing inside can be trusted, and it is told
+                return  # nothing inside can be trusted
         if self._verify != "full" or _are_alike(record.payload, count):
             return
         try:
@@ -282,7 +285,7 @@ class Proof:
 
 
 def _are_alike(payload: Buffer, count: int) -> bool:
-    """Whether a set is not compressed and adds up to `count` records of one length, which can be told at once."""
+    """Whether a set is uncompressed and consists of `count` records of one length, which is quick to check."""
     size = len(payload) - SET_OVERHEAD
     if not count or size % count or payload[3] & _CODEC_MASK:
         return False

@@ -1,8 +1,8 @@
-"""What an audit may find wrong, as rows.
+"""Defines the findings of an audit, as rows.
 
-The law of this file: one row a problem, and the row says where it is: the stream, the segment, the first entry of it
-that is concerned, and the bookie where that is the question. What could not be looked at is no finding: it is a
-failure of the job.
+Invariants:
+- one row for each problem, with its position: stream, segment, first affected entry, and the bookie if one is at fault;
+- what could not be examined is not a finding but a failure of the job.
 """
 
 from __future__ import annotations
@@ -12,59 +12,59 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-FINDINGS_MAX = 1000  # kept of one range of entries; what exceeds it is counted
+FINDINGS_MAX = 1000  # stored for one range of entries; more are only counted
 
 
 class Kind(StrEnum):
-    """What is wrong."""
+    """Kinds of findings."""
 
     # a bookie's copy of an entry
-    DIGEST = "digest"  # its bytes do not verify
-    UNREADABLE = "unreadable"  # the bookie says that it cannot read it
-    MISSING = "missing"  # the bookie says that it has none
-    LOST = "lost"  # so say all that should have one
-    REPLICA_DIFFERS = "replica_differs"  # it verifies, and is not what the others hold
+    DIGEST = "digest"  # its digest does not match
+    UNREADABLE = "unreadable"  # the bookie replies that it cannot read it
+    MISSING = "missing"  # the bookie replies that it does not have it
+    LOST = "lost"  # all bookies that should have it reply so
+    REPLICA_DIFFERS = "replica_differs"  # its digest matches, but it differs from the others
 
-    # what an entry holds
+    # contents of an entry
     UNDECODABLE = "undecodable"
     RECORD_SET_CRC = "record_set_crc"  # the producer's checksum
-    NOTE = "note"  # the entry's note tells of other batches than there are
-    SLOT = "slot"  # the note has a batch at another slot
-    POSITION = "position"  # positions within a segment rise by one a record
-    TXID = "txid"  # txids never fall along a stream
-    TIME = "time"  # nor do the times in notes, along a segment
-    LENGTH = "length"  # of the ledger up to the entry, as the entry has it
+    NOTE = "note"  # the entry's dedup trailer lists other batches than there are
+    SLOT = "slot"  # the dedup trailer has another slot for a batch
+    POSITION = "position"  # positions within a segment must rise by one a record
+    TXID = "txid"  # txids must not decrease along a stream
+    TIME = "time"  # times in dedup trailers must not decrease along a segment
+    LENGTH = "length"  # of the ledger up to the entry, according to the entry
 
-    # what metadata says of a segment
+    # metadata of a segment
     FIRST_TXID = "first_txid"
     LAST_TXID = "last_txid"
     LAST_ENTRY = "last_entry"
     LAST_SLOT = "last_slot"
     RECORD_COUNT = "record_count"
     START_SEQUENCE_ID = "start_sequence_id"
-    MIN_ENTRY = "min_entry"  # the first place that may be read lies behind the segment's end
-    UNSEALED = "unsealed"  # it is in progress though a later one exists
-    SEGMENT_GAP = "segment_gap"  # a number is left out
+    MIN_ENTRY = "min_entry"  # the truncation point is after the segment's end
+    UNSEALED = "unsealed"  # it is in progress although a later one exists
+    SEGMENT_GAP = "segment_gap"  # a segment number is missing
 
-    # what metadata says of a stream
+    # metadata of a stream
     MAX_SEGMENT = "max_segment"
     MAX_TXID = "max_txid"
     METADATA = "metadata"  # it cannot be read
 
-    # where segments lie
+    # stores of segments
     LEDGER_GONE = "ledger_gone"  # a segment names it
     LEDGER_OPEN = "ledger_open"  # its segment is completed
-    LEDGER_LENGTH = "ledger_length"  # its metadata say another one than its last entry
-    LEDGER_METADATA = "ledger_metadata"  # they cannot be read
+    LEDGER_LENGTH = "ledger_length"  # its metadata and its last entry differ
+    LEDGER_METADATA = "ledger_metadata"  # it cannot be read
     OBJECT_GONE = "object_gone"  # of a segment in cold storage
-    ORPHAN_LEDGER = "orphan_ledger"  # nobody names it
+    ORPHAN_LEDGER = "orphan_ledger"  # nothing names it
 
-    MORE = "more"  # of the same range, which are not told
+    MORE = "more"  # number of further findings in the same range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One problem. entry: the first that is concerned; entries: how many in a row."""
+    """One problem. entry: the first affected entry; entries: number of consecutive affected entries."""
 
     kind: Kind
     stream: str
@@ -90,7 +90,7 @@ class Finding:
         }
 
     def order(self) -> tuple[Any, ...]:
-        """Findings are told in this order, whoever found them first."""
+        """Sort key of findings, independent of the order in which tasks found them."""
         at = (-1 if self.segment is None else self.segment, -1 if self.entry is None else self.entry)
         return self.stream, *at, self.kind.value, self.bookie or "", self.found
 

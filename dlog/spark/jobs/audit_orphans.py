@@ -1,12 +1,13 @@
-"""Ledgers that nobody names.
+"""Finds orphan ledgers, which nothing names.
 
-A ledger is named by the list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for a
-while, as the copy that a segment left behind when it was moved to cold storage (dlog/spark/jobs/offload_records.py).
+A ledger is named by the segment list of a stream, as allocated to it, as a sink's stage (dlog/spark/stages.py) and, for
+a while, as the old copy of a segment that was moved to cold storage (dlog/spark/jobs/offload_records.py).
 
-The law of this file: what names a ledger is looked for after the ledger was seen, in every namespace of the cluster,
-and a ledger must be old enough that its name is not on its way. Names move from stages to lists and from lists to what
-was left behind, and are looked for in that order. What somebody else's program keeps in the same bookies is none of
-ours; nothing is deleted here.
+Invariants:
+- names are read after the ledgers were listed, in every namespace of the cluster, and a ledger must be old enough for
+  its name to have been written;
+- names move from stages to lists, and from lists to old copies, and are read in that order;
+- ledgers of other applications are ignored; nothing is deleted.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from dlog.spark.reach import Cluster
 from dlog.wire.stream_metadata import decode_binding
 
 DEPTH_MAX = 3  # of a namespace's znode
-ZNODES_MAX = 10_000  # that are looked at for a binding
+ZNODES_MAX = 10_000  # examined in search of namespaces
 
 _STREAM, _SEGMENT, _APPLICATION = "dlog.stream", "dlog.segment", "application"  # custom metadata of a ledger
 
 
 @dataclass(slots=True)
 class Orphans:
-    """ledgers: how many there are. foreign: those of other programs."""
+    """Result. ledgers: number of all ledgers. foreign: number of ledgers of other applications."""
 
     ledgers: int = 0
     foreign: int = 0
@@ -48,14 +49,14 @@ class Orphans:
 
 @dataclass(slots=True)
 class _Named:
-    """Ledgers that somebody names; streams whose metadata cannot be read: what they name is not known."""
+    """Ledgers that are named; streams with unreadable metadata, whose ledgers are unknown."""
 
     ledgers: set[int] = field(default_factory=set)
     unknown: set[str] = field(default_factory=set)
 
 
 async def find_orphans(cluster: Cluster, zookeeper: str, namespace: str, *, age_s: float) -> Orphans:
-    """Those older than this. Raises MetadataUnavailableError."""
+    """Orphan ledgers older than `age_s`. Raises MetadataUnavailableError."""
     orphans = Orphans()
     there = [int(ledger) async for ledger in cluster.ledgers.list()]
     orphans.ledgers = len(there)
@@ -121,7 +122,7 @@ async def _collect(metadata: ZooKeeperMetadata, namespace: str, named: _Named) -
 
 
 async def _collect_beside(metadata: ZooKeeperMetadata, path: str, prefix: str, named: _Named) -> None:
-    """Ledgers that names two levels below this znode end with, `-<ledger>`, if they begin with the prefix."""
+    """Collect ledgers from names two levels below this znode that begin with the prefix and end with `-<ledger>`."""
     for one in await _children(metadata, path):
         for name in await _children(metadata, f"{path}/{one}"):
             place = name.rpartition("-")[2]
@@ -137,7 +138,7 @@ async def _children(metadata: ZooKeeperMetadata, path: str) -> list[str]:
 
 
 async def _namespaces(metadata: ZooKeeperMetadata) -> list[str]:
-    """Every namespace that is bound to a cluster here."""
+    """Every namespace of this cluster."""
     zookeeper = metadata.zookeeper
     found: list[str] = []
     waiting = [("", 0)]

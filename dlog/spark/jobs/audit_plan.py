@@ -1,8 +1,9 @@
-"""What an audit looks at: the segments of each stream as metadata and ledgers have them, and the entries to be read.
+"""Plans an audit: the segments of each stream according to metadata and ledgers, and the entries to read.
 
-The law of this file: a plan reads metadata and changes none but where the tail of an open ledger must be found, which
-takes nothing from its writer (dlog/ledger/finding.py). What may be a change that is under way is looked at again, and
-again: only what stays is held to be so.
+Invariants:
+- planning changes no metadata, except where the tail of an open ledger must be found, which takes nothing from its
+  writer (dlog/ledger/finding.py);
+- what may be a change in progress is read again, several times; only what stays the same is reported.
 """
 
 from __future__ import annotations
@@ -25,17 +26,18 @@ from dlog.spark.planning import Range
 from dlog.spark.reach import Cluster
 from dlog.stores.cold.places import payload_bytes
 
-LOOK_AGAIN_S = 0.25  # at what may be under way
+LOOK_AGAIN_S = 0.25  # interval between reads of what may be in progress
 STREAMS_AT_ONCE, LEDGERS_AT_ONCE = 16, 32
-_ENTRY_BYTES = 64 * KiB  # guessed, of a ledger whose length nobody could be asked for
+_ENTRY_BYTES = 64 * KiB  # assumed, for a ledger without a bookie that knows its length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentFacts:
-    """A segment of the list. is_there: it can be read, as far as that is known without reading it. ledger: its
-    metadata, if it lies in one that is there.
+    """A segment of the list. is_there: it can be read, as far as is known without reading it. ledger: its metadata, if
+    the segment is in an existing ledger.
 
-    last: the last entry that is read, -1 if none is. length: bytes up to there, about, if it is open or no ledger.
+    last: the last entry to read, -1 if there is none. length: bytes up to there; an estimate if it is open or not a
+    ledger.
     """
 
     listed: Segment
@@ -45,7 +47,7 @@ class SegmentFacts:
     length: int = 0
 
     def range(self, stream: str) -> Range | None:
-        """What is read of it."""
+        """The entries to read, or None."""
         if self.last < 0:
             return None
         return Range(
@@ -63,8 +65,8 @@ class SegmentFacts:
 
 @dataclass(slots=True)
 class StreamFacts:
-    """A stream as it was looked at. value: None if it could not be read. findings: what metadata and ledgers alone tell
-    of (the list itself is judged in audit_segments.py)."""
+    """A stream as it was read. value: None if that failed. findings: those from metadata and ledgers alone
+    (audit_segments.py judges the list itself)."""
 
     name: str
     value: StreamMetadata | None = None
@@ -80,12 +82,12 @@ class StreamFacts:
         self.failures.append({"stream": self.name, "segment": segment, "entries": None, "bookie": None, "error": error})
 
 
-Suspicion = tuple[Kind, int, str]  # kind, segment, place: it may be a change that is under way
+Suspicion = tuple[Kind, int, str]  # kind, segment, location: a fault that may be a change in progress
 
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """How a look is taken. turns: of ledgers."""
+    """Parameters. turns: limits concurrent requests for ledgers."""
 
     dry_run: bool
     reading: Reading
@@ -101,9 +103,9 @@ async def look(
     patience_s: float,
     on_done: Callable[[], None],
 ) -> list[StreamFacts]:
-    """Each of these streams that is there. dry_run: nothing is changed; tails are only what bookies know of them.
+    """Plan each of these streams that exists. dry_run: nothing is changed; tails are what bookies know of them.
 
-    patience_s: how long what may be under way is looked at.
+    patience_s: how long faults that may be changes in progress are examined again.
     """
     how = _How(dry_run, Reading(retries=retries, patience_s=patience_s), asyncio.Semaphore(LEDGERS_AT_ONCE))
     turns = asyncio.Semaphore(STREAMS_AT_ONCE)
@@ -121,7 +123,7 @@ async def look(
 
 
 async def _settled(cluster: Cluster, name: StreamName, how: _How) -> StreamFacts | None:
-    """The stream, with what stayed suspicious as findings. None: there is no such stream."""
+    """The stream, with faults that persisted as findings. None if it does not exist."""
     lasting: dict[Suspicion, Finding] | None = None
     left_s = how.reading.patience_s
     while True:
@@ -162,7 +164,7 @@ async def read_stream(cluster: Cluster, name: StreamName) -> StreamMetadata | No
 async def _look_at_segments(
     cluster: Cluster, facts: StreamFacts, value: StreamMetadata, how: _How
 ) -> dict[Suspicion, Finding]:
-    """Fill in the segments; what is suspicious of them."""
+    """Fill in the segments; returns faults that may be changes in progress."""
     suspicions: dict[Suspicion, Finding] = {}
 
     def suspect(kind: Kind, segment: Segment, expected: str, found: str) -> None:
@@ -180,7 +182,7 @@ async def _look_at_segments(
     for segment in value.in_progress:
         later = [s.number for s in value.segments if s.number > segment.number]
         if later:
-            suspect(Kind.UNSEALED, segment, "a completed segment", f"in progress, and so the next: {later[0]}")
+            suspect(Kind.UNSEALED, segment, "a completed segment", f"in progress, and so is the next: {later[0]}")
     return suspicions
 
 
@@ -220,7 +222,7 @@ async def _segment(
         try:
             last = int(await _tail(cluster, segment, how.dry_run))
         except DLogError as error:
-            facts.fail(segment.number, f"its tail cannot be known: {error.message}; run the audit again")
+            facts.fail(segment.number, f"its tail cannot be found: {error.message}; run the audit again")
             return SegmentFacts(listed=segment, ledger=ledger)
     length = await entry_length(cluster, LedgerId(int(segment.place)), ledger, last, how.reading)
     guess = (last + 1) * _ENTRY_BYTES
@@ -228,9 +230,9 @@ async def _segment(
 
 
 def _elsewhere(cluster: Cluster, facts: StreamFacts, segment: Segment) -> SegmentFacts:
-    """In a store that keeps its own copies: what is completed lies where it is read as it is listed."""
+    """A segment in a store that replicates by itself."""
     if segment.store not in cluster.stores or not segment.completed:
-        facts.fail(segment.number, f"it cannot be read from here: store={segment.store}")
+        facts.fail(segment.number, f"it cannot be read by this audit: store={segment.store}")
         return SegmentFacts(listed=segment, is_there=False)
     return SegmentFacts(listed=segment, last=int(segment.last_entry), length=payload_bytes(segment.place))
 
@@ -244,7 +246,7 @@ async def _tail(cluster: Cluster, segment: Segment, dry_run: bool) -> EntryId:
 
 @contextlib.asynccontextmanager
 async def _plainly() -> AsyncIterator[None]:
-    """The first failure of a group, as it is."""
+    """Raise the first failure of a task group as it is."""
     try:
         yield
     except BaseExceptionGroup as failures:

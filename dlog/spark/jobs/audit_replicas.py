@@ -1,7 +1,8 @@
-"""Entries of a ledger as all of its bookies have them, side by side.
+"""Reads entries of a ledger from all of its bookies, side by side.
 
-The law of this file: what a bookie has not counts only if metadata still name that bookie; one that cannot be asked is
-told of as away, and the others are read all the same.
+Invariants:
+- an entry that a bookie lacks counts only if metadata still names that bookie for it;
+- a bookie that cannot be reached is reported as lost, and the others are read nevertheless.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from dlog.stores.cold.store import ColdStore
 from dlog.stores.contract import SegmentCorruptError, SegmentReader, SegmentRef, SegmentStore
 from dlog.wire.digest import Digest, Entry
 
-LEDGER = "ledger"  # the store whose copies can be told apart
+LEDGER = "ledger"  # the store whose copies can be distinguished
 SINGLES_AT_ONCE = 8  # entries read one by one
-COLD_BYTES_MAX = 16 * MiB  # of a segment in cold storage, fetched ahead
-MOVES_MAX = 10  # of one ledger to other bookies while it is read
+COLD_BYTES_MAX = 16 * MiB  # prefetch for a segment in cold storage
+MOVES_MAX = 10  # of one ledger to other bookies during a read
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Entries of a range from `first` on: of each bookie as many copies."""
+    """Entries of a range from `first` on: as many copies from each bookie."""
 
     of: Range
     first: int
@@ -46,11 +47,11 @@ class Extent:
 
 
 class _MovedError(UnavailableError):
-    """The copies lie on other bookies now."""
+    """The copies are on other bookies now."""
 
 
 async def extents(cluster: Cluster, of: Range, reading: Reading) -> AsyncGenerator[Extent, None]:
-    """All entries of a range, in order; where no bookie can be asked the rest is left out. Who is away: reading.lost.
+    """All entries of a range, in order; ends early where no bookie can be reached. Lost bookies: reading.lost.
 
     Raises LedgerNotFoundError, SegmentNotFoundError, UnavailableError, DamagedError, UnsupportedVersionError.
     """
@@ -75,7 +76,7 @@ async def extents(cluster: Cluster, of: Range, reading: Reading) -> AsyncGenerat
 
 
 async def _kept_elsewhere(cluster: Cluster, of: Range, reading: Reading) -> AsyncGenerator[Extent, None]:
-    """A store that keeps copies of its own shows one of each entry."""
+    """One copy of each entry, from a store that replicates by itself."""
     ref = SegmentRef(StreamName(of.stream), SegmentNumber(of.segment), of.place)
     async with _fresh(cluster, of.store) as store:
         reader = await patiently(lambda: store.open_reader(ref, sealed_at=EntryId(of.last)), reading.retries)
@@ -93,7 +94,7 @@ async def _kept_elsewhere(cluster: Cluster, of: Range, reading: Reading) -> Asyn
 
 @asynccontextmanager
 async def _fresh(cluster: Cluster, name: str) -> AsyncIterator[SegmentStore]:
-    """The store, with nothing in memory: what was read before proves nothing. Raises UnsupportedVersionError."""
+    """The store, without cached data: what was read earlier proves nothing. Raises UnsupportedVersionError."""
     store = cluster.stores.get(name)
     if isinstance(store, ColdStore):
         async with ColdStore(store.objects, replace(store.options, cache_bytes_max=COLD_BYTES_MAX)) as cold:
@@ -101,11 +102,11 @@ async def _fresh(cluster: Cluster, name: str) -> AsyncIterator[SegmentStore]:
     elif store is not None:
         yield store
     else:
-        raise UnsupportedVersionError(f"segments in this store cannot be read from here: store={name}")
+        raise UnsupportedVersionError(f"segments in this store cannot be read by this audit: store={name}")
 
 
 async def _shown(reader: SegmentReader, entry: int, last: int, retries: int) -> list[Copy]:
-    """What it has from this entry on, at least that one."""
+    """Copies from `entry` on, at least one."""
     for end in (last, entry):
         try:
             payloads = await patiently(partial(reader.read_views, EntryId(entry), EntryId(end), EXTENT_BYTES), retries)
@@ -118,7 +119,7 @@ async def _shown(reader: SegmentReader, entry: int, last: int, retries: int) -> 
 async def entry_length(
     cluster: Cluster, ledger: LedgerId, metadata: LedgerMetadata, entry: int, reading: Reading
 ) -> int | None:
-    """The ledger's length up to this entry, as its first good copy says; None if there is none to be had."""
+    """The ledger's length up to this entry, from its first good copy; None if there is none."""
     if entry < 0:
         return 0
     digest = Digest(ledger, metadata.digest, metadata.password)
@@ -144,7 +145,7 @@ async def _extents(
             later = [f.first_entry for f in metadata.fragments if f.first_entry > entry]
             last = min([of.last, *(first - 1 for first in later[:1])])
             ensemble = metadata.fragment_of(entry).ensemble
-            # not all tasks begin with the same bookie
+            # tasks begin with different bookies
             turn = of.first % len(ensemble) if not reading.all_replicas else 0
             replicas = [Replica(door, bookie, digest, reading) for bookie in (*ensemble[turn:], *ensemble[:turn])]
             gather = _striped if metadata.quorum.write < metadata.quorum.ensemble else _whole
@@ -164,7 +165,7 @@ async def _extents(
 async def _whole(
     replicas: list[Replica], metadata: LedgerMetadata, of: Range, entry: int, last: int, reading: Reading
 ) -> AsyncGenerator[Extent, None]:
-    """Where each bookie has each entry they are read side by side. Ends early if all are away."""
+    """Read side by side where each bookie has each entry. Ends early if all bookies are lost."""
     while entry <= last:
         here = [replica for replica in replicas if not replica.is_away]
         asked = here if reading.all_replicas else here[:1]
@@ -190,7 +191,7 @@ async def _whole(
 async def _striped(
     replicas: list[Replica], metadata: LedgerMetadata, of: Range, entry: int, last: int, reading: Reading
 ) -> AsyncGenerator[Extent, None]:
-    """Where the entries are spread over the bookies they are read one by one, a few at a time."""
+    """Read one by one, a few at a time, where entries are striped over the bookies."""
     by_id = {replica.bookie: replica for replica in replicas}
     while entry <= last:
         count = min(SINGLES_AT_ONCE, last + 1 - entry)
@@ -215,7 +216,7 @@ async def _striped(
 
 
 async def _second(first: int, copies: Sequence[Copy], others: list[Replica]) -> dict[Replica, list[Copy]]:
-    """Where the one copy that was read is none the next one is asked for."""
+    """For entries without a good copy, ask the other bookies one after another."""
     rows: dict[Replica, list[Copy]] = {}
     for number, copy in enumerate(copies):
         for other in others if isinstance(copy, Fault) else ():
@@ -227,13 +228,13 @@ async def _second(first: int, copies: Sequence[Copy], others: list[Replica]) -> 
 
 
 def _is_known(copies: Iterable[Copy]) -> bool:
-    """Whether one of them is good."""
+    """Whether a good copy is known."""
     return any(isinstance(copy, Entry) for copy in copies)
 
 
 def _note_lost(of: Range, entry: int, replicas: Iterable[Replica], reading: Reading) -> None:
-    """That a bookie is away is a failure where its copies were to be read; where one copy will do, and there is one, it
-    is none."""
+    """Report lost bookies. To be called where their copies were to be read, but not where one good copy suffices and
+    there is one."""
     for replica in replicas:
         if replica.is_away and not replica.is_told:
             replica.is_told = True
@@ -245,16 +246,17 @@ def _lacks(extent: Extent) -> bool:
 
 
 async def _check_moved(cluster: Cluster, ledger: LedgerId, extent: Extent) -> None:
-    """What a bookie lacks may have been moved to another one meanwhile. Raises _MovedError, LedgerNotFoundError."""
+    """Check whether copies that a bookie lacks were moved to another meanwhile. Raises _MovedError,
+    LedgerNotFoundError."""
     metadata = await cluster.ledgers.metadata_of(ledger)
     for bookie, row in zip(extent.bookies, extent.copies, strict=True):
         for entry, copy in enumerate(row, extent.first):
             if isinstance(copy, Fault) and copy.kind is Kind.MISSING and bookie not in metadata.bookies_of(entry):
-                raise _MovedError(f"the ledger moves from bookie to bookie: ledger={ledger} entry={entry}")
+                raise _MovedError(f"the ledger keeps moving between bookies: ledger={ledger} entry={entry}")
 
 
 async def _at_once(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All of these; the first failure is raised as it is."""
+    """Run all concurrently; raises the first failure as it is."""
     try:
         async with asyncio.TaskGroup() as group:
             for work in works:

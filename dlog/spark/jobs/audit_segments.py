@@ -1,7 +1,9 @@
-"""Whether what metadata say of a stream is what its entries say: ranges joined to segments, segments to the stream.
+"""Compares metadata of a stream with its entries: joins ranges to segments, and segments to the stream. Pure.
 
-The law of this file: pure. What entries say is the measure, and what metadata say is what is found wrong. What could
-not be read is compared with nothing; one wrong number is told once, not again by each that was computed from it.
+Invariants:
+- where metadata and entries differ, metadata is reported as wrong;
+- what could not be read is compared with nothing;
+- a wrong number is reported once, not again by each number that was computed from it.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dlog.spark.jobs.audit_plan import SegmentFacts, StreamFacts
 
 @dataclass(slots=True)
 class Judged:
-    """Of one stream. items: a row a segment."""
+    """Result for one stream. items: a row for each segment."""
 
     findings: list[Finding] = field(default_factory=list)
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -29,15 +31,15 @@ class Judged:
 
 @dataclass(slots=True)
 class _Held:
-    """What the stream's entries said last, whichever segment they are of."""
+    """The latest values from the stream's entries, across segments."""
 
     txid: int | None = None
     time: int | None = None  # of this segment
-    sequence_id: int | None = None  # of the next record; None: not known
+    sequence_id: int | None = None  # of the next record; None: unknown
 
 
 def judge(facts: StreamFacts, pieces: Mapping[int, Sequence[Piece]]) -> Judged:
-    """Of a stream and what its segments' ranges were found to hold, by number and in order."""
+    """Compare a stream with its segments' ranges, by number and in order."""
     judged = Judged(findings=list(facts.findings), failures=list(facts.failures))
     if facts.value is None:
         return judged
@@ -49,7 +51,7 @@ def judge(facts: StreamFacts, pieces: Mapping[int, Sequence[Piece]]) -> Judged:
     for listed in facts.value.listed:
         segment = by_number.get(listed.number)
         if segment is None:
-            held.sequence_id = None  # truncated: not looked at
+            held.sequence_id = None  # truncated: not examined
         else:
             if number_before is None or listed.number != number_before + 1:
                 held.sequence_id = 0 if listed.number == SEGMENT_FIRST else None
@@ -86,13 +88,13 @@ def _judge_max_txid(value: StreamMetadata, ends: Sequence[End]) -> list[Finding]
 def _judge_segment(
     stream: str, segment: SegmentFacts, pieces: Sequence[Piece], held: _Held
 ) -> tuple[list[Finding], list[dict[str, Any]], End | None]:
-    """Findings, failures, and where a completed segment ends, if that is known."""
+    """Findings, failures, and the end of a completed segment, if known."""
     listed, number = segment.listed, segment.listed.number
     found = joined(list(itertools.chain.from_iterable(_of_piece(piece) for piece in pieces)))
     failed = _failures(stream, number, [unread for piece in pieces for unread in piece.unread])
     for before, after in itertools.pairwise(pieces):
         found += _join(stream, number, before, after)
-    held.time = None  # what a sink staged was labelled before it came behind others
+    held.time = None  # segments from a sink got their times before they were imported after others
     for piece in pieces:
         found += _follow(stream, number, piece, held)
     first = next((piece.first_txid for piece in pieces if piece.first_txid is not None), None)
@@ -113,9 +115,9 @@ def _judge_segment(
 
 
 def _listed_end(segment: SegmentFacts, pieces: Sequence[Piece]) -> tuple[End | None, bool]:
-    """The end that the list should tell of, and whether it is known where that is.
+    """The end that the list should state, and whether its position is known.
 
-    It is that of the last entry; or, as Java's writers have it, of the last one with more than control records.
+    It is that of the last entry or, with Java's writers, of the last one with more than control records.
     """
     if not pieces or pieces[-1].of.last != segment.last:
         return None, False
@@ -132,7 +134,7 @@ def _listed_end(segment: SegmentFacts, pieces: Sequence[Piece]) -> tuple[End | N
 
 
 def _failures(stream: str, number: int, told: Sequence[Unread]) -> list[dict[str, Any]]:
-    """A row for each bookie where entries follow each other, with the first reason: later ones follow from it."""
+    """A row for each bookie and series of entries, with the first error: later errors follow from it."""
     whole: list[Unread] = []
     for unread in told:
         for i, before in enumerate(whole):
@@ -169,7 +171,7 @@ def _of_piece(piece: Piece) -> list[Finding]:
 
 
 def _join(stream: str, number: int, before: Piece, after: Piece) -> list[Finding]:
-    """Where one range ends and the next begins."""
+    """Check where one range ends and the next begins."""
     found = []
     pairs: tuple[tuple[Kind, int | None, At | None], ...] = (
         (Kind.POSITION, before.last_position, after.held_position),
@@ -182,7 +184,7 @@ def _join(stream: str, number: int, before: Piece, after: Piece) -> list[Finding
 
 
 def _follow(stream: str, number: int, piece: Piece, held: _Held) -> list[Finding]:
-    """What never falls: txids along the stream, times along a segment."""
+    """Check what must not decrease: txids along the stream, times along a segment."""
     found = []
     for kind, known, first in ((Kind.TXID, held.txid, piece.first_txid), (Kind.TIME, held.time, piece.first_time)):
         if known is not None and first is not None and first.value < known:
@@ -193,7 +195,7 @@ def _follow(stream: str, number: int, piece: Piece, held: _Held) -> list[Finding
 
 
 def _judge_length(stream: str, segment: SegmentFacts, pieces: Sequence[Piece]) -> list[Finding]:
-    """The ledger's own count of its bytes."""
+    """Check the ledger's own length."""
     assert segment.ledger is not None
     length = 0 if segment.last < 0 else pieces[-1].last_length if pieces else None
     if length is None or length == segment.ledger.length:
@@ -203,7 +205,7 @@ def _judge_length(stream: str, segment: SegmentFacts, pieces: Sequence[Piece]) -
 
 
 def _judge_completed(stream: str, segment: SegmentFacts, end: End | None, is_known: bool, held: _Held) -> list[Finding]:
-    """What the list says of a completed segment."""
+    """Check the list's values for a completed segment."""
     listed, ledger = segment.listed, segment.ledger
     claims: list[tuple[Kind, object, object]] = []
     records = None if segment.last >= 0 else listed.record_count
@@ -215,7 +217,7 @@ def _judge_completed(stream: str, segment: SegmentFacts, end: End | None, is_kno
         ]
         records = end.position
     elif ledger is not None and ledger.is_closed and (is_known or listed.last_entry > ledger.last_entry):
-        claims.append((Kind.LAST_ENTRY, ledger.last_entry, listed.last_entry))  # the rest is said of that entry
+        claims.append((Kind.LAST_ENTRY, ledger.last_entry, listed.last_entry))  # the other values belong to that entry
     if listed.start_sequence_id >= 0:
         if held.sequence_id is None:
             held.sequence_id = listed.start_sequence_id
@@ -251,7 +253,7 @@ def _item(stream: str, segment: SegmentFacts, pieces: Sequence[Piece], held: _He
 
 
 def state_of(segment: Segment) -> str:
-    """In a word."""
+    """The state of a segment, in words."""
     if not segment.completed:
         return "in progress"
     return "truncated in part" if segment.truncation is Truncation.PARTIAL else "completed"

@@ -1,7 +1,8 @@
-"""What a task of an audit does: the entries of its ranges, every copy of them, into a few numbers and findings.
+"""Runs in a task of an audit: reads the entries of its ranges, every copy, and reduces them to numbers and findings.
 
-The law of this file: a task ends with an answer for each of its ranges. What cannot be read is said to be so, and the
-next range is read all the same. No byte of an entry leaves the task.
+Invariants:
+- a task returns a result for each of its ranges; what cannot be read is reported, and the next range is read;
+- no byte of an entry leaves the task.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dlog.wire.digest import Entry
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """What all tasks of an audit have in common. rate_bytes_s: of each task, 0 is no bound."""
+    """Parameters of all tasks of an audit. rate_bytes_s: for each task; 0: no limit."""
 
     zookeeper: str
     namespace: str
@@ -36,19 +37,19 @@ class Errand:
     rate_bytes_s: int
     retries: int
     patience_s: float
-    cold: ColdOptions | None = None  # how cold storage is reached; None: as the task's environment says
+    cold: ColdOptions | None = None  # how cold storage is reached; None: from the task's environment
 
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """The rest of a range could not be read at all."""
+    """The rest of a range could not be read."""
 
     of: Range
     error: DLogError | TimeoutError
 
 
 def examine(ranges: Sequence[Range], errand: Errand) -> list[Piece]:
-    """Each of these, in order."""
+    """Verify each of these ranges, in order."""
     settle_in()
     reading = Reading(
         all_replicas=errand.all_replicas,
@@ -65,12 +66,12 @@ def examine(ranges: Sequence[Range], errand: Errand) -> list[Piece]:
                 _note_failed(proof.piece, item.error)
             else:
                 _prove(proof, item)
-    except (DLogError, TimeoutError) as error:  # the cluster cannot be reached, or no more
+    except (DLogError, TimeoutError) as error:  # the cluster is unreachable, or became so
         for proof in proofs.values():
             if not proof.piece.is_gone:
                 _note_failed(proof.piece, error)
     for lost in reading.lost:
-        reason = f"the bookie cannot be asked: {lost.reason}; run the audit again when it is back"
+        reason = f"the bookie cannot be reached: {lost.reason}; run the audit again when it is back"
         proofs[lost.of].piece.unread.append(Unread(lost.first, lost.of.last, lost.bookie, reason))
     return [proof.piece for proof in proofs.values()]
 
@@ -88,7 +89,7 @@ def _note_failed(piece: Piece, error: DLogError | TimeoutError) -> None:
     if isinstance(error, LedgerNotFoundError | SegmentNotFoundError):
         piece.is_gone = True
         return
-    if isinstance(error, SegmentCorruptError):  # of an object that cannot be opened
+    if isinstance(error, SegmentCorruptError):  # an object that cannot be opened
         piece.find(Kind.DIGEST, piece.of.first, "a copy that verifies", error.message, piece.of.store)
         return
     message = error.message if isinstance(error, DLogError) else "no answer in time"
@@ -114,7 +115,7 @@ def _prove(proof: Proof, extent: Extent) -> None:
 
 
 def _note_faults(piece: Piece, entry: int, bookies: Sequence[BookieId], copies: Sequence[Copy]) -> None:
-    """What is wrong with each; one row where nobody has the entry."""
+    """Report the fault of each copy; a single row if no bookie has the entry."""
     there = [(bookie, copy) for bookie, copy in zip(bookies, copies, strict=True) if copy is not None]
     faults = [(bookie, copy) for bookie, copy in there if isinstance(copy, Fault)]
     if len(faults) > 1 and len(faults) == len(there) and all(fault.kind is Kind.MISSING for _, fault in faults):
@@ -126,7 +127,7 @@ def _note_faults(piece: Piece, entry: int, bookies: Sequence[BookieId], copies: 
 
 
 def _agreed(piece: Piece, entry: int, bookies: Sequence[BookieId], copies: Sequence[Copy]) -> list[Entry]:
-    """The copy that most bookies have; who has another one is told of."""
+    """The copy that most bookies have; the others are reported."""
     there = [(bookie, copy) for bookie, copy in zip(bookies, copies, strict=True) if isinstance(copy, Entry)]
     first = there[0][1]
     reference = bytes(first.payload)

@@ -1,7 +1,8 @@
-"""Backfill: a range of a stream into another, through a transform, once however often it is run.
+"""Job `backfill`: copies a range of a stream to another, through a transform, once however often it is run.
 
-The law of this file: what is copied is decided by the first run and kept under the job's name; each piece of it is one
-batch of the exactly-once sink, so that a run that was killed goes on behind the last piece the target has.
+Invariants:
+- the first run decides what is copied, and stores that under the job's name;
+- each piece is one batch of the exactly-once sink, so a new run continues after the last piece that the target has.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ if TYPE_CHECKING:
 
 PIECES_MAX = 5000
 KEEP, NEW = "keep", "new"
-INPUT = "input"  # how a transform in SQL names what is read
+INPUT = "input"  # name of the source view in SQL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackfillOptions:
     """to: the target, which exists. source: options of the source that bound the range (startingTxid, endingTimestamp
-    and the like).
+    and so on).
 
-    job: under which name it is done once; "" makes one of all the others. txids: `keep` those of the source, which
-    fails where the target is past them, or have `new` ones. function: `module:function` that makes of a DataFrame with
-    the source's columns one with a column value; sql: the same as a query of the view `input`. piece_bytes: about, of
+    job: name under which it is done once; "": derived from the other options. txids: `keep` those of the source, which
+    fails if the target is beyond them, or assign `new` ones. function: `module:function`, from a DataFrame with the
+    source's columns to one with a column value; sql: the same as a query of the view `input`. piece_bytes: about, of
     what is published at once.
     """
 
@@ -61,8 +62,8 @@ class BackfillOptions:
 def backfill(
     spark: SparkSession, place: Place, options: BackfillOptions, *, progress: Progress | None = None
 ) -> Report:
-    """Copy. Raises ConfigError for what makes no sense, StreamNotFoundError, TruncatedError if part of the range is
-    gone; another failure is in the report, and a run that comes later goes on there."""
+    """Copy the range. Raises ConfigError for invalid options, StreamNotFoundError, TruncatedError if part of the range
+    is gone; other failures are in the report, and the next run continues there."""
     progress = progress or Silent()
     transform = _transform(spark, options)
     source = _source(place, options)
@@ -82,9 +83,9 @@ def backfill(
             progress.step("backfill", number, len(plan))
             try:
                 records = _copy(spark, place, options, job, number, piece, transform)
-            except Exception as error:  # noqa: BLE001 - Spark's own, of whatever kind
-                report.failures.append({**item, "error": _told(error), "next": "mend it and run the same again"})
-                break  # what comes behind would be refused as a batch before it
+            except Exception as error:  # noqa: BLE001 - Spark raises many kinds
+                report.failures.append({**item, "error": _told(error), "next": "fix the cause and run the job again"})
+                break  # later pieces would make the sink refuse this one
             ask(source, partial(_note_done, namespace=source.namespace, job=job, number=number))
             report.items[-1] |= {"state": "copied", "records": records}
             report.add("records", records)
@@ -119,9 +120,9 @@ def _copy(
 def _transform(spark: SparkSession, options: BackfillOptions) -> Callable[[DataFrame], DataFrame]:
     """Raises ConfigError."""
     if options.txids not in (KEEP, NEW):
-        raise ConfigError(f"txids are kept or new: txids={options.txids[:60]!r}, there are {KEEP}, {NEW}")
+        raise ConfigError(f"unknown choice of txids: txids={options.txids[:60]!r}, choose {KEEP} or {NEW}")
     if options.function and options.sql:
-        raise ConfigError("a transform is a function or a query, not both")
+        raise ConfigError("set either a function or sql as the transform, not both")
     if options.function:
         return _function(options.function)
     if options.sql:
@@ -140,9 +141,9 @@ def _function(name: str) -> Callable[[DataFrame], DataFrame]:
     try:
         found = getattr(importlib.import_module(module), attribute) if colon else None
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"no such function: name={name[:100]} reason={error}") from None
+        raise ConfigError(f"the function cannot be imported: name={name[:100]} reason={error}") from None
     if not callable(found):
-        raise ConfigError(f"a function is named as module:function: name={name[:100]}")
+        raise ConfigError(f"a function must be named module:function: name={name[:100]}")
     made: Callable[[DataFrame], DataFrame] = found
     return made
 
@@ -153,16 +154,16 @@ def _source(place: Place, options: BackfillOptions) -> SourceOptions:
         raise ConfigError("backfill copies one stream: name it with --stream")
     stream_name(options.to)
     if options.to == place.streams[0]:
-        raise ConfigError(f"a stream is not copied into itself: stream={options.to}")
+        raise ConfigError(f"a stream cannot be copied to itself, choose another target: stream={options.to}")
     given = dict(options.source)
     for key in given:
         if not key.lower().startswith(("starting", "ending")):
-            raise ConfigError(f"options of the source that bound the range are wanted: option={key[:60]}")
+            raise ConfigError(f"only options of the source that bound the range are allowed: option={key[:60]}")
     return parse({**place.options(), **given}, streaming=False)
 
 
 def _job(source: SourceOptions, options: BackfillOptions) -> str:
-    """Raises InvalidRequestError for a name that is none."""
+    """The name of the job. Raises InvalidRequestError if it is invalid."""
     if options.job:
         return sink_name(options.job)
     told = json.dumps([source.namespace, source.streams, *_asked(options)], sort_keys=True)
@@ -170,7 +171,7 @@ def _job(source: SourceOptions, options: BackfillOptions) -> str:
 
 
 def _asked(options: BackfillOptions) -> tuple[Any, ...]:
-    """What another run under the same name must have asked for."""
+    """Options that must be equal in all runs of a job."""
     told = asdict(options)
     for name in ("dry_run", "job", "piece_bytes"):
         del told[name]
@@ -184,13 +185,13 @@ def _told(error: Exception) -> str:
     return (ours or lines or [repr(error)])[-1 if ours else 0][:500]
 
 
-# ---- what is to be copied -------------------------------------------------------------------------------------------
+# ---- the plan -------------------------------------------------------------------------------------------------------
 
 
 async def _planned(
     cluster: Cluster, *, source: SourceOptions, options: BackfillOptions, job: str
 ) -> list[dict[str, Any]]:
-    """As it was kept by the first run, or as it is now. Raises ConfigError if the name stands for another copy."""
+    """The plan stored by the first run, or a new one. Raises ConfigError if the name is in use for another copy."""
     await stream_of(cluster, options.to)
     path = f"{sink_path(source.namespace, job)}/plan"
     asked = [list(pair) for pair in _asked(options)] + [["stream", source.streams[0]]]
@@ -198,19 +199,19 @@ async def _planned(
         kept = await _kept(cluster, path)
         if kept is not None:
             if kept.get("asked") != asked:
-                raise ConfigError(f"this job copied something else, give it another name: job={job}")
+                raise ConfigError(f"a job of this name copied something else, choose another name: job={job}")
             return list(kept["pieces"])
         ranges = await plan_batch(cluster, options=source, pruning=Pruning())
         pieces = [_piece(part) for part in partitions(ranges, split_bytes=options.piece_bytes, open_cost_bytes=0)]
         if len(pieces) > PIECES_MAX:
-            raise ConfigError(f"at most {PIECES_MAX} pieces, make them larger: pieces={len(pieces)}")
+            raise ConfigError(f"more than {PIECES_MAX} pieces, increase piece_bytes: pieces={len(pieces)}")
         if options.dry_run or not pieces:
             return pieces
         data = json.dumps({"asked": asked, "pieces": pieces}, separators=(",", ":")).encode()
         with suppress(NodeExistsError):
             await cluster.metadata.zookeeper.create(path, data, parents=True)
             return pieces
-    raise MetadataUnavailableError(f"the plan of a job changes under our hands: job={job}")
+    raise MetadataUnavailableError(f"the plan of a job keeps changing, retry later: job={job}")
 
 
 async def _kept(cluster: Cluster, path: str) -> dict[str, Any] | None:
@@ -222,14 +223,12 @@ async def _kept(cluster: Cluster, path: str) -> dict[str, Any] | None:
         told = json.loads(data)
         assert isinstance(told["pieces"], list)
     except (ValueError, RecursionError, KeyError, TypeError, AssertionError):
-        raise DamagedError(
-            f"what is kept of a job cannot be read; delete the znode to begin anew: path={path}"
-        ) from None
+        raise DamagedError(f"the plan of a job cannot be read; delete the znode to start over: path={path}") from None
     return dict(told)
 
 
 def _piece(ranges: Sequence[Range]) -> dict[str, Any]:
-    """From its first place up to before its end, as places of Spark's offsets."""
+    """A piece from its first position to its end (exclusive), as positions of Spark's offsets."""
     first, last = ranges[0], ranges[-1]
     start = [first.segment, first.first, *([first.first_slot] if first.first_slot else [])]
     end = [last.segment, last.last, last.end_slot] if last.end_slot else [last.segment, last.last + 1]
@@ -238,7 +237,7 @@ def _piece(ranges: Sequence[Range]) -> dict[str, Any]:
 
 
 async def _is_done(cluster: Cluster, *, namespace: str, to: str, job: str, number: int) -> bool:
-    """Whether the target has this piece, as far as can be told; to copy it again would be harmless."""
+    """Whether the target is known to have this piece; copying it again is harmless."""
     record = (await stream_of(cluster, to)).sink(job)
     if standing(record, SinkBatch(job, 0, BATCH, number)) is Standing.DONE:
         return True
@@ -249,7 +248,7 @@ async def _is_done(cluster: Cluster, *, namespace: str, to: str, job: str, numbe
 
 
 async def _note_done(cluster: Cluster, *, namespace: str, job: str, number: int) -> None:
-    """The last piece may be one that was appended, of which the target knows only that it was to be."""
+    """Record a piece as done: of one that was appended, the target may know only that it was about to be."""
     path, data = f"{sink_path(namespace, job)}/done", b"%d" % number
     try:
         await cluster.metadata.zookeeper.set(path, data, -1)

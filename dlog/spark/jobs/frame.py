@@ -1,7 +1,9 @@
-"""What every job is: options in, a report out, and work that is spread over Spark's workers.
+"""Common frame of jobs: options, a report, and work that is distributed over Spark's workers.
 
-The law of this file: a job that was killed can be run again, and does what is left; a task that fails fails alone, and
-the report says so. `dry_run` changes nothing anywhere.
+Invariants:
+- a job that was killed can be run again and does what is left;
+- a failed task does not fail the others, and the report shows it;
+- `dry_run` changes nothing anywhere.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ _LOOK_S = 0.2
 
 
 class Verdict(IntEnum):
-    """Exit codes of `dlog pipeline`; 1 is left to commands that were misused and never began."""
+    """Exit codes of `dlog pipeline`. 1 is for commands that were used wrongly and did not begin."""
 
     OK = 0
     FINDINGS = 2
@@ -36,7 +38,7 @@ class Verdict(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Which streams of which cluster. streams: by name; else `pattern`, a regular expression of whole names; else all.
+    """Selects streams of a cluster: by `streams`; else by `pattern`, a regular expression of whole names; else all.
     zookeeper: host:port,host:port."""
 
     zookeeper: str
@@ -45,7 +47,7 @@ class Place:
     pattern: str = ""
 
     def options(self) -> dict[str, str]:
-        """The same as options of `spark.read.format("dlog")`."""
+        """These as options of `spark.read.format("dlog")`."""
         given = {"zookeeper": self.zookeeper, "namespace": self.namespace}
         if self.streams:
             return {**given, "streams": ",".join(self.streams)}
@@ -54,8 +56,8 @@ class Place:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """What a job did, or with `dry_run` would do. counts: numbers by name. items: what it did to what, a row each.
-    findings: what is wrong in what was looked at. failures: what could not be done; each says what to do."""
+    """What a job did, or with `dry_run` would do. counts: numbers by name. items: its actions, a row each. findings:
+    faults in what it examined. failures: what could not be done; each says what to do."""
 
     job: str
     dry_run: bool = False
@@ -85,13 +87,13 @@ class Report:
         }
 
     def as_json(self) -> str:
-        """The same fields whatever came of it, keys sorted."""
+        """The same fields in every case, keys sorted."""
         return json.dumps(self.as_map(), indent=1, sort_keys=True, default=str) + "\n"
 
 
 @contextmanager
 def reporting(job: str, *, dry_run: bool) -> Iterator[Report]:
-    """A report, and how long it took."""
+    """A report that measures the job's time."""
     report = Report(job=job, dry_run=dry_run)
     begun_s = time.monotonic()
     try:
@@ -101,13 +103,13 @@ def reporting(job: str, *, dry_run: bool) -> Iterator[Report]:
 
 
 class Progress(Protocol):
-    """Told how far a job is; nothing rests on it."""
+    """Receives the progress of a job. For display only."""
 
     def step(self, what: str, done: int, whole: int) -> None: ...
 
 
 class Silent:
-    """Nobody watches."""
+    """Ignores progress."""
 
     def step(self, what: str, done: int, whole: int) -> None: ...
 
@@ -120,9 +122,10 @@ def scatter(
     what: str,
     progress: Progress | None = None,
 ) -> list[R]:
-    """What `work` makes of each of these, in their order, each a Spark task of its own; tasks and results are pickled.
+    """Run `work` on each task, each in a Spark task of its own; returns the results in order. Tasks and results are
+    pickled.
 
-    Raises what Spark raises once a task has failed too often: what is to fail alone is caught in `work`.
+    Raises what Spark raises once a task has failed too often: `work` catches what is to fail alone.
     """
     if not tasks:
         return []
@@ -148,6 +151,6 @@ def scatter(
     finally:
         over.set()
         watcher.join()
-        context.setLocalProperty("spark.jobGroup.id", cast(Any, None))  # None takes it away
+        context.setLocalProperty("spark.jobGroup.id", cast(Any, None))  # None removes it
     progress.step(what, len(tasks), len(tasks))
     return done

@@ -1,11 +1,14 @@
-"""Job `offload`: completed segments that are old enough are copied to cold storage and lie there from then on.
+"""Job `offload`: moves completed segments that are old enough to cold storage.
 
-    copy (a task each) --> read back --> remember both places --> tell the stream's owner --> after a grace period, in a
-    later run: read the object whole once more --> delete the ledger --> forget
+    copy (a task each) --> read back --> record both locations --> tell the stream's owner --> after a grace period,
+    in a later run: read the whole object once more --> delete the ledger --> delete the record
 
-The law of this file: at every moment metadata names a copy that was read back whole, and whatever it does not name is
-remembered until it is deleted; so a run may be killed anywhere, and run beside another. The driver tells and decides;
-no byte of a segment passes through it. A segment with something wrong in it is left where it is, and told of.
+Invariants:
+- metadata names no object before it was read back completely;
+- a copy that metadata does not name is on record until it is deleted, so a run may be killed anywhere, and run beside
+  another one;
+- the driver decides; no byte of a segment passes through it;
+- a segment with a fault stays where it is, and is reported.
 """
 
 from __future__ import annotations
@@ -37,21 +40,21 @@ if TYPE_CHECKING:
 
 __all__ = ["OffloadOptions", "offload"]
 
-_TASKS_A_WAVE = 8  # for each core; what a wave copied is told to its streams before the next one begins
+_TASKS_A_WAVE = 8  # for each core; streams are told of the segments of a wave before the next one begins
 _LEDGER = "ledger"
 
 
 def offload(spark: SparkSession, place: Place, options: OffloadOptions, *, progress: Progress | None = None) -> Report:
     """Move segments of the streams of `place`, and finish what earlier runs began.
 
-    items: a row for each thing done with a segment. findings: segments that are damaged and were left where they are,
-    and objects that are damaged. failures: what could not be done now. Raises StreamNotFoundError for a stream that is
-    named and not there, ConfigError, MisconfiguredError for a place that cannot be used, MetadataUnavailableError.
+    items: a row for each action on a segment. findings: damaged segments, which stay where they are, and damaged
+    objects. failures: what could not be done now. Raises StreamNotFoundError for a named stream that does not exist,
+    ConfigError, MisconfiguredError for a location that cannot be used, MetadataUnavailableError.
     """
     settings = load(ColdOptions, "cold", None, {})
     to, roots = parse_root(options.to), settings.allowed()
     if roots and not any(root.holds(to) for root in roots):
-        raise ConfigError(f"the place lies below none of the roots that may be used (DLOG_COLD_ROOTS): to={to}")
+        raise ConfigError(f"the location is below none of the allowed roots (DLOG_COLD_ROOTS): to={to}")
     of_cluster = reach(place.zookeeper, place.namespace, settings)
     with reporting("offload", dry_run=options.dry_run) as report:
         job = Job(spark, of_cluster, settings, place, options, report, progress)
@@ -63,21 +66,21 @@ def offload(spark: SparkSession, place: Place, options: OffloadOptions, *, progr
 
 
 async def _look(cluster: Cluster, *, job: Job) -> None:
-    """Streams that are meant, also those that are gone and left something behind."""
+    """Read the selected streams, including deleted ones that left records or objects."""
     job.cluster_id = await cluster.metadata.instance_id()
     for root in filter(None, (job.options.to, job.options.parquet)):
         async for _ in cold_store(cluster).objects.list(job.folder("probe", root=root)):
-            break  # the storage answers, or says what is wrong with it
+            break  # checks that the storage replies
     records = job.records(cluster)
     there = {*await cluster.metadata.streams(), *await records.streams()}
     if missing := sorted({stream_name(name) for name in job.place.streams} - there):
         raise StreamNotFoundError(f"no such stream: stream={missing[0]} namespace={job.place.namespace}")
     chosen = sorted(name for name in there if job.is_meant(name))
     if not chosen and job.place.pattern:
-        raise ConfigError(f"no stream matches: pattern={job.place.pattern[:60]!r}")
+        raise ConfigError(f"no stream matches; `dlog ls` lists streams: pattern={job.place.pattern[:60]!r}")
 
     async def look(name: StreamName) -> StreamNow:
-        kept = await records.of(name)  # before metadata: what is in neither is nowhere
+        kept = await records.of(name)  # before metadata: a copy that is in neither then is in use nowhere
         return StreamNow(name, await read_stream(cluster, name), kept)
 
     job.streams = [stream for stream in await job.each(chosen, look, "look") if stream is not None]
@@ -88,7 +91,7 @@ async def _look(cluster: Cluster, *, job: Job) -> None:
 
 
 async def _plan(cluster: Cluster, *, job: Job) -> list[Source]:
-    """What is to be copied, in the order of each stream."""
+    """The segments to copy, in the order of each stream."""
     streams = [stream for stream in job.streams if stream.value is not None]
     planned = await job.each(streams, partial(_plan_stream, cluster, job), "plan")
     return [source for sources in planned for source in sources or ()]
@@ -127,7 +130,7 @@ async def _plan_stream(cluster: Cluster, job: Job, stream: StreamNow) -> list[So
 
 
 async def _bytes_of(cluster: Cluster, segment: Segment) -> int:
-    """Of its entries' payloads, as its store says; 0 if it does not."""
+    """Bytes of its entries' payloads, according to its store; 0 if unknown."""
     if segment.store == cold.NAME:
         return payload_bytes(segment.place)
     if segment.store != _LEDGER:
@@ -136,7 +139,7 @@ async def _bytes_of(cluster: Cluster, segment: Segment) -> int:
 
 
 def _copy(job: Job, sources: Sequence[Source]) -> None:
-    """In tasks, wave after wave."""
+    """Copy segments in Spark tasks, wave after wave."""
     job.report.add("segments_planned", len(sources))
     job.report.add("bytes_planned", sum(source.bytes for source in sources))
     if job.options.dry_run:
@@ -162,7 +165,7 @@ def _copy(job: Job, sources: Sequence[Source]) -> None:
 
 
 def _take(job: Job, done: Sequence[tuple[Source, Copied]], recopy: dict[tuple[StreamName, int], Kept]) -> None:
-    """Tell what came of it, and the streams of what was copied."""
+    """Report the results of tasks, and publish what was copied."""
     ready: list[tuple[Copied, Record, Kept | None]] = []
     for source, copied in done:
         record = _record_of(source)
@@ -183,6 +186,6 @@ def _take(job: Job, done: Sequence[tuple[Source, Copied]], recopy: dict[tuple[St
 
 
 def _record_of(source: Source) -> Record:
-    """Without an object yet."""
+    """The record of a segment that has no object yet."""
     head = source.head
     return Record(stream=head.stream, number=head.number, store=head.source_store, place=head.source_place, objects=())

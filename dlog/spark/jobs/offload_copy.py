@@ -1,8 +1,9 @@
-"""What a task of `offload` does: copy segments into objects, read them back, and write Parquet if asked.
+"""Runs in a task of `offload`: copies segments to objects, reads them back, and writes Parquet on request.
 
-The law of this file: an object holds what the segment's own store gave and verified, checked once more against the sums
-that producers made; and it is believed in only when it was read back whole. What is wrong with a segment is told of
-that segment, and the next one is taken.
+Invariants:
+- an object holds what the segment's store delivered and verified, checked again against the producers' checksums;
+- an object counts only after it was read back completely;
+- a fault is reported for its segment, and the task continues with the next one.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ if TYPE_CHECKING:
 EXTENT_BYTES = 4 << 20
 FETCH_S = 60.0
 RETRIES = 3
-WHOLE_S = 24 * 3600.0  # of a segment, however slow its storage: each step has a bound of its own
+WHOLE_S = 24 * 3600.0  # timeout for a whole segment, however slow its storage; each step has its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A segment to be copied. folder: below which its object goes; empty: it lies in an object already, and only a
-    Parquet file is made. bytes: of its entries, as its store says. parquet: place of that file, or empty."""
+    """A segment to copy. folder: where its object is written; empty: it is in an object already, and only a Parquet
+    file is made. bytes: of its entries, according to its store. parquet: location of that file, or empty."""
 
     head: Head
     folder: str
     bytes: int
     parquet: str = ""
     compression: str = "snappy"
-    first_entry: int = 0  # that may be read; of records before it there are none in Parquet
+    first_entry: int = 0  # the first readable one; earlier records are not in Parquet
     first_slot: int = 0
 
     @property
@@ -59,7 +60,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errand:
-    """What one task does, one after another."""
+    """The segments that one task copies, one after another."""
 
     zookeeper: str
     namespace: str
@@ -69,10 +70,10 @@ class Errand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """What came of a segment. object: where its copy lies, read back and found to be the same; empty: there is none.
+    """Result for a segment. object: location of its copy, read back and compared; empty: none.
 
-    finding: what is wrong with the segment where it lies. failure: why it could not be done. is_gone: it was truncated
-    meanwhile.
+    finding: a fault of the segment in its present location. failure: why it could not be copied. is_gone: it was
+    truncated meanwhile.
     """
 
     stream: str
@@ -90,7 +91,7 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """Whether an object was found to be whole. finding: what is wrong with it; failure: why nobody knows."""
+    """Result of checking an object. finding: its fault; failure: why it could not be checked."""
 
     stream: str
     number: int
@@ -101,7 +102,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckErrand:
-    """Objects to be read whole: stream, segment and place of each."""
+    """Objects to read completely: stream, segment and location of each."""
 
     zookeeper: str
     namespace: str
@@ -110,14 +111,14 @@ class CheckErrand:
 
 
 def copy_segments(errand: Errand) -> list[Copied]:
-    """In a Spark worker."""
+    """Copy in a Spark worker."""
     settle_in()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     return [_copied(of_cluster, source) for source in errand.sources]
 
 
 def check_objects(errand: CheckErrand) -> list[Checked]:
-    """In a Spark worker: read every byte."""
+    """Check in a Spark worker: read every byte."""
     settle_in()
     of_cluster = reach(errand.zookeeper, errand.namespace, errand.cold)
     return [_checked(of_cluster, *told) for told in errand.objects]
@@ -141,16 +142,16 @@ def _copied(of_cluster: Reach, source: Source) -> Copied:
         _drop(of_cluster, source, told)
         return replace(nothing, finding=error.message)
     except SegmentCorruptError as error:
-        if told.object and source.folder:  # of ours, not of the segment's own store
+        if told.object and source.folder:  # a fault of the copy, not of the segment's own store
             _drop(of_cluster, source, told)
-            return replace(nothing, failure=f"what was written is not what was read back: {error.message}")
+            return replace(nothing, failure=f"the copy differs from what was written: {error.message}")
         return replace(nothing, finding=error.message)
     except (DLogError, TimeoutError, OSError) as error:
         return replace(nothing, failure=_words(error))
 
 
 def _read_back(of_cluster: Reach, source: Source, told: Copied) -> Copied:
-    """Every byte of the object, and Parquet made of them if that is wanted."""
+    """Read every byte of the object, and make Parquet of it on request."""
     ref = replace(source.ref, place=told.object)
     if source.parquet:
         from dlog.spark.jobs.offload_parquet import write_parquet
@@ -165,7 +166,7 @@ def _read_back(of_cluster: Reach, source: Source, told: Copied) -> Copied:
 
 
 def _drop(of_cluster: Reach, source: Source, told: Copied) -> None:
-    """An object that nobody will ever name."""
+    """Delete an object that is not recorded."""
     if source.folder and told.object:
         ref = replace(source.ref, place=told.object)
         with contextlib.suppress(DLogError, TimeoutError):
@@ -185,7 +186,8 @@ def _checked(of_cluster: Reach, stream: str, number: int, place: str) -> Checked
 
 
 async def _copy(cluster: Cluster, *, source: Source) -> Copied:
-    """Into an object of a name of its own. Raises SegmentCorruptError, DamagedError, StoreError; leaves none then."""
+    """Copy to an object with a name of its own. Raises SegmentCorruptError, DamagedError, StoreError, and leaves no
+    object then."""
     head = source.head
     name = ObjectName(head.number, os.urandom(8).hex(), source.bytes)
     place = parse_root(source.folder).below(str(name))
@@ -197,7 +199,7 @@ async def _copy(cluster: Cluster, *, source: Source) -> Copied:
     try:
         if reader.end != head.last_entry:
             raise DamagedError(
-                f"the list says another end than the segment's store: list={head.last_entry} store={reader.end}"
+                f"the list and the segment's store differ in the last entry: list={head.last_entry} store={reader.end}"
             )
         writer = await cold_store(cluster).objects.create(place)
         try:
@@ -206,7 +208,7 @@ async def _copy(cluster: Cluster, *, source: Source) -> Copied:
             await _pour(reader, builder, writer.write)
             if builder.records != head.records:
                 raise DamagedError(
-                    f"the list counts other records than there are: list={head.records} found={builder.records}"
+                    f"the list and the segment differ in records: list={head.records} found={builder.records}"
                 )
             payload_bytes = builder.payload_bytes
             await writer.write(builder.end())
@@ -227,7 +229,7 @@ async def _copy(cluster: Cluster, *, source: Source) -> Copied:
 
 
 async def _pour(reader: SegmentReader, builder: Builder, write: Callable[[Sequence[Buffer]], Awaitable[None]]) -> None:
-    """All entries, the next ones fetched while these are written."""
+    """Copy all entries, fetching ahead."""
     head, entry = builder.head, 0
     try:
         async with asyncio.TaskGroup() as group:
@@ -254,27 +256,27 @@ async def _fetch(reader: SegmentReader, first: int, last: int) -> Sequence[Buffe
 
 
 async def read_back(cluster: Cluster, *, ref: SegmentRef) -> Scanned:
-    """Every byte of an object. Raises SegmentCorruptError, SegmentNotFoundError, StoreError."""
+    """Read every byte of an object. Raises SegmentCorruptError, SegmentNotFoundError, StoreError."""
     scanned, extents = await cold_store(cluster).scan(ref)
     async with aclosing(extents) as going:
         async for _ in going:
             pass
     if scanned.damaged:
         entry, why = scanned.damaged[0]
-        raise SegmentCorruptError(f"{why}: place={ref.place} entry={entry} damaged={len(scanned.damaged)}")
+        raise SegmentCorruptError(f"{why}: location={ref.place} entry={entry} damaged={len(scanned.damaged)}")
     return scanned
 
 
 def _compare(told: Copied, scanned: Scanned) -> None:
-    """What was read back is what was written. Raises SegmentCorruptError."""
+    """Compare what was read back with what was written. Raises SegmentCorruptError."""
     written = (told.bytes, told.records, told.entries_crc)
     found = (scanned.payload_bytes, scanned.records, scanned.entries_crc)
     if written != found:
-        raise SegmentCorruptError(f"another segment was read back: place={told.object} wrote={written} found={found}")
+        raise SegmentCorruptError(f"the object differs: location={told.object} wrote={written} found={found}")
 
 
 def examine(payload: Buffer, entry: int, *, is_enveloped: bool) -> Contents:
-    """What an entry holds, its producers' checksums verified. Raises DamagedError, naming the entry."""
+    """Decode an entry and verify its producers' checksums. Raises DamagedError, naming the entry."""
     try:
         records = decode_entry(payload, expand=False, enveloped=is_enveloped)
         first_txid, last_txid, first_slot, count, unix_ms = int(NO_TXID), int(NO_TXID), -1, 0, 0

@@ -1,10 +1,12 @@
-"""Parquet of a segment: its records as `spark.read.format("dlog")` shows them, in the order of the log.
+"""Writes a segment as Parquet: its records as `spark.read.format("dlog")` shows them, in the order of the log.
 
-The law of this file: the file is made of what is read back from the segment's object, and is read back itself: rows,
-range and the sums of every column must be those that were written. Row groups are small enough to be skipped by their
-statistics. What the file is of stands in its footer: `dlog.stream`, `dlog.segment`, `dlog.first_dlsn`,
-`dlog.last_dlsn`, `dlog.first_txid`, `dlog.last_txid`, `dlog.records`, `dlog.entries_crc32c` (the object's own),
-`dlog.columns_crc32c`.
+Invariants:
+- the file is made from what is read back of the segment's object;
+- the file is read back itself: rows, range and the checksum of every column must be those that were written;
+- row groups are small enough for readers to skip them by their statistics.
+
+Keys in the footer: `dlog.stream`, `dlog.segment`, `dlog.first_dlsn`, `dlog.last_dlsn`, `dlog.first_txid`,
+`dlog.last_txid`, `dlog.records`, `dlog.entries_crc32c` (of the object), `dlog.columns_crc32c`.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from dlog.wire.digest import crc32c
 if TYPE_CHECKING:
     from dlog.spark.reach import Reach
 
-ROWS = 128 * 1024  # of a row group, or fewer
-GROUP_BYTES = 64 << 20  # of values in a row group, about
+ROWS = 128 * 1024  # at most, of a row group
+GROUP_BYTES = 64 << 20  # about, of values in a row group
 WRITE_BYTES = 1 << 20
 READ_AHEAD_BYTES = 4 << 20
 COMPRESSIONS = ("none", "snappy", "gzip", "zstd", "lz4")
@@ -45,18 +47,18 @@ _SCHEMA = pa.schema([pa.field(name, kind, True) for name, kind in COLUMNS.items(
 def check_compression(name: str) -> str:
     """Raises ConfigError."""
     if name not in COMPRESSIONS:
-        raise ConfigError(f"parquet_compression is one of {', '.join(COMPRESSIONS)}: {name[:40]!r}")
+        raise ConfigError(f"parquet_compression must be one of {', '.join(COMPRESSIONS)}: {name[:40]!r}")
     return name
 
 
 class Sums:
-    """CRC32C of each column of the rows that went by, however they were cut into batches."""
+    """CRC32C of each column over all rows added, independent of their division into batches."""
 
     def __init__(self) -> None:
         self.rows = 0
         self.first: tuple[int, int, int] | None = None
         self.last: tuple[int, int, int] | None = None
-        self.txids = (-1, -1)  # of these two
+        self.txids = (-1, -1)  # of the first and the last
         self._sums: dict[str, int] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -76,10 +78,10 @@ class Sums:
 
 
 def write_parquet(of_cluster: Reach, ref: SegmentRef, source: Source) -> tuple[Scanned, int]:
-    """Read an object and write its records; what was found in the object, and how large the file is.
+    """Read an object and write its records; returns what was found in the object, and the size of the file.
 
-    Raises SegmentCorruptError, DamagedError for records that cannot be read (nothing is left of a file then),
-    StoreError, TimeoutError.
+    Raises SegmentCorruptError, DamagedError for records that cannot be read (no file is left then), StoreError,
+    TimeoutError.
     """
     place = parse_root(source.parquet)
     writer = of_cluster.ask(lambda cluster: cold_store(cluster).objects.create(place))
@@ -123,7 +125,7 @@ def _written(of_cluster: Reach, ref: SegmentRef, source: Source, sink: _Sink) ->
                     group.add(batch)
     if scanned.damaged:
         entry, why = scanned.damaged[0]
-        raise SegmentCorruptError(f"{why}: place={ref.place} entry={entry} damaged={len(scanned.damaged)}")
+        raise SegmentCorruptError(f"{why}: location={ref.place} entry={entry} damaged={len(scanned.damaged)}")
     rest = gathered.take()
     if rest is not None:
         group.add(rest)
@@ -157,13 +159,13 @@ def _check(of_cluster: Reach, place: Location, wrote: Sums) -> None:
         for batch in file.iter_batches(batch_size=16 * 1024):
             found.add(batch)
     except (pa.ArrowException, OSError) as error:
-        raise SegmentCorruptError(f"the Parquet file cannot be read back: {error}: place={place}") from error
+        raise SegmentCorruptError(f"the Parquet file cannot be read back: {error}: location={place}") from error
     if (found.rows, found.first, found.last, found.told()) != (wrote.rows, wrote.first, wrote.last, wrote.told()):
-        raise SegmentCorruptError(f"other rows were read back than written: place={place}")
+        raise SegmentCorruptError(f"the Parquet file has other rows than were written: location={place}")
 
 
 class _Group:
-    """Gathers batches until they are a row group."""
+    """Collects batches into row groups."""
 
     def __init__(self, writer: Any, sums: Sums) -> None:
         self._writer = writer
@@ -189,7 +191,7 @@ class _Group:
 
 
 class _Sink(io.RawIOBase):
-    """A file that Arrow writes, sent on in pieces."""
+    """A file for Arrow to write, sent to the object store in pieces."""
 
     def __init__(self, of_cluster: Reach, writer: ObjectWriter) -> None:
         super().__init__()
@@ -225,7 +227,7 @@ async def _send(cluster: Cluster, *, writer: ObjectWriter, parts: Sequence[bytes
 
 
 class _File(io.RawIOBase):
-    """An object that Arrow reads, some of it ahead."""
+    """An object for Arrow to read, with read-ahead."""
 
     def __init__(self, of_cluster: Reach, place: Location) -> None:
         super().__init__()
@@ -278,7 +280,7 @@ _DLSN = ("segment", "entry", "slot")
 
 
 def _canonical(column: pa.Array) -> dict[str, bytes]:
-    """Parts whose bytes, each joined with those of the rows before and behind, are the same for the same values."""
+    """Parts whose bytes, joined with those of adjacent rows, are equal for equal values."""
     nulls = bytes(len(column))
     if column.null_count:
         nulls = pc.is_null(column).to_numpy(zero_copy_only=False).astype(np.uint8).tobytes()
@@ -292,7 +294,7 @@ def _canonical(column: pa.Array) -> dict[str, bytes]:
 
 
 def _joined(column: pa.Array) -> bytes:
-    """All values of a column of bytes without nulls, one after another."""
+    """All values of a column of bytes without nulls, joined."""
     _, offsets, data = column.buffers()
     if data is None or not len(column):
         return b""

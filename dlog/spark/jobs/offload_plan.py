@@ -1,7 +1,6 @@
-"""Which segments `offload` copies: arithmetic over what is known.
+"""Selects the segments that `offload` copies. Pure computation.
 
-The law of this file: nothing is opened here and nothing decided twice. What becomes of segments that are on their way
-says dlog/model/offloading.py.
+Segments that are being moved already are decided by dlog/model/offloading.py.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 def named(value: StreamMetadata | None) -> set[tuple[str, str]]:
-    """Store and place of every segment that a stream has."""
+    """Store and location of every segment of a stream."""
     return {(segment.store, segment.place) for segment in value.listed} if value is not None else set()
 
 
@@ -35,8 +34,8 @@ def candidates(
     older_than_s: float,
     keep: int,
 ) -> list[Segment]:
-    """Completed segments that are old enough, not among the newest, and not on their way already; and those that lie in
-    cold storage."""
+    """Completed segments that are old enough, not among the newest `keep`, and not being moved already; and those that
+    are in cold storage."""
     sealed = [s for s in value.segments if s.completed]
     before_unix_ms = now_unix_ms - older_than_s * 1000
     return [
@@ -51,7 +50,7 @@ def candidates(
 def source_of(
     value: StreamMetadata, segment: Segment, *, folder: str, payload_bytes: int, parquet: str, compression: str
 ) -> Source:
-    """What a task is told of a segment. folder: empty for one that lies in cold storage already."""
+    """The description of a segment for a task. folder: empty for a segment that is in cold storage already."""
     head = Head(
         stream=value.name,
         life=value.life,
@@ -79,12 +78,12 @@ def source_of(
 
 
 def parquet_place(folder: Location, life: str, number: int) -> str:
-    """Where the Parquet file of a segment goes: the same for each attempt, since each writes the same rows."""
+    """Location of a segment's Parquet file: the same for each attempt, since each writes the same rows."""
     return str(folder.below(f"{life or 'java'}-{number:018d}.parquet"))
 
 
 def packed(things: Sequence[T], size: Callable[[T], int]) -> list[tuple[T, ...]]:
-    """For tasks: neighbours together while they are small."""
+    """Group into tasks: small neighbours share one."""
     tasks: list[list[T]] = []
     weight = 0
     for thing in things:

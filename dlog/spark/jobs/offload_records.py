@@ -1,11 +1,14 @@
-"""What is remembered of segments on their way to cold storage, in ZooKeeper: `<namespace>/.offloaded/<stream>/...`.
+"""Stores records of segments that move to cold storage, in ZooKeeper: `<namespace>/.offloaded/<stream>/...`.
 
-    <number>-<store>-<place>   a record: where the segment lay, and every object that it was told to lie in
-    swept-<object's name>      an object that is being swept; the data is its place
+    <number>-<store>-<place>   a record: the segment's old location, and every object that it was told to be in
+    swept-<object's name>      marks an object that is being swept; the data is its location
 
-The law of this file: a record is there before the segment's stream is told, and until nothing is left to be done: so
-whoever comes after a kill finds both places. It is changed by compare-and-set, as dlog/model/offloading.py has it. An
-object that is being swept gets no record, and one that has a record is not swept; both are decided by the same multi.
+Invariants:
+- a record exists from before the segment's stream is told until nothing is left to do, so that a run after a kill finds
+  both locations;
+- records are changed by compare-and-set, by the rules of dlog/model/offloading.py;
+- an object that is being swept gets no record, and a recorded one is not swept; one multi decides both.
+
 Java tools skip names that begin with a dot.
 """
 
@@ -46,22 +49,22 @@ class Kept:
 
 
 class SweptError(MetadataUnavailableError):
-    """The object is being swept as one that nobody names: what it holds must be copied again."""
+    """The object is being swept as unnamed: its segment must be copied again."""
 
 
 class Records:
-    """Those of one namespace."""
+    """The records of one namespace."""
 
     def __init__(self, cluster: Cluster, namespace: str) -> None:
         self._zk = cluster.metadata.zookeeper
         self._root = f"{namespace}/.offloaded"
 
     async def streams(self) -> list[StreamName]:
-        """Streams that something is remembered of, in order."""
+        """Streams with records or marks, sorted."""
         return [stream_name(name) for name in sorted(await self._children(self._root))]
 
     async def of(self, stream: str) -> list[Kept]:
-        """All of a stream, by number. Raises DamagedError."""
+        """All records of a stream, by number. Raises DamagedError."""
         names = sorted(name for name in await self._children(f"{self._root}/{stream}") if not name.startswith(_SWEPT))
         kept: list[Kept] = []
         for at in range(0, len(names), _AT_ONCE):
@@ -72,7 +75,7 @@ class Records:
         return kept
 
     async def swept(self, stream: str) -> list[str]:
-        """Places of objects of this stream that somebody began to sweep."""
+        """Locations of objects of this stream that are marked as being swept."""
         places = []
         for name in sorted(await self._children(f"{self._root}/{stream}")):
             if name.startswith(_SWEPT):
@@ -83,46 +86,46 @@ class Records:
                 places.append(data.decode(errors="replace"))
         return places
 
-    # ---- of a segment -----------------------------------------------------------------------------------------------
+    # ---- records of a segment ---------------------------------------------------------------------------------------
 
     async def begin(self, record: Record, was: Kept | None = None) -> Kept:
-        """Remember it, in the place of what was. Raises SweptError; BadVersionError, NodeExistsError if somebody else
-        remembered something of this segment meanwhile; MetadataUnavailableError."""
+        """Create a record, or replace `was`. Raises SweptError; BadVersionError, NodeExistsError if another run changed
+        this segment's record meanwhile; MetadataUnavailableError."""
         path, marker = self._path(record), self._marker(record.stream, record.object)
         await self._zk.ensure_path(f"{self._root}/{record.stream}")
         data = _encoded(record)
-        ops: list[Op] = [Create(marker), Delete(marker, ANY_VERSION)]  # refused while it is being swept
+        ops: list[Op] = [Create(marker), Delete(marker, ANY_VERSION)]  # fails while it is being swept
         ops.append(Create(path, data) if was is None else Set(path, data, was.version))
         try:
             results = await self._zk.multi(ops)
         except MultiFailedError as failed:
             if failed.index == 0:
-                raise SweptError(f"the object was swept before its segment was told of it: {record.object}") from failed
+                raise SweptError(f"the object was swept before it was recorded, run again: {record.object}") from failed
             raise failed.error from failed
         return Kept(record, 0 if was is None else results[2].version)
 
     async def change(self, kept: Kept, record: Record) -> Kept:
-        """Put this in the place of what was read. Raises BadVersionError, NoNodeError."""
+        """Replace a record that was read. Raises BadVersionError, NoNodeError."""
         return Kept(record, (await self._zk.set(self._path(record), _encoded(record), kept.version)).version)
 
     async def forget(self, kept: Kept) -> None:
-        """Nothing is left to be done. Raises BadVersionError."""
+        """Delete a record; nothing is left to do for it. Raises BadVersionError."""
         try:
             await self._zk.delete(self._path(kept.record), kept.version)
         except NoNodeError:
             return
 
     async def forget_stream(self, stream: str) -> None:
-        """There is no such stream any more; unless something is remembered of it."""
+        """Delete the znode of a deleted stream, unless it has records."""
         try:
             await self._zk.delete(f"{self._root}/{stream}", ANY_VERSION)
         except (NoNodeError, NotEmptyError):
             return
 
-    # ---- of objects that nobody names -------------------------------------------------------------------------------
+    # ---- marks of objects that are being swept ----------------------------------------------------------------------
 
     async def claim(self, stream: str, place: str) -> None:
-        """From now on no record of this object can be made; look then whether there is one. Idempotent."""
+        """Mark an object: from now on it cannot be recorded. Then look for an earlier record. Idempotent."""
         await self._zk.ensure_path(f"{self._root}/{stream}")
         try:
             await self._zk.create(self._marker(stream, place), place.encode())
@@ -130,7 +133,7 @@ class Records:
             return
 
     async def unclaim(self, stream: str, place: str) -> None:
-        """The object is deleted, or it was found to be named."""
+        """Remove the mark: the object is deleted, or was found to be named."""
         try:
             await self._zk.delete(self._marker(stream, place), ANY_VERSION)
         except NoNodeError:
@@ -151,7 +154,7 @@ class Records:
 
 
 def named_objects(kept: Iterable[Kept]) -> set[str]:
-    """Places of all objects that these name."""
+    """Locations of all objects that these records name."""
     return {place for one in kept for place in one.record.objects}
 
 
@@ -172,5 +175,5 @@ def _decoded(path: str, data: bytes) -> Record:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         sound = False
     if not sound:
-        raise DamagedError(f"what is remembered of an offloaded segment cannot be read: path={path}")
+        raise DamagedError(f"the record of an offloaded segment cannot be read: path={path}")
     return record

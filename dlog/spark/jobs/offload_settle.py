@@ -1,8 +1,11 @@
-"""Segments on their way to cold storage: each run goes on with what an earlier one began, or has just copied.
+"""Completes moves to cold storage: continues earlier runs, or publishes new copies.
 
-The law of this file: before anything is deleted that is announced in the record, then metadata is read, and what it
-names stays; and no run deletes a hot copy before it saw a proxy read from cold storage. A record is forgotten last. Why
-two runs, and what a third asked for long ago, cannot undo each other: dlog/model/offloading.py.
+Invariants:
+- before a copy is deleted the deletion is announced in the record, then metadata is read, and what it names stays;
+- no run deletes the hot copy (ledger) of a segment that is not truncated before it saw a proxy read from cold storage;
+- a record is deleted last.
+
+dlog/model/offloading.py says why two runs, and late effects of a third one, cannot undo each other.
 """
 
 from __future__ import annotations
@@ -45,14 +48,14 @@ _WOULD = {
 
 @dataclass(slots=True)
 class Retiring:
-    """A record whose grace period is over. lies_at: the object that metadata names."""
+    """A record after its grace period. lies_at: the object that metadata names."""
 
     kept: Kept
     lies_at: str
 
 
 async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
-    """Go on with every record; those whose grace period is over are returned."""
+    """Continue with every record; returns those whose grace period is over."""
     retiring: list[Retiring] = []
     on_their_way = [(stream, kept) for stream in job.streams for kept in stream.kept]
     if not on_their_way:
@@ -85,7 +88,7 @@ async def settle(cluster: Cluster, *, job: Job) -> list[Retiring]:
 
 
 async def _tell_again(cluster: Cluster, client: Client, job: Job, stream: StreamNow, kept: Kept) -> None:
-    """A run was killed before the stream was told, or before it was noted; unless the object is of no use."""
+    """Repeat what a killed run left undone; copy again if the object is unusable."""
     if not kept.record.needs_copy and await _is_there(cluster, kept.record):
         await _tell(cluster, client, job, kept)
     else:
@@ -93,7 +96,7 @@ async def _tell_again(cluster: Cluster, client: Client, job: Job, stream: Stream
 
 
 async def _is_there(cluster: Cluster, record: Record) -> bool:
-    """Whether the object's ends are sound. All of it was read back before the record was made."""
+    """Whether the object can be opened. It was read back completely before it was recorded."""
     try:
         reader = await cold_store(cluster).open_reader(ref_of(record.stream, record.number, record.object))
     except (SegmentCorruptError, SegmentNotFoundError):
@@ -103,7 +106,7 @@ async def _is_there(cluster: Cluster, record: Record) -> bool:
 
 
 async def _tell(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
-    """From now on the segment lies in its object. Raises MisconfiguredError if proxies cannot read it there."""
+    """Move the segment to its object. Raises MisconfiguredError if proxies cannot read it there."""
     if not job.trial.is_over:
         async with job.trial.turn:
             if not job.trial.is_over:
@@ -115,7 +118,7 @@ async def _tell(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
 
 
 async def _tell_first(cluster: Cluster, client: Client, job: Job, kept: Kept) -> None:
-    """And see whether a proxy reads it there; if not, it lies where it lay."""
+    """Move the first segment of a run, and try whether a proxy reads it there; if not, move it back."""
     if not await _relocate(cluster, client, job, kept):
         return
     await _try(client, job, kept.record)
@@ -131,21 +134,21 @@ async def _try(client: Client, job: Job, record: Record) -> None:
 
 
 async def _try_out(client: Client, record: Record) -> str:
-    """Why a reader of the segment gets nothing; empty: it does."""
-    await asyncio.sleep(TRY_AFTER_S)  # until read proxies know where it lies
+    """Why a reader of the segment gets an error; empty if it gets none."""
+    await asyncio.sleep(TRY_AFTER_S)  # until read proxies know the new location
     try:
         async with aclosing(client.read(record.stream, of(record.number, 0, 0), limit=1)) as reading:
             async for _ in reading:
                 break
     except (TruncatedError, StreamNotFoundError):
-        return ""  # of which nothing can be read anywhere
+        return ""  # nothing to read any more, in either location
     except DLogError as error:
         return error.message
     return ""
 
 
 async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> bool:
-    """Tell the stream; False: there is nothing to be moved any more."""
+    """Tell the stream's owner to move the segment; False: the segment does not exist any more."""
     record = kept.record
     try:
         await client.relocate(
@@ -157,7 +160,7 @@ async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> b
             to_place=record.object,
         )
     except (TruncatedError, StreamNotFoundError):
-        job.report.add("truncated_meanwhile")  # a later run clears it
+        job.report.add("truncated_meanwhile")  # a later run deletes the rest
         return False
     except InvalidRequestError:
         value = await read_stream(cluster, record.stream)
@@ -167,11 +170,11 @@ async def _relocate(cluster: Cluster, client: Client, job: Job, kept: Kept) -> b
 
 
 async def _go_back(cluster: Cluster, client: Client, job: Job, kept: Kept, lies_at: str, *, is_damaged: bool) -> None:
-    """Have the segment lie where it lay again, behind a record that says so; unless the hot copy is being deleted."""
+    """Record the move back, then move the segment, unless the deletion of its hot copy was announced."""
     record = kept.record.returning(lies_at, is_damaged=is_damaged)
     if record is None:
         where = f"{kept.record.store}:{kept.record.place}"
-        text = f"it cannot be taken back, a run has begun to delete its hot copy, which may still be there: {where}"
+        text = f"it cannot be moved back, a run has begun to delete its hot copy, which may still exist: {where}"
         job.find("cold", kept.record.stream, kept.record.number, text)
         return
     try:
@@ -183,7 +186,7 @@ async def _go_back(cluster: Cluster, client: Client, job: Job, kept: Kept, lies_
 
 
 async def _take_back(client: Client, job: Job, record: Record, lies_at: str) -> None:
-    """The segment lies where it lay again, unless there is nothing to be moved any more."""
+    """Move the segment back to its hot copy, if it still exists."""
     try:
         await client.relocate(
             record.stream,
@@ -194,13 +197,13 @@ async def _take_back(client: Client, job: Job, record: Record, lies_at: str) -> 
             to_place=record.place,
         )
     except (TruncatedError, StreamNotFoundError):
-        return  # a later run clears it
+        return  # a later run deletes the rest
     job.report.add("segments_taken_back")
     job.item(record, "taken back")
 
 
 async def _moved(cluster: Cluster, job: Job, kept: Kept) -> None:
-    """Say so, and begin the grace period."""
+    """Report the move, and begin the grace period."""
     record = kept.record
     job.report.add("segments_offloaded")
     job.report.add("bytes_offloaded", payload_bytes(record.object))
@@ -209,15 +212,15 @@ async def _moved(cluster: Cluster, job: Job, kept: Kept) -> None:
 
 
 async def _note(cluster: Cluster, job: Job, kept: Kept) -> None:
-    """The grace period begins."""
+    """Record the beginning of the grace period."""
     try:
         await job.records(cluster).change(kept, replace(kept.record, moved_unix_ms=unix_ms()))
     except BadVersionError:
-        return  # another run did
+        return  # another run recorded it
 
 
 async def _delete(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
-    """That object holds the segment from now on, alone, or none does: announce it, then delete the rest."""
+    """Announce the deletion, then delete every copy but the object `lies_at`, if any."""
     try:
         kept = await job.records(cluster).change(kept, kept.record.deleting())
     except (BadVersionError, NoNodeError):
@@ -227,7 +230,8 @@ async def _delete(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
 
 
 async def _forget(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
-    """Delete what lies where it lay, and every object but that one; metadata, read now, names none of it."""
+    """Delete the hot copy, objects but `lies_at`, and the record, unless metadata names the hot copy; keep named
+    objects."""
     record = kept.record
     still = named(await read_stream(cluster, record.stream))
     if (record.store, record.place) in still:
@@ -241,11 +245,11 @@ async def _forget(cluster: Cluster, job: Job, kept: Kept, lies_at: str) -> None:
     job.item(record, "hot copy deleted")
 
 
-# ---- what was copied now --------------------------------------------------------------------------------------------
+# ---- new copies -----------------------------------------------------------------------------------------------------
 
 
 async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Record, Kept | None]]) -> None:
-    """Remember both places of each, and tell its stream. The third: what was remembered of it before."""
+    """Record both locations of each, and tell its stream. Third element: its earlier record."""
     async with await job.client(cluster) as client:
 
         async def one(told: tuple[Copied, Record, Kept | None]) -> None:
@@ -262,13 +266,13 @@ async def publish(cluster: Cluster, *, job: Job, done: Sequence[tuple[Copied, Re
             if await _is_there(cluster, kept.record):
                 await _tell(cluster, client, job, kept)
             else:
-                job.fail("copy", "the object is gone again", stream=record.stream, segment=record.number)
+                job.fail("copy", "the object does not exist any more", stream=record.stream, segment=record.number)
 
         await job.each(done, one, "tell its stream")
 
 
 async def _begin(cluster: Cluster, job: Job, record: Record, was: Kept | None) -> Kept | None:
-    """Remember it; None: another run remembered something of this segment meanwhile."""
+    """Create the record; None: another run changed it meanwhile."""
     try:
         return await job.records(cluster).begin(record, was)
     except (NodeExistsError, BadVersionError):
@@ -279,7 +283,7 @@ async def _begin(cluster: Cluster, job: Job, record: Record, was: Kept | None) -
 
 
 def retire(job: Job, retiring: Sequence[Retiring]) -> None:
-    """Read the objects whole, in tasks; delete what lay there before, or go back to that."""
+    """Read the objects completely, in tasks; then delete the hot copies, or move back to them."""
     errands = [
         CheckErrand(
             zookeeper=job.place.zookeeper,
@@ -307,7 +311,7 @@ async def _finish(cluster: Cluster, *, job: Job, sound: Sequence[Retiring], dama
     async with await job.client(cluster) as client:
 
         async def delete(one: Retiring) -> None:
-            async with job.trial.turn:  # who told its stream may have been killed before it tried
+            async with job.trial.turn:  # the run that told the stream may have been killed before it tried
                 if not job.trial.is_over:
                     await _try(client, job, one.kept.record)
             if job.trial.refusal:

@@ -1,7 +1,9 @@
-"""What killed attempts of `offload` left behind: objects that nobody names, and files that were never finished.
+"""Deletes what killed attempts of `offload` left: objects that nothing names, and unfinished files.
 
-The law of this file: an object is deleted only after it was made certain that no record of it can be made any more, and
-after records and metadata, read in this order, did not name it. Age decides nothing but when to look.
+Invariants:
+- an object is deleted only after a mark makes it impossible to record it, and after records and metadata, read in this
+  order, did not name it;
+- age decides only when to look.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from dlog.stores.cold.places import parse_object
 
 
 async def sweep(cluster: Cluster, *, job: Job) -> None:
-    """Of the streams that are meant, those too that there are no more."""
+    """Sweep the selected streams, including deleted ones."""
     before_unix_ms = unix_ms() - job.options.orphan_age_s * 1000
     objects, records = cold_store(cluster).objects, job.records(cluster)
     orphans: dict[StreamName, list[str]] = defaultdict(list)
-    begun = await job.each(job.streams, lambda stream: records.swept(stream.name), "sweep")  # by a run that was killed
+    begun = await job.each(job.streams, lambda stream: records.swept(stream.name), "sweep")  # by runs that were killed
     for stream, places in zip(job.streams, begun, strict=True):
         orphans[stream.name] = places or []
     known = {stream.name: _known(stream) for stream in job.streams}
@@ -50,14 +52,14 @@ def _known(stream: StreamNow) -> set[str]:
 
 
 async def _objects(cluster: Cluster, job: Job) -> AsyncIterator[Found]:
-    """Of the streams that are named, or of the whole namespace."""
+    """Objects of the named streams, or of the whole namespace."""
     for folder in [job.folder(name) for name in job.place.streams] or [job.folder()]:
         async for found in cold_store(cluster).objects.list(folder):
             yield found
 
 
 def _stream_of(found: Found) -> StreamName | None:
-    """Whose it is, by its folder."""
+    """The stream of an object, from its folder."""
     try:
         return stream_name(found.place.rsplit("/", 2)[1])
     except InvalidStreamNameError:
@@ -76,7 +78,7 @@ async def _sweep(cluster: Cluster, job: Job, told: tuple[StreamName, list[str]])
 
 
 async def _sweep_object(cluster: Cluster, job: Job, stream: StreamName, place: str) -> None:
-    """A record of it that is made from now on is refused; one that was made before is seen."""
+    """Delete an object unless it is named. From `claim` on it cannot be recorded; an earlier record is seen here."""
     records = job.records(cluster)
     await records.claim(stream, place)
     kept = await records.of(stream)

@@ -1,6 +1,7 @@
-"""What the steps of `offload` share on the driver: the cluster, the report, and how one goes through many streams.
+"""State that the steps of `offload` share on the driver: the cluster, the report, and iteration over many streams.
 
-The law of this file: what fails for one stream or segment is told of it and stops no other.
+Invariants:
+- a failure of one stream or segment is reported and stops no other.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _AT_ONCE = 16
-_ASK_S = 3600.0  # of one step with all streams
+_ASK_S = 3600.0  # timeout of one step for all streams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadOptions:
     """What is copied where, and what is deleted when. Times in seconds.
 
-    to: the root of objects, as file:///directory, s3://bucket/prefix, webhdfs://host:9870/path. older_than_s: since a
-    segment was completed. keep: so many of a stream's newest completed segments stay. grace_s: from the moment when a
-    segment lies in its object until the ledger is deleted, for readers that still go by an old plan. parquet: a root
-    for Parquet files, one a segment; none if empty. orphan_age_s: what killed attempts left is deleted at this age.
-    connect: proxies of the cluster, as dlog://host:port; empty: those that are registered.
+    to: root for objects, e.g. file:///directory, s3://bucket/prefix, webhdfs://host:9870/path. older_than_s: time since
+    a segment was completed. keep: this many of a stream's newest completed segments stay. grace_s: time from the move
+    to an object until the ledger is deleted, for readers with an older plan. parquet: root for Parquet files, one for
+    each segment; empty: none. orphan_age_s: age at which leftovers of killed attempts are deleted. connect: proxies of
+    the cluster, e.g. dlog://host:port; empty: the registered ones.
     """
 
     to: str
@@ -65,15 +66,15 @@ class OffloadOptions:
             check_compression(self.parquet_compression)
         for name in ("older_than_s", "grace_s", "orphan_age_s"):
             if not 0 <= getattr(self, name) < SECONDS_MAX:
-                raise ConfigError(f"{name} is a time from 0 on: value={getattr(self, name)}")
+                raise ConfigError(f"{name} must be 0 or more seconds: value={getattr(self, name)}")
         if self.keep < 0:
-            raise ConfigError(f"keep is a number from 0 on: value={self.keep}")
+            raise ConfigError(f"keep must be 0 or more: value={self.keep}")
 
 
 @dataclass(slots=True)
 class StreamNow:
-    """A stream as it stands. value: None if there is none of that name. kept: its records. recopy: of those, by number,
-    the ones whose object is of no use."""
+    """A stream as of now. value: None if it does not exist. kept: its records. recopy: by number, records whose object
+    is unusable."""
 
     name: StreamName
     value: StreamMetadata | None
@@ -83,7 +84,7 @@ class StreamNow:
 
 @dataclass(slots=True)
 class Trial:
-    """Whether proxies read what was moved: found out with the first segment of a run. refusal: why they do not."""
+    """Whether proxies can read a moved segment: tried with the first segment of a run. refusal: why they cannot."""
 
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_over: bool = False
@@ -93,14 +94,14 @@ class Trial:
         """Raises MisconfiguredError."""
         if self.refusal:
             raise MisconfiguredError(
-                f"proxies cannot read it in cold storage, so it lies where it lay; tell them how it is reached, in "
-                f"section [cold] of their configuration or DLOG_COLD_*: {self.refusal}"
+                f"proxies cannot read the segment in cold storage, so it stays where it was; configure access to cold "
+                f"storage in section [cold] of the proxies' configuration or DLOG_COLD_*: {self.refusal}"
             )
 
 
 @dataclass(slots=True)
 class Job:
-    """One run."""
+    """One run of `offload`."""
 
     spark: SparkSession
     of_cluster: Reach
@@ -111,41 +112,41 @@ class Job:
     progress: Progress | None
     cluster_id: str = ""
     streams: list[StreamNow] = field(default_factory=list)
-    unread: frozenset[StreamName] = frozenset()  # that are meant, and of which nothing is known in this run
+    unread: frozenset[StreamName] = frozenset()  # selected streams of which nothing is known in this run
     trial: Trial = field(default_factory=Trial)
 
     def is_meant(self, name: str) -> bool:
-        """Whether the job is about a stream of this name. Raises ConfigError."""
+        """Whether the job selects a stream of this name. Raises ConfigError."""
         if self.place.streams:
             return name in self.place.streams
         try:
             return not self.place.pattern or re.fullmatch(self.place.pattern, name) is not None
         except re.error as error:
             text = self.place.pattern[:60]
-            raise ConfigError(f"the pattern is no regular expression: {error}: value={text!r}") from None
+            raise ConfigError(f"pattern is not a regular expression: {error}: value={text!r}") from None
 
     def ask(self, work: Callable[[Cluster], Awaitable[T]]) -> T:
         return self.of_cluster.ask(work, timeout_s=_ASK_S)
 
     def folder(self, stream: str = "", *, root: str = "") -> Location:
-        """Below which the objects of this namespace lie, or of one stream of it."""
+        """The folder for the objects of this namespace, or of one of its streams."""
         return folder_of(parse_root(root or self.options.to), self.cluster_id, self.place.namespace, stream)
 
     def records(self, cluster: Cluster) -> Records:
         return Records(cluster, self.place.namespace)
 
     async def client(self, cluster: Cluster) -> AbstractAsyncContextManager[Client]:
-        """Of the cluster's proxies. Raises UnavailableError if none is registered."""
+        """A client of the cluster's proxies. Raises UnavailableError if none is registered."""
         target = self.options.connect
         if not target:
             proxies = (await cluster.metadata.members()).write_proxies.values()
             target = "dlog://" + ",".join(sorted(proxy.address for proxy in proxies))
             if not proxies:
-                raise UnavailableError("no write proxy is registered: start one, or say where one is (connect)")
+                raise UnavailableError("no write proxy is registered: start one, or name one with option connect")
         return connect(target)
 
     async def each(self, things: Sequence[Any], work: Callable[[Any], Awaitable[T]], what: str) -> list[T | None]:
-        """Do it with each, some at once. What fails is told of and gives None."""
+        """Call `work` on each, up to 16 at once. A failure is reported and gives None."""
         done: list[T | None] = [None] * len(things)
         following = iter(range(len(things)))
 
@@ -179,7 +180,7 @@ class Job:
         )
 
     def find(self, kind: str, stream: str, segment: int, text: str) -> None:
-        """kind: source, for a segment that was left where it was; cold, for an object."""
+        """kind: source, for a segment that stays where it is; cold, for an object."""
         self.report.findings.append({"kind": kind, "stream": stream, "segment": segment, "text": text})
 
     def fail(self, what: str, error: Exception | str, **where: Any) -> None:
@@ -188,7 +189,7 @@ class Job:
 
 
 async def read_stream(cluster: Cluster, name: str) -> StreamMetadata | None:
-    """A stream as it stands now, None if there is none. Raises MetadataUnavailableError, DamagedError."""
+    """A stream as of now, or None. Raises MetadataUnavailableError, DamagedError."""
     outcome = await cluster.metadata.read(StreamKey(stream_name(name)))
     if isinstance(outcome, Missing):
         return None

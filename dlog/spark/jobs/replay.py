@@ -1,9 +1,11 @@
-"""Job `replay`: split regions by table, from where each table was flushed, into files or into calls of a function.
+"""Job `replay`: splits regions by table, from where each table was flushed, into files or calls of a function.
 
     pieces of a region --(a task each)--> run files --(index, on the driver)--> tables --(parts)--> files, or calls
 
-The law of this file: rows never pass through the driver or a shuffle, only the index of runs does. A table that does
-not hold together fails, and no other one with it; what a killed run has done is not done again.
+Invariants:
+- rows never pass through the driver or a shuffle, only the index of runs does;
+- a table that is not complete fails, without affecting others;
+- what a killed run has done is not done again.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _BYTES_MAX = 1 << 30  # of a run: offsets have 32 bits
-_LEFT_OUT_MAX = 1000  # lines a piece tells of
+_LEFT_OUT_MAX = 1000  # lines that a piece reports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
-    """What becomes of regions. Directories must be reached by all workers.
+    """What is done with regions. All workers must have access to the directories.
 
-    marks: how far each table was flushed. tables: only these; empty: all. to: a directory for files of `format`; else
-    function: `module:function`, called as function(TablePart, batches). at_once: parts of one table may go to the
-    function at the same time, else one after another. work: a directory for run files; default: in `to`.
-    source: options of the source, as startingOffsets. piece_bytes: of a region, a task. run_bytes: of records that a
-    task holds. part_bytes: of a table, a task.
+    marks: how far each table was flushed. tables: only these; empty: all. to: directory for files of `format`; or
+    function: `module:function`, called as function(TablePart, batches). at_once: parts of one table may be passed to
+    the function concurrently, else one after another. work: directory for run files; default: in `to`. source: options
+    of the source, e.g. startingOffsets. piece_bytes: of a region, for a task. run_bytes: of records that a task holds
+    in memory. part_bytes: of a table, for a task.
     """
 
     marks: Marks = field(default_factory=Marks)
@@ -58,19 +60,19 @@ class ReplayOptions:
 
     def __post_init__(self) -> None:
         if not self.dry_run and bool(self.to) == bool(self.function):
-            raise ConfigError("either a directory for files (to) or a replay function is wanted")
+            raise ConfigError("set either a directory for files (to) or a replay function (function)")
         if self.function and not self.dry_run and not self.work:
-            raise ConfigError("a replay function wants a work directory, which all workers reach (work)")
+            raise ConfigError("a replay function needs a work directory that all workers can access, set work")
         if self.format not in FORMATS:
-            raise ConfigError(f"one of {', '.join(FORMATS)} is wanted: format={self.format[:40]}")
+            raise ConfigError(f"format must be one of {', '.join(FORMATS)}: format={self.format[:40]}")
         if any(not 0 <= table <= NUMBER_MAX for table in self.tables):
-            raise ConfigError("a table is a whole number from 0 to 2**63 - 1")
+            raise ConfigError("a table must be a whole number from 0 to 2**63 - 1")
         for name in ("piece_bytes", "run_bytes", "part_bytes"):
             if not 1 <= getattr(self, name) <= _BYTES_MAX:
-                raise ConfigError(f"{name} is from 1 to {_BYTES_MAX}: value={getattr(self, name)}")
+                raise ConfigError(f"{name} must be from 1 to {_BYTES_MAX}: value={getattr(self, name)}")
 
     def identity(self) -> dict[str, Any]:
-        """What makes the output what it is, as JSON."""
+        """The options that determine the output, as JSON."""
         return {
             "marks": self.marks.as_map(),
             "tables": sorted(set(self.tables)),
@@ -92,10 +94,10 @@ def replay(
 ) -> Report:
     """Replay the regions that `place` names, or those of `wal`. Items of the report: a manifest for each table.
 
-    A table whose sequence has a gap or goes back, whose files cannot be written or whose function fails is among the
-    failures, and so is a region that cannot be read; begun again, the job goes on with those. A function is called
-    again for a part if the job was killed before the part was noted as done.
-    Raises ConfigError, and DLogError where nothing could be planned.
+    Failures: tables with a gap or a regression in their sequence, with files that cannot be written or a function that
+    fails; and regions that cannot be read. The next run continues with those. A function is called again for a part if
+    the job was killed before the part was recorded as done.
+    Raises ConfigError, and DLogError if nothing could be planned.
     """
     with reporting("replay", dry_run=options.dry_run) as report:
         wal = wal if wal is not None else StreamWal(place, options.source)
@@ -123,7 +125,7 @@ class _Job:
 
 
 def _look(job: _Job, wal: Wal) -> None:
-    """The same as far as the tables, without a file."""
+    """Dry run: report the tables, without files."""
     pieces = wal.pieces(job.options.piece_bytes)
     done = job.scatter(pieces, partial(_split, wal=wal, options=job.options, directory=None), "count")
     for table in _tables(job, pieces, done):
@@ -157,7 +159,7 @@ def _replay(job: _Job, wal: Wal, work: Work) -> None:
 
 
 def _split(piece: Piece, *, wal: Wal, options: ReplayOptions, directory: Path | None) -> Split | str:
-    """In a task: the runs of a piece, or why there are none."""
+    """In a task: the runs of a piece, or an error message."""
     into = Split(piece.region, piece.number)
 
     def tell(text: str) -> None:
@@ -182,7 +184,7 @@ def _split(piece: Piece, *, wal: Wal, options: ReplayOptions, directory: Path | 
 
 
 def _split_in(piece: Piece, *, wal: Wal, options: ReplayOptions, work: Path) -> str:
-    """In a task: write the runs of a piece; why that failed. The driver reads the index from the directory."""
+    """In a task: write the runs of a piece, for the driver to read; returns an error message, or ""."""
     done = _split(piece, wal=wal, options=options, directory=work)
     return done if isinstance(done, str) else ""
 
@@ -191,14 +193,14 @@ def _found(work: Work, piece: Piece, why: str) -> Split | str:
     if why:
         return why
     split = work.split_of(piece)
-    return split or f"what a worker wrote is not seen here, the work directory must be shared: directory={work.runs}"
+    return split or f"the driver cannot see a worker's files, set a shared work directory: directory={work.runs}"
 
 
 # ---- runs into tables -----------------------------------------------------------------------------------------------
 
 
 def _tables(job: _Job, pieces: Sequence[Piece], done: Sequence[Split | str]) -> list[TableRuns]:
-    """Tables that hold together, of regions that could be read; the others are told of."""
+    """Complete tables of readable regions; the others are reported."""
     report = job.report
     report.counts |= dict.fromkeys(("records", "flushed", "others", "tables", "parts", "bytes"), 0)
     report.add("pieces", len(pieces))
@@ -265,7 +267,7 @@ def _merge(job: _Job, work: Work, tables: Sequence[TableRuns], token: str) -> No
 
 
 def _rounds(tables: Sequence[Sequence[Part]], in_order: bool) -> list[list[Part]]:
-    """All parts at once; or of each table one after another."""
+    """Parts by round: all in one, or one part of each table a round."""
     if not in_order:
         return [[part for parts in tables for part in parts]] if tables else []
     most = max((len(parts) for parts in tables), default=0)

@@ -1,4 +1,4 @@
-"""How far each table was flushed: what a replay leaves out, and where it expects each table to go on."""
+"""Marks: how far each table was flushed, hence what a replay omits and expects first."""
 
 from __future__ import annotations
 
@@ -13,49 +13,49 @@ import numpy as np
 from dlog.errors import ConfigError
 from dlog.spark.jobs.wal import NUMBER_MAX, Numbers
 
-OTHERS = "*"  # in a file: the tables that it does not name
+OTHERS = "*"  # key in a file for all tables that it does not name
 
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Records with a sequence at or below their table's are flushed; the next one follows without a gap. default: of
-    tables that are not named; None: nothing of them was flushed, and they may begin anywhere."""
+    """Records with a sequence at or below their table's mark are flushed; the next one must follow without a gap.
+    default: for tables that are not named; None: they may begin anywhere."""
 
     by_table: Mapping[int, int] = field(default_factory=dict)
     default: int | None = None
 
     @classmethod
     def of(cls, told: Any, what: str = "marks") -> Marks:
-        """Read {"table": sequence}, -1 for a table of which nothing was flushed. Raises ConfigError naming `what`."""
+        """Parse {"table": sequence}; -1: nothing of the table was flushed. Raises ConfigError naming `what`."""
         if not isinstance(told, Mapping):
-            raise ConfigError(f'{what}: an object as {{"7": 120, "{OTHERS}": -1}} is wanted: value={str(told)[:60]}')
+            raise ConfigError(f'{what}: expected an object like {{"7": 120, "{OTHERS}": -1}}: value={str(told)[:60]}')
         by_table: dict[int, int] = {}
         default = None
         for key, value in told.items():
             text = str(key)
             if type(value) is not int or not -1 <= value <= NUMBER_MAX:
                 raise ConfigError(
-                    f"{what}: a flushed sequence is a whole number from -1: table={text[:40]} {value!r:.40}"
+                    f"{what}: a flushed sequence must be a whole number from -1 on: table={text[:40]} {value!r:.40}"
                 )
             if text == OTHERS:
                 default = value
             elif text.isascii() and text.isdigit() and int(text) <= NUMBER_MAX:
                 by_table[int(text)] = value
             else:
-                raise ConfigError(f"{what}: a table is a whole number, or {OTHERS} for the others: table={text[:40]!r}")
+                raise ConfigError(f"{what}: a table must be a whole number or {OTHERS} (others): table={text[:40]!r}")
         return cls(by_table, default)
 
     def as_map(self) -> dict[str, int]:
-        """As `of` reads it."""
+        """The form that `of` parses."""
         told = {str(table): self.by_table[table] for table in sorted(self.by_table)}
         return told if self.default is None else {**told, OTHERS: self.default}
 
     def of_table(self, table: int) -> int | None:
-        """None: it may begin anywhere."""
+        """The mark of a table; None: it may begin anywhere."""
         return self.by_table.get(table, self.default)
 
     def of_tables(self, tables: Numbers) -> Numbers:
-        """The mark of each; -1 where there is none."""
+        """The mark of each table; -1 without one."""
         others = -1 if self.default is None else self.default
         found = np.full(len(tables), others, np.int64)
         if self.by_table and len(tables):
@@ -68,7 +68,7 @@ class Marks:
 
 
 def read_marks(path: Path) -> Marks:
-    """From a JSON file. Raises ConfigError."""
+    """Read marks from a JSON file. Raises ConfigError."""
     try:
         told = json.loads(path.read_text())
     except (OSError, ValueError, RecursionError) as error:

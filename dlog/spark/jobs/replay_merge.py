@@ -1,7 +1,8 @@
-"""What a task makes of parts of tables: files, or calls of somebody's function.
+"""Turns parts of tables into files, or calls of a user's function, in a Spark task.
 
-The law of this file: a part that fails fails alone. A part is done once its note is there, which appears whole and
-after what it tells of; a part that was done in another run is not done again.
+Invariants:
+- a failed part affects only its table;
+- a part is done once its note exists, which is written as a whole, after the part; it is not done again by later runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _CALL_ROWS = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """What a replay function is told of the records it gets. number: of this part of the table, from 0, of `parts`."""
+    """The part of a table that is passed to a replay function. number: of this part, from 0, of `parts`."""
 
     region: str
     table: int
@@ -54,14 +55,14 @@ def function_of(name: str) -> Function:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"the replay function cannot be imported: function={name[:80]}: {str(error)[:120]}") from None
     if not callable(found):
-        raise ConfigError(f"a replay function is named as module:function: function={name[:80]}")
+        raise ConfigError(f"a replay function must be named module:function: function={name[:80]}")
     return cast(Function, found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Merge:
-    """How parts are merged. runs, notes, files: directories that all workers reach. function: instead of files.
-    format: of files."""
+    """How parts are merged. runs, notes, files: directories that all workers can access. function: used instead of
+    files. format: of files."""
 
     runs: Path
     notes: Path
@@ -73,7 +74,7 @@ class Merge:
         return self.notes / f"{part.name}.json"
 
     def do(self, parts: Sequence[Part], token: str) -> list[dict[str, Any]]:
-        """The note of each part, in order; of one that failed `error`, and of those of its table behind it."""
+        """The note of each part, in order. A failed part has `error`, and later parts of its table are skipped."""
         told: list[dict[str, Any]] = []
         failed: set[tuple[str, int]] = set()
         with RunFiles(self.runs) as run_files:
@@ -83,7 +84,7 @@ class Merge:
                     continue
                 try:
                     told.append(self._one(part, run_files, token))
-                except Exception as error:  # noqa: BLE001 - a function of anybody's; what failed is told of
+                except Exception as error:  # noqa: BLE001 - of a user's function; reported
                     failed.add(key)
                     text = error.message if isinstance(error, DLogError) else f"{type(error).__name__}: {error}"
                     told.append({"region": key[0], "table": key[1], "part": part.number, "error": text[:500]})
@@ -100,7 +101,7 @@ class Merge:
         else:
             note["file"] = self._write(part, batches, token)
         if batches.records != part.of.records:
-            raise DamagedError(f"a part is not whole: wanted={part.of.records} records={batches.records}")
+            raise DamagedError(f"a part is incomplete: expected={part.of.records} records={batches.records}")
         note["crc32c"] = batches.crc
         publish(path, json.dumps(note, sort_keys=True).encode(), token)
         return note
@@ -112,12 +113,12 @@ class Merge:
         function_of(self.function)(told, batches.cut(_CALL_ROWS))
         if batches.records != of.records:
             raise ConfigError(
-                f"the replay function returned before it had taken every record: function={self.function} "
+                f"the replay function returned before it consumed every record: function={self.function} "
                 f"taken={batches.records} of={of.records}"
             )
 
     def _write(self, part: Part, batches: _Summed, token: str) -> str:
-        """The name of the file. Another attempt writes another one; which one counts the note says."""
+        """Write the part; returns its file name. Each attempt has its own; the note decides."""
         assert self.files is not None
         path = self.files / f"{part.name}-{token}.{self.format}"
         with path.open("xb") as file:
@@ -132,7 +133,7 @@ class Merge:
 
 
 def empty_table(format_: str) -> bytes:
-    """A file of tables without a record."""
+    """A table file without records."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, OUTPUT) if format_ == "parquet" else pa.ipc.new_file(sink, OUTPUT):
         pass
@@ -160,7 +161,7 @@ def _write_parquet(file: Any, part: Part, batches: _Summed) -> None:
 
 
 class _Summed:
-    """Batches on their way. records, crc: of what was taken so far; the CRC32C of its payloads, joined."""
+    """Counts batches as they pass. records, crc: of what was consumed so far; CRC32C of its payloads, joined."""
 
     def __init__(self, batches: Iterator[tuple[pa.RecordBatch, bytes]]) -> None:
         self._batches = batches
@@ -174,13 +175,13 @@ class _Summed:
             yield batch
 
     def cut(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """In batches of at most so many rows."""
+        """Batches of at most this many rows."""
         for batch in self:
             for at in range(0, batch.num_rows, rows):
                 yield batch.slice(at, rows)
 
     def grouped(self) -> Iterator[pa.Table]:
-        """In row groups."""
+        """Tables, each for one row group."""
         waiting: list[pa.RecordBatch] = []
         for batch in self:
             waiting.append(batch)

@@ -1,10 +1,12 @@
-"""Run files: a piece of a region, sorted by table in blocks that fit in memory, and the index that finds each run.
+"""Run files: a piece of a region, sorted by table in blocks that fit in memory, and an index of the runs.
 
     run file = block ...      block = run ...      run = n rows of `ROW` | their payloads, joined
     index    = a line of JSON | an array of `RUN`, as numpy saves it
 
-The law of this file: a run is the records of one table in one block, in the order of the region. Only what an index
-says is a run: it appears whole, under a name of its own, once its file is on the disk. Memory is that of one block.
+Invariants:
+- a run is the records of one table in one block, in the order of the region;
+- only what an index names is a run; an index appears as a whole, once its run file is on disk;
+- memory holds one block.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from dlog.spark.jobs.replay_marks import Marks
 from dlog.spark.jobs.wal import SCHEMA, Numbers
 from dlog.wire.digest import crc32c
 
-#: a record in a run file, but for its payload
+#: a record in a run file, without its payload
 ROW = np.dtype(
     [
         *(("segment", "<i8"), ("entry", "<i8"), ("slot", "<i4"), ("bytes", "<u4")),
@@ -35,7 +37,7 @@ ROW = np.dtype(
     ]
 )
 
-#: a run. break_*: the first record in it that does not follow the one before, if break_segment is not -1
+#: a run. break_*: its first record that does not follow the previous one, if break_segment is not -1
 RUN = np.dtype(
     [
         (name, "<i8")
@@ -48,7 +50,7 @@ RUN = np.dtype(
     ]
 )
 
-#: columns of what is handed on
+#: columns of the output
 OUTPUT = pa.schema([SCHEMA.field(name) for name in SCHEMA.names if name != "table"])
 
 _NO_TIME = np.iinfo(np.int64).min
@@ -61,14 +63,14 @@ Structured = NDArray[Any]
 
 @dataclass(slots=True)
 class Split:
-    """What became of a piece. file: its run file; "" if nothing was written. left_out: what damage cost."""
+    """Result of splitting a piece. file: its run file; "" if none was written. left_out: reports of damage."""
 
     region: str
     number: int
     file: str = ""
     records: int = 0
-    flushed: int = 0  # left out, since their tables have them
-    others: int = 0  # of tables that were not asked for
+    flushed: int = 0  # records that were omitted, since their tables have them
+    others: int = 0  # records of tables that were not selected
     left_out: list[str] = field(default_factory=list)
     runs: Structured = field(default_factory=lambda: np.zeros(0, RUN))
 
@@ -86,7 +88,7 @@ class Split:
             return cls(**json.loads(head), runs=np.load(io.BytesIO(body), allow_pickle=False))
         except (ValueError, TypeError, EOFError) as error:
             raise DamagedError(
-                f"an index of runs cannot be read; remove the work directory and begin anew: file={path}: "
+                f"an index of runs cannot be read; remove the work directory and start over: file={path}: "
                 f"{str(error)[:80]}"
             ) from None
 
@@ -95,7 +97,7 @@ _COUNTS = ("records", "flushed", "others")
 
 
 class Splitter:
-    """Takes a piece batch by batch, and writes runs. file: None counts only."""
+    """Splits a piece, batch by batch, into runs. file: None only counts."""
 
     def __init__(self, into: Split, file: IO[bytes] | None, *, marks: Marks, tables: Sequence[int], run_bytes: int):
         self._into = into
@@ -109,7 +111,7 @@ class Splitter:
         self._blocks: list[Structured] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """A batch of the region, in its order."""
+        """Add a batch of the region, in its order."""
         tables, sequences = _numbers(batch, "table"), _numbers(batch, "sequence")
         self._into.records += batch.num_rows
         is_kept = np.isin(tables, self._tables) if len(self._tables) else np.ones(len(tables), bool)
@@ -137,7 +139,7 @@ class Splitter:
         tables = np.concatenate([_numbers(batch, "table") for batch in batches])
         order = np.argsort(
             tables.astype(np.uint16) if tables.max() < 1 << 16 else tables, kind="stable"
-        )  # 16 bits: radix
+        )  # 16 bits: radix sort
         tables = tables[order]
         rows = _taken(np.concatenate([_rows(batch) for batch in batches]), order)
         payloads = pa.concat_arrays([batch.column("payload") for batch in batches]).take(pa.array(order))
@@ -145,7 +147,7 @@ class Splitter:
         self._blocks.append(self._write(tables, rows, payloads))
 
     def _write(self, tables: Numbers, rows: Structured, payloads: pa.BinaryArray) -> Structured:
-        """The index of what was written."""
+        """Write a block; returns its index."""
         begins = np.flatnonzero(np.concatenate(([True], tables[1:] != tables[:-1])))
         ends = np.append(begins[1:], len(tables))
         offsets = np.frombuffer(payloads.buffers()[1], np.int32, len(rows) + 1, 4 * payloads.offset)
@@ -172,7 +174,7 @@ class Splitter:
 
 
 def _note_breaks(runs: Structured, begins: Numbers, tables: Numbers, rows: Structured) -> None:
-    """The first in each run."""
+    """Record the first break in each run."""
     runs["break_segment"] = -1
     sequences = rows["sequence"]
     is_break = (tables[1:] == tables[:-1]) & (np.diff(sequences) != 1)
@@ -192,7 +194,7 @@ def _numbers(batch: pa.RecordBatch, name: str) -> Numbers:
 
 
 def _taken(rows: Structured, order: Numbers) -> Structured:
-    """rows[order], as plain numbers: several times as fast."""
+    """rows[order], several times faster."""
     plain = rows.view(np.int64).reshape(len(rows), ROW.itemsize // 8)
     taken: Structured = plain[order].view(ROW).reshape(len(order))
     return taken
@@ -215,8 +217,8 @@ def write_split(
     batches: Iterator[pa.RecordBatch],
     splitter: Callable[[Split, IO[bytes]], Splitter],
 ) -> Split:
-    """Write the run file of a piece, then publish its index; the one that is there already, if another attempt was
-    quicker. token: no other attempt has it. Raises OSError."""
+    """Write the run file of a piece, then publish its index; returns that of another attempt if it was faster. token:
+    unique to this attempt. Raises OSError."""
     stem = f"{into.region}-{into.number:06d}"
     into.file = f"{stem}-{token}.run"
     path = directory / into.file
@@ -233,14 +235,14 @@ def write_split(
 
 
 def flush(file: IO[bytes]) -> None:
-    """Have it on the disk."""
+    """Write a file through to the disk."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def publish(path: Path, data: bytes, token: str, *, through: Path | None = None) -> bool:
-    """Have a file appear whole. False: there is one already, which stays. through: a directory on the same file system
-    that may keep what a kill leaves of it. Raises OSError."""
+    """Create a complete file atomically. False: it exists, and stays as it is. through: a directory on the same file
+    system for the temporary file, which stays there after a kill. Raises OSError."""
     part = (through or path.parent) / f".{path.name}-{token}"
     with part.open("xb") as file:
         file.write(data)
@@ -258,7 +260,7 @@ def publish(path: Path, data: bytes, token: str, *, through: Path | None = None)
 
 
 class RunFiles:
-    """The run files of a directory, a few of them open at a time."""
+    """The run files of a directory; at most 32 are open at a time."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -273,9 +275,9 @@ class RunFiles:
         self._open.clear()
 
     def batches(self, files: Sequence[str], runs: Structured) -> Iterator[tuple[pa.RecordBatch, bytes]]:
-        """Batches of `OUTPUT`, and the payloads of each, joined. files: of each run its own.
+        """Batches of `OUTPUT`, each with its payloads, joined. files: the run file of each run.
 
-        Raises DamagedError for bytes that are not those that were written, OSError.
+        Raises DamagedError for bytes that differ from those written, OSError.
         """
         rows: list[Structured] = []
         data: list[bytes] = []
@@ -292,14 +294,14 @@ class RunFiles:
 
     def _read(self, name: str, run: Any, what: str, size: int) -> bytes:
         file = self._open.pop(name, None) or (self._directory / name).open("rb", buffering=0)
-        self._open[name] = file  # as the one used last
+        self._open[name] = file  # now the most recently used
         while len(self._open) > _OPEN_MAX:
             self._open.popitem(last=False)[1].close()
         at = int(run[f"{what}_at"])
         data = _read_all(file.fileno(), size, at)
         if len(data) != size or crc32c(data) != run[f"{what}_crc"]:
             raise DamagedError(
-                f"a run file is not what was written; remove the work directory and begin anew: "
+                f"a run file is damaged; remove the work directory and start over: "
                 f"file={self._directory / name} at={at} bytes={size}"
             )
         return data

@@ -1,7 +1,9 @@
-"""From runs to tables: whose sequence holds, and which runs make up which part of which table. Arithmetic alone.
+"""Assigns runs to tables and parts, and checks the sequences of tables. Pure computation.
 
-The law of this file: a table is whole, record after record, from behind its mark to its last record, or it fails here
-with the place where it is not, and no other table with it. A part is bounded in bytes, whatever the table weighs.
+Invariants:
+- a table is complete, from the record after its mark to its last record; else it fails here, with the position of the
+  fault, and no other table with it;
+- a part is bounded in bytes, whatever the size of its table.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from dlog.spark.jobs.replay_runs import ROW, RUN, Split, Structured
 
 @dataclass(frozen=True, slots=True)
 class TableRuns:
-    """The runs of a table, in the order of its region. files: of each run its own."""
+    """The runs of a table, in the order of its region. files: the run file of each run."""
 
     region: str
     table: int
@@ -31,11 +33,11 @@ class TableRuns:
 
     @property
     def bytes(self) -> int:
-        """Of payloads."""
+        """Bytes of payloads."""
         return int(self.runs["data_bytes"].sum())
 
     def as_map(self) -> dict[str, Any]:
-        """What a manifest begins with."""
+        """The first fields of a manifest."""
         first, last = self.runs[0], self.runs[-1]
         return {
             "region": self.region,
@@ -51,7 +53,7 @@ class TableRuns:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive records of a table: what one task takes at least. number: from 0, of `parts`."""
+    """Consecutive records of a table, handled by one task. number: from 0, of `parts`."""
 
     of: TableRuns
     number: int
@@ -71,13 +73,13 @@ def dlsn_text(run: Any, side: str) -> str:
 
 
 def tables_of(region: str, splits: Sequence[Split]) -> Iterator[TableRuns]:
-    """What the pieces of a region, in its order, hold of each table; tables in their order."""
+    """The runs of each table in a region. splits: its pieces, in order. Tables are sorted by number."""
     runs = np.concatenate([split.runs for split in splits]) if splits else np.zeros(0, RUN)
     if not len(runs):
         return
     files = [split.file for split in splits]
     piece = np.repeat(np.arange(len(splits)), [len(split.runs) for split in splits])
-    order = np.argsort(runs["table"], kind="stable")  # blocks of a piece follow each other already
+    order = np.argsort(runs["table"], kind="stable")  # stable: runs of a table stay in the order of the region
     runs, piece = runs[order], piece[order]
     begins = np.flatnonzero(np.concatenate(([True], runs["table"][1:] != runs["table"][:-1])))
     for begin, end in zip(begins, [*begins[1:], len(runs)], strict=True):
@@ -86,7 +88,7 @@ def tables_of(region: str, splits: Sequence[Split]) -> Iterator[TableRuns]:
 
 
 def broken(of: TableRuns, marks: Marks) -> dict[str, Any] | None:
-    """Where the sequence of a table breaks first; None: it holds."""
+    """The first break in the sequence of a table; None if there is none."""
     runs = of.runs
     mark = marks.of_table(of.table)
     expected = np.empty(len(runs), np.int64)
@@ -107,18 +109,18 @@ def broken(of: TableRuns, marks: Marks) -> dict[str, Any] | None:
         "dlsn": dlsn_text(run, "first" if before[at] else "break"),
         "expected": int(wanted),
         "found": int(found),
-        "advice": _ADVICE[what] if at or not before[at] else f"{_ADVICE[what]}, or the mark is of another table",
+        "advice": _ADVICE[what] if at or not before[at] else f"{_ADVICE[what]}, or the mark belongs to another table",
     }
 
 
 _ADVICE = {
-    "gap": "records between were truncated or never written: read from further back, or restore the table elsewhere",
-    "regression": "two writers numbered the same table: nothing of it was handed on",
+    "gap": "records between were truncated or never written: read from an earlier position, or restore the table",
+    "regression": "two writers numbered the same table: nothing of it was replayed",
 }
 
 
 def parts_of(of: TableRuns, part_bytes: int) -> list[Part]:
-    """A table in parts of at most so many bytes, but of one run at least."""
+    """Divide a table into parts of at most `part_bytes`, each of at least one run."""
     ends = []
     weight = 0
     for at, run in enumerate(of.runs):
@@ -136,7 +138,7 @@ def parts_of(of: TableRuns, part_bytes: int) -> list[Part]:
 
 
 def packed(parts: Sequence[Part], task_bytes: int) -> list[list[Part]]:
-    """Small parts share a task, in their order, up to so many bytes."""
+    """Group small parts into tasks, in order, up to `task_bytes`."""
     tasks: list[list[Part]] = []
     weight = 0
     for part in parts:

@@ -1,17 +1,18 @@
-"""What a replay keeps on disk, so that one that was killed goes on: its plan, its runs, the tables it has published.
+"""Stores the state of a replay on disk, so that a killed one can continue: plan, runs, and published tables.
 
-    WORK/plan.json               what is replayed and how, and every piece; frozen by the first run
-    WORK/lock                    held while a replay is at work here
+    WORK/plan.json               what is replayed and how, and every piece; written once, by the first run
+    WORK/lock                    held by a running replay
     WORK/runs/                   run files and their indexes, one of each a piece
     WORK/notes/                  a note for each part that is done
-    WORK/manifests/              of tables that went to a function, as below
-    WORK/report.json             the end: nothing failed and nothing is left to do
-    TO/_replay/parts, stage      files on their way
+    WORK/manifests/              of tables that were passed to a function, as below
+    WORK/report.json             written at the end, when nothing failed and nothing is left to do
+    TO/_replay/parts, stage      unpublished files
     TO/region=R/table=T/         files of a table and `_manifest.json`, which appear together
-    TO/region=~none/table=0/     a file without a record, for readers that guess a column's type by its values: `region`
-                                 is text to them then, and region 007 not the number 7
+    TO/region=~none/table=0/     a file without a record, for readers that guess a column's type by its values: it makes
+                                 `region` text, so that region 007 does not become the number 7
 
-The law of this file: what is there is whole. A table appears by one rename, and is never touched again.
+Invariants:
+- what exists is complete: a table appears by one rename, and is never changed.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from dlog.spark.jobs.wal import Piece
 
 _VERSION = 1
 _MANIFEST = "_manifest.json"
-_NO_REGION = "~none"  # no stream has such a name
+_NO_REGION = "~none"  # not a valid name of a stream
 _POLYNOMIAL = 0x82F63B78  # of CRC32C, reflected
 
 
 class Work:
-    """The directories of one replay. to: None where a function takes the records."""
+    """The directories of one replay. to: None if records are passed to a function."""
 
     def __init__(self, root: Path, to: Path | None) -> None:
         self.runs = root / "runs"
@@ -52,7 +53,7 @@ class Work:
         self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> Work:
-        """Raises ConfigError while another replay is at work here."""
+        """Raises ConfigError while another replay runs here."""
         try:
             for directory in (self.runs, self.notes, self.parts, self._stage, None if self._to else self._manifests):
                 if directory is not None:
@@ -61,10 +62,10 @@ class Work:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.__exit__()
-            raise ConfigError(f"another replay is at work in this directory: work={self._root}") from None
+            raise ConfigError(f"another replay is running in this directory, use another: work={self._root}") from None
         except OSError as error:
             self.__exit__()
-            raise ConfigError(f"the directories of the replay cannot be made: {error}") from None
+            raise ConfigError(f"the directories of the replay cannot be created: {error}") from None
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -72,7 +73,7 @@ class Work:
             self._lock.close()
 
     def plan(self, identity: Mapping[str, Any], pieces: Callable[[], list[Piece]], token: str) -> list[Piece]:
-        """The pieces of this replay: as they were when it first began. Raises ConfigError if that was another."""
+        """The pieces, as planned by the first run. Raises ConfigError if that was another replay."""
         path = self._root / "plan.json"
         if not path.exists():
             told = {"version": _VERSION, "identity": identity, "pieces": [asdict(piece) for piece in pieces()]}
@@ -82,23 +83,23 @@ class Work:
             kept = json.loads(data)
             found = [Piece(**{**piece, "told": tuple(piece["told"])}) for piece in kept["pieces"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise DamagedError(f"the plan of a replay cannot be read; remove it to begin anew: file={path}") from error
+            raise DamagedError(f"the plan of a replay cannot be read; remove it to start over: file={path}") from error
         for name in sorted({*identity, *kept["identity"]}):
             if identity.get(name) != kept["identity"].get(name):
                 raise ConfigError(
-                    f"this directory holds another replay; name another one, or remove it: work={self._root} "
+                    f"this directory holds another replay; use another directory, or remove it: work={self._root} "
                     f"differs={name}"
                 )
         self.id = hashlib.sha256(data).hexdigest()[:16]
         return found
 
     def split_of(self, piece: Piece) -> Split | None:
-        """What became of a piece; None: it is to be split yet. Raises DamagedError."""
+        """The index of a piece; None if it is not split yet. Raises DamagedError."""
         path = self.runs / f"{piece.region}-{piece.number:06d}.index"
         return Split.load(path) if path.exists() else None
 
     def manifest_of(self, region: str, table: int) -> dict[str, Any] | None:
-        """Of a table that is published. Raises ConfigError if it is of another replay."""
+        """The manifest of a published table, or None. Raises ConfigError for another replay's."""
         path = self._published(region, table)
         try:
             told = json.loads(path.read_bytes())
@@ -107,11 +108,11 @@ class Work:
         except ValueError:
             told = {}
         if not isinstance(told, dict) or told.get("replay") != self.id:
-            raise ConfigError(f"this table is there already, of another replay; name another directory: file={path}")
+            raise ConfigError(f"this table was written by another replay; use another directory: file={path}")
         return cast("dict[str, Any]", told)
 
     def publish(self, notes: Sequence[Mapping[str, Any]], token: str) -> dict[str, Any]:
-        """Have a table appear, from the notes of all its parts in order; its manifest. Raises ConfigError, OSError."""
+        """Publish a table, from the notes of its parts in order; returns its manifest. Raises ConfigError, OSError."""
         region, table = notes[0]["region"], int(notes[0]["table"])
         manifest = manifest_from(notes, self.id)
         data = json.dumps(manifest, indent=1, sort_keys=True).encode() + b"\n"
@@ -125,7 +126,7 @@ class Work:
         stage = self._stage / f"{region}-{table}"
         stage.mkdir(exist_ok=True)
         for note, file in zip(notes, manifest["files"], strict=True):
-            if (self.parts / note["file"]).exists():  # else an earlier run got as far as this
+            if (self.parts / note["file"]).exists():  # else an earlier run has moved it
                 os.rename(self.parts / note["file"], stage / file["file"])
         (stage / _MANIFEST).unlink(missing_ok=True)
         publish(stage / _MANIFEST, data, token, through=self.parts)
@@ -147,12 +148,12 @@ class Work:
             publish(path, empty_table(suffix), token, through=self.parts)
 
     def report(self) -> dict[str, Any] | None:
-        """Of a replay that is over."""
+        """The report, if finished."""
         path = self._root / "report.json"
         return cast("dict[str, Any]", json.loads(path.read_bytes())) if path.exists() else None
 
     def finish(self, report: Mapping[str, Any], token: str) -> None:
-        """Keep the report, and sweep what nobody needs any more."""
+        """Store the report, and delete temporary files."""
         publish(self._root / "report.json", json.dumps(report, sort_keys=True).encode(), token)
         for directory in (self.runs, self.notes, self.parts, self._stage):
             if directory is not None:
@@ -165,7 +166,7 @@ class Work:
 
 
 def manifest_from(notes: Sequence[Mapping[str, Any]], replay: str) -> dict[str, Any]:
-    """What a table is, from what its parts are, in order. crc32c: of all its payloads, joined."""
+    """The manifest of a table, from the notes of its parts in order. crc32c: of all its payloads, joined."""
     first, last = notes[0], notes[-1]
     crc = 0
     for note in notes:
@@ -193,8 +194,8 @@ def manifest_from(notes: Sequence[Mapping[str, Any]], replay: str) -> dict[str, 
 
 
 def joined_crc32c(first: int, second: int, second_bytes: int) -> int:
-    """The CRC32C of two strings of bytes, joined, from those of each: the first one is moved through as many zeros as
-    the second one is long, which is linear, so by squaring."""
+    """The CRC32C of two byte strings, joined, from those of each: the first is advanced by as many zero bytes as the
+    second has, a linear map that is computed by squaring."""
     step = [_POLYNOMIAL, *(1 << bit for bit in range(31))]  # one zero bit
     for _ in range(3):
         step = _squared(step)  # one zero byte

@@ -1,7 +1,8 @@
-"""The job `report`: how large streams are, how fast they grow, who owns them and how far their readers are behind.
+"""Job `report`: sizes and growth of streams, the proxies that own them, and how far their readers are behind.
 
-The law of this file: no record is read. What is told is what metadata know, and of a segment that is still written what
-is guessed from a few of its entries. The page and the JSON report are made of the same rows.
+Invariants:
+- no record is read: everything comes from metadata, and for a segment in progress from estimates by a few entries;
+- the page and the JSON report are made of the same rows.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STREAMS_AT_ONCE = 16
-STREAMS_A_LOOK = 256
+STREAMS_A_LOOK = 256  # streams read in one request to the event loop
 LOOK_TIMEOUT_S = 600.0
-POINTS_MAX = 200  # of a stream's growth
+POINTS_MAX = 200  # of a stream's growth curve
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """out: where the page goes; it takes the place of what is there, whole. retries: of what cannot be reached."""
+    """out: file for the page, replaced as a whole. retries: of requests to the cluster."""
 
     out: str = "dlog-report.html"
     retries: int = 3
@@ -50,19 +51,19 @@ class ReportOptions:
 
     def __post_init__(self) -> None:
         if self.retries < 0:
-            raise ConfigError(f"retries is not negative: value={self.retries}")
+            raise ConfigError(f"retries must be 0 or more: value={self.retries}")
         directory = Path(self.out).absolute().parent
         if not directory.is_dir():
-            raise ConfigError(f"out: there is no such directory: value={str(directory)[:200]!r}")
+            raise ConfigError(f"out: no such directory, create it first: value={str(directory)[:200]!r}")
 
 
 def report(spark: SparkSession, place: Place, options: ReportOptions, *, progress: Progress | None = None) -> Report:
-    """Tell of the streams of `place` and of those who read them, and write the page.
+    """Report on the streams of `place` and their readers, and write the page.
 
-    items: rows of streams, readers and proxies, told apart by `what`. A stream that cannot be looked at is a failure,
-    the others are told of all the same. Nothing is asked of Spark: there is nothing to read. Raises
-    StreamNotFoundError for a stream that is named and not there, ConfigError for a pattern that nothing matches or a
-    page that cannot be written, MetadataUnavailableError, TimeoutError.
+    items: rows of streams, readers and proxies, distinguished by `what`. A stream that cannot be read is a failure, the
+    others are reported nevertheless. Spark runs no task. Raises StreamNotFoundError for a named stream that does not
+    exist, ConfigError for a pattern that matches nothing or a page that cannot be written, MetadataUnavailableError,
+    TimeoutError.
     """
     progress = progress or Silent()
     chosen = parse(place.options(), streaming=False)
@@ -92,7 +93,7 @@ def report(spark: SparkSession, place: Place, options: ReportOptions, *, progres
     return told
 
 
-# ---- looking --------------------------------------------------------------------------------------------------------
+# ---- reading metadata -----------------------------------------------------------------------------------------------
 
 
 def _look(
@@ -103,13 +104,13 @@ def _look(
     options: ReportOptions,
     progress: Progress,
 ) -> dict[str, Seen]:
-    """The streams that are meant, each by itself: one that cannot be looked at takes no other along."""
+    """Read the selected streams, each by itself: a failure of one does not affect the others."""
     found: Sequence[str] = chosen.streams
     if not found:
         there = of_cluster.ask(lambda cluster: cluster.metadata.streams(), retries=options.retries)
         found = sorted(name for name in there if chosen.selects(name))
         if not found and not is_whole:
-            raise ConfigError(f"no stream matches: pattern={chosen.pattern[:60]!r}")
+            raise ConfigError(f"no stream matches; `dlog ls` lists streams: pattern={chosen.pattern[:60]!r}")
     views = Views()
     seen: dict[str, Seen] = {}
     failed: list[str] = []
@@ -152,7 +153,7 @@ async def _look_at(
 
 
 def _readers(told: Report, of_cluster: Reach, chosen: SourceOptions, options: ReportOptions) -> list[Reader]:
-    """All that are kept; one that cannot be read is a failure."""
+    """All readers with stored state; one that cannot be read is a failure."""
 
     async def work(cluster: Cluster) -> list[tuple[str, Reader | DLogError | None]]:
         found: list[tuple[str, Reader | DLogError | None]] = []
@@ -176,7 +177,7 @@ def _readers(told: Report, of_cluster: Reach, chosen: SourceOptions, options: Re
 
 
 def stream_row(seen: Seen, now_ms: int) -> Row:
-    """A stream in numbers. growth: [unix ms, bytes] at the end of each segment, of what is kept, and now."""
+    """The row of a stream. growth: [unix ms, bytes] at the end of each existing segment, and now."""
     value, view = seen.value, seen.view
     segments = view.segments
     points: list[list[int]] = []
@@ -210,14 +211,14 @@ def stream_row(seen: Seen, now_ms: int) -> Row:
 
 
 def _per_day(points: Sequence[Sequence[int]], size: int, now_ms: int) -> int | None:
-    """What came since the first segment that is kept was completed, over that time; None: none was."""
+    """Bytes a day since the first existing segment was completed; None if none was."""
     if not points or now_ms <= points[0][0]:
         return None
     return round((size - points[0][1]) * 86_400_000 / (now_ms - points[0][0]))
 
 
 def thinned(points: list[list[int]]) -> list[list[int]]:
-    """At most POINTS_MAX of them, the first and the last among them."""
+    """At most POINTS_MAX points, including the first and the last."""
     if len(points) <= POINTS_MAX:
         return points
     step = (len(points) - 1) / (POINTS_MAX - 1)
@@ -225,10 +226,10 @@ def thinned(points: list[list[int]]) -> list[list[int]]:
 
 
 def reader_rows(reader: Reader, seen: dict[str, Seen], chosen: SourceOptions, is_whole: bool) -> list[Row]:
-    """How far a reader is behind, a row a stream of those that are told of.
+    """How far a reader is behind, a row for each reported stream.
 
-    state: `reads`; `begun`: it has not said yet that it read anything; `truncated`: what it is to read next is gone;
-    `beyond`: the stream was made again, or is shorter than what it read; `gone`: there is no such stream.
+    state: `reads`; `begun`: it has not reported any progress; `truncated`: its next records are gone; `beyond`: the
+    stream was created again, or is shorter than what was read; `gone`: the stream does not exist.
     """
     rows = []
     for stream, place in sorted(reader.places.items()):
@@ -271,7 +272,7 @@ def _state(view: StreamView, mark: Mark, *, is_told: bool) -> str:
 
 
 def proxy_rows(members: Members, streams: Sequence[Row]) -> list[Row]:
-    """A row a write proxy that is registered or owns a stream: owned streams, the largest first."""
+    """A row for each write proxy that is registered or owns a stream; its streams, largest first."""
     owned: dict[str, list[Row]] = {info.address: [] for info in members.write_proxies.values()}
     registered = set(owned)
     for row in streams:
@@ -290,11 +291,11 @@ def proxy_rows(members: Members, streams: Sequence[Row]) -> list[Row]:
     ]
 
 
-# ---- the file -------------------------------------------------------------------------------------------------------
+# ---- output ---------------------------------------------------------------------------------------------------------
 
 
 def _write(out: str, text: str) -> None:
-    """The whole page or what was there. Raises ConfigError."""
+    """Replace the page as a whole. Raises ConfigError."""
     path = Path(out)
     fresh = path.absolute().with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,8 +1,9 @@
-"""The page of the job `report`: one HTML file that needs nothing else.
+"""Renders the page of job `report`: one self-contained HTML file. Pure functions.
 
-The law of this file: pure. No script, no style and no image from elsewhere, and the page forbids them itself; it can be
-read without any of its colours, by day and by night; every name is escaped. Tables and plots are bounded, and say what
-they leave out.
+Invariants:
+- no script, style or image comes from elsewhere: the page forbids them;
+- the page can be read without colours, in light and dark mode; every name is escaped;
+- tables and plots are bounded, and say what they omit.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ Row = Mapping[str, Any]
 _STATES = {
     "reads": "reads",
     "begun": "begun",
-    "truncated": "truncated under it",
+    "truncated": "next records truncated",
     "beyond": "beyond the stream's end",
     "gone": "no such stream",
 }
@@ -42,7 +43,7 @@ _WRONG = ("truncated", "beyond", "gone")
 def page(
     counts: Mapping[str, int], items: Sequence[Row], failures: Sequence[Row], namespace: str, now_unix_ms: int
 ) -> str:
-    """The rows of a report as a page."""
+    """Render a report's rows."""
     streams = sorted((row for row in items if row["what"] == "stream"), key=lambda row: (-row["bytes"], row["stream"]))
     readers = [row for row in items if row["what"] == "reader"]
     proxies = [row for row in items if row["what"] == "proxy"]
@@ -50,12 +51,10 @@ def page(
     sections = [
         _failures(failures),
         _cards(counts),
-        _section(
-            "Growth", "bytes that are kept, one copy of each, by the end of each segment", _growth(streams, colours)
-        ),
+        _section("Growth", "stored bytes, one copy of each, by the end of each segment", _growth(streams, colours)),
         _section("Size", "of the largest streams", _sizes(streams, colours)),
-        _section("Readers", "how far each is behind the end of its stream", _lag(readers)),
-        _section("Owners", "what each write proxy owns, a stripe a stream", _owners(proxies, streams, colours)),
+        _section("Readers", "how far each is behind the tail of its stream", _lag(readers)),
+        _section("Owners", "streams of each write proxy, a stripe for each stream", _owners(proxies, streams, colours)),
         _section("Streams", "", _stream_table(streams, now_unix_ms)),
     ]
     title = f"dlog {namespace}"
@@ -69,7 +68,7 @@ def page(
         f"<p>as of <time>{time_text(now_unix_ms)}</time></p></header>\n"
         + "\n".join(part for part in sections if part)
         + "\n<footer>Made by <code>dlog pipeline report</code> from metadata; no record was read. Sizes and counts of "
-        "segments in progress are estimates. What a reader is behind is at most: Spark tells of a batch when the "
+        "segments in progress are estimates. Lags are upper bounds: Spark reports a batch when the "
         "next one begins.</footer>\n</main>\n</body>\n</html>\n"
     )
 
@@ -87,7 +86,7 @@ def _cards(counts: Mapping[str, int]) -> str:
         ("streams", f"{counts['streams']:,}"),
         ("segments", f"{counts['segments']:,}"),
         ("records", _short(counts["records"])),
-        ("kept, one copy", size_text(counts["bytes"])),
+        ("stored, one copy", size_text(counts["bytes"])),
         ("a day", f"+{size_text(counts['growth_bytes_a_day'])}"),
         ("records behind, at most", _short(counts["behind_records_max"])),
     ]
@@ -131,13 +130,13 @@ def _sizes(streams: Sequence[Row], colours: Mapping[str, int]) -> str:
         for row in shown
     ]
     if not rows:
-        return _nothing("There is no stream.")
+        return _nothing("There are no streams.")
     return _framed(bars(rows, "Size of the largest streams")) + _left_out(len(streams), len(shown), "streams")
 
 
 def _lag(readers: Sequence[Row]) -> str:
     if not readers:
-        return _nothing("No reader has told its place: a streaming query does so that has the option readerId.")
+        return _nothing("No reader has reported its position; streaming queries with option readerId do.")
     furthest = sorted(readers, key=lambda row: (-(row["behind_records"] or 0), row["reader"], row["stream"]))
     shown = [row for row in furthest if row["behind_records"]][:BARS_MAX]
     rows = [
@@ -150,7 +149,7 @@ def _lag(readers: Sequence[Row]) -> str:
         for row in shown
     ]
     drawn = _framed(bars(rows, "Records that each reader is behind")) if rows else ""
-    head = ("reader", "stream", "state", "#records behind", "#entries", "#bytes", "place", "told at")
+    head = ("reader", "stream", "state", "#records behind", "#entries", "#bytes", "position", "reported at")
     table = _table(head, (_reader_cells(row) for row in furthest[:STREAMS_MAX]))
     return drawn + table + _left_out(len(furthest), len(furthest[:STREAMS_MAX]), "readers")
 
@@ -181,7 +180,7 @@ def _owners(proxies: Sequence[Row], streams: Sequence[Row], colours: Mapping[str
         away = "" if row["registered"] else ", not registered"
         rows.append((row["address"], held, f"{_streams(len(held))}, {size_text(row['bytes'])}{away}"))
     alone = [row["stream"] for row in streams if row["owner"] is None]
-    told = f"<p>{_streams(len(alone))} without an owner now: the next append finds one.</p>" if alone else ""
+    told = f"<p>{_streams(len(alone))} without an owner; the next append makes a proxy claim it.</p>" if alone else ""
     return _framed(stripes(rows, "Streams that each write proxy owns")) + told
 
 
@@ -218,14 +217,14 @@ def _failures(failures: Sequence[Row]) -> str:
         for row in failures[:BARS_MAX]
     )
     more = _left_out(len(failures), len(failures[:BARS_MAX]), "failures")
-    return f'<section class="failed"><h2>Not told of</h2><ul>{"".join(told)}</ul>{more}</section>'
+    return f'<section class="failed"><h2>Not reported</h2><ul>{"".join(told)}</ul>{more}</section>'
 
 
 # ---- parts ----------------------------------------------------------------------------------------------------------
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Cells are HTML already. A head that begins with # is of numbers."""
+    """A table. Cells are HTML already. Columns whose head begins with # are numbers."""
     right = [name.startswith("#") for name in head]
     names = "".join(
         f'<th scope="col"{" class=n" if is_right else ""}>{escape(name.removeprefix("#"))}</th>'

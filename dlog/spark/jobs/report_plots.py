@@ -1,7 +1,8 @@
-"""Plots as inline SVG: growth over time, bars, stripes, and the small lines of a table.
+"""Draws plots as inline SVG: growth over time, bars, stripes, and sparklines for tables. Pure functions.
 
-The law of this file: pure, text in and text out. A plot is whole without its colours: each mark says in words what it
-is, colours are variables of the page, and every name is escaped. Nothing is fetched and nothing runs.
+Invariants:
+- a plot can be understood without colours: each mark has a title; colours are variables of the page;
+- every name is escaped; nothing is fetched or executed.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import escape
 
-COLOURS = 7  # of streams that have one of their own; the others share --rest
+COLOURS = 7  # streams with a colour of their own; the others share --rest
 WIDTH = 1000
 SAMPLES = 240
-STRIPES_MAX = 60  # of one proxy; more are too thin to be seen
+STRIPES_MAX = 60  # of one proxy; more would be too thin to see
 
 _STEPS_MS = [
     *(1000 * s for s in (1, 5, 15, 30)),
@@ -27,7 +28,7 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def size_text(size: float) -> str:
-    """Bytes for a person."""
+    """A number of bytes for display."""
     for unit in _UNITS:
         if abs(size) < 1024 or unit == _UNITS[-1]:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -41,14 +42,14 @@ def time_text(unix_ms: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What grows: [unix ms, bytes so far], in order. colour: a number below COLOURS, or -1 for --rest."""
+    """A growing quantity: [unix ms, bytes so far], in order. colour: a number below COLOURS, or -1 for --rest."""
 
     name: str
     colour: int
     points: Sequence[Sequence[int]]
 
     def at(self, unix_ms: float) -> float:
-        """How much there was; between two points it grew evenly, before the first there was nothing."""
+        """The value at a time: linear between two points, 0 before the first."""
         i = bisect_right(self.points, unix_ms, key=lambda point: point[0])
         if i == 0:
             return 0.0
@@ -59,7 +60,7 @@ class Series:
 
 
 def growth(series: Sequence[Series]) -> str:
-    """Areas upon each other. "" if nothing can be drawn."""
+    """Stacked areas. "" if nothing can be drawn."""
     times = [point[0] for one in series for point in one.points]
     if not times or max(times) <= min(times):
         return ""
@@ -98,7 +99,7 @@ def growth(series: Sequence[Series]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """tip: what it says when it is pointed at. colour as of Series; -2 is the accent."""
+    """A bar. tip: its title. colour as of Series; -2 is the accent."""
 
     label: str
     value: int
@@ -108,7 +109,7 @@ class Bar:
 
 
 def bars(rows: Sequence[Bar], label: str) -> str:
-    """Lying bars, one below the other. "" if there are none."""
+    """Horizontal bars. "" if there are none."""
     if not rows:
         return ""
     step, left, right = 28, 290, 130
@@ -135,7 +136,7 @@ class Stripe:
 
 
 def stripes(rows: Sequence[tuple[str, Sequence[Stripe], str]], label: str) -> str:
-    """A line for each (name, stripes, words), as long as its stripes are worth together."""
+    """A line for each (name, stripes, words), with a length in proportion to the sum of its stripes."""
     if not rows:
         return ""
     step, left, right = 44, 200, 260
@@ -165,7 +166,7 @@ def _joined(held: Sequence[Stripe]) -> list[Stripe]:
 
 
 def spark(points: Sequence[Sequence[int]], begin: int, end: int, name: str) -> str:
-    """A small line over the time that all of them share; "" if there is nothing to see."""
+    """A sparkline over the time range shared by all; "" if there is nothing to draw."""
     if len(points) < 2 or end <= begin:
         return ""
     width, height = 120, 26
@@ -201,7 +202,7 @@ def _text(x: float, y: float, text: str, classes: str) -> str:
 
 
 def _bar(x: float, y: float, width: float, height: float, classes: str) -> str:
-    """Round where it ends, straight where it begins."""
+    """A bar with round corners at its end."""
     r = min(4.0, width)
     return (
         f'<path class="{classes}" d="M{x:.1f},{y} h{width - r:.1f} q{r},0 {r},{r} v{height - 2 * r:.1f} '
@@ -214,7 +215,7 @@ def _class(colour: int) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """In the middle, where names differ least."""
+    """Shorten in the middle, where names differ least."""
     if len(text) <= most:
         return text
     half = (most - 1) // 2
@@ -222,7 +223,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _scale(most: float) -> tuple[float, list[float]]:
-    """A round ceiling above it, and the values that are marked."""
+    """A round upper bound, and the values to mark."""
     unit = 1.0
     while most >= 1024 * unit:
         unit *= 1024
@@ -242,14 +243,14 @@ def _short_size(size: float) -> str:
 
 
 def _moments(begin: float, end: float) -> tuple[int, list[float]]:
-    """Round times between, a handful, and how far they are apart."""
+    """A few round times in the range, after the step between them."""
     step = next((step for step in _STEPS_MS if (end - begin) / step <= 8), _STEPS_MS[-1])
     first = -(-int(begin) // step) * step
     return step, [float(t) for t in range(first, int(end) + 1, step)]
 
 
 def _time_label(unix_ms: float, step_ms: int) -> str:
-    """A day where it begins, else the time of the day."""
+    """The date at midnight, else the time of day."""
     moment = _moment(int(unix_ms))
     if step_ms >= 90 * 86_400_000:
         return moment.strftime("%b %Y")

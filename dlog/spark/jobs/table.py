@@ -1,7 +1,8 @@
-"""Job `table`: streams kept up to date as a Parquet or Delta table, by a streaming query.
+"""Job `table`: keeps a Parquet or Delta table of streams up to date, with a streaming query.
 
-The law of this file: a row is in the table once, whatever is killed; what is in it is what the sink's own log says
-(`_spark_metadata` of Parquet, `_delta_log` of Delta), and the checkpoint knows how far that is.
+Invariants:
+- a row is in the table once, whatever is killed: the table consists of what the log of Spark's sink names
+  (`_spark_metadata` of Parquet, `_delta_log` of Delta), and the checkpoint records how far that is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("parquet", "delta")
 PARTITIONS = ("", "day", "stream")
-#: column that Parquet's directories of streams are named by: readers guess the type of such a column by its values, and
-#: no value of this one can be a number or a date, as a stream's name can. The name itself is in the files
+#: column for Parquet's directories of streams. Readers guess the type of such a column from its values; these, unlike
+#: names of streams, cannot be numbers or dates. The name itself is in the files
 STREAM_DIRECTORY = "stream_directory"
 _LOOK_S = 0.25
 _PROBE = ".dlog-delta-probe"
@@ -38,12 +39,13 @@ _PROBE = ".dlog-delta-probe"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """Where streams become a table. to, checkpoint: directories on any file system of Hadoop's.
+    """Where streams become a table. to, checkpoint: directories on any file system of Hadoop.
 
-    follow: go on until stopped, a batch every `every_s`; else end with what is there now. partition_by: a directory for
-    each `day` (of the time when a record was taken) or `stream`: of Parquet this is `stream_directory=is-NAME`, and the
-    column `stream` lies in the files, where 007 stays 007. batch_bytes: of a stream, about, in one batch.
-    source: options of the source, as startingTxid; by default a table begins with the first record.
+    follow: run until stopped, a batch every `every_s` seconds; else stop after what is there now. partition_by: a
+    directory for each `day` (when the owner received a record) or `stream`; for Parquet that is
+    `stream_directory=is-NAME`, and the column `stream` is in the files, where 007 stays 007. batch_bytes: about, for
+    all streams in one batch. source: options of the source, e.g. startingTxid; by default a table begins with the first
+    record.
     """
 
     to: str
@@ -58,23 +60,23 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         if not self.to or not self.checkpoint:
-            raise ConfigError("a directory for the table (to) and one for its checkpoint are wanted")
+            raise ConfigError("set a directory for the table (to) and another for its checkpoint (checkpoint)")
         if self.format not in FORMATS:
-            raise ConfigError(f"one of {', '.join(FORMATS)} is wanted: format={self.format[:40]}")
+            raise ConfigError(f"format must be one of {', '.join(FORMATS)}: format={self.format[:40]}")
         if self.partition_by not in PARTITIONS:
-            raise ConfigError(f"day or stream is wanted: partition_by={self.partition_by[:40]}")
+            raise ConfigError(f"partition_by must be day or stream: partition_by={self.partition_by[:40]}")
         if not 0 <= self.every_s <= 86400 or self.batch_bytes < 1:
-            raise ConfigError("every_s is from 0 to a day, batch_bytes at least 1")
+            raise ConfigError("every_s must be from 0 to 86400 (a day), batch_bytes at least 1")
         to, checkpoint = self.to.rstrip("/") + "/", self.checkpoint.rstrip("/") + "/"
         if to.startswith(checkpoint) or checkpoint.startswith(to):
-            raise ConfigError("the table and its checkpoint lie in directories of their own, neither in the other")
+            raise ConfigError("the table and its checkpoint need separate directories, neither inside the other")
 
     def source_options(self, place: Place) -> dict[str, str]:
-        """Of `spark.readStream.format("dlog")`."""
+        """The options of `spark.readStream.format("dlog")`."""
         told = {name.lower() for name in self.source}
         for name in ("path", *place.options()):
             if name.lower() in told:
-                raise ConfigError(f"not an option of the source that can be set here: option={name}")
+                raise ConfigError(f"this option of the source cannot be set here, remove it: option={name}")
         start = {} if any(name.startswith("starting") for name in told) else {"startingOffsets": "earliest"}
         bounds = ("maxbytespertrigger", "maxoffsetspertrigger", "maxsegmentspertrigger")
         bound = {} if told & set(bounds) else {"maxBytesPerTrigger": str(self.batch_bytes)}
@@ -89,11 +91,11 @@ def table(
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> Report:
-    """Bring a table up to date, or keep it so until `stop` is set. Items of the report: a row a stream, with where it
-    goes on (`offset`), where it ends now (`latest`) and what lies between (`behind_records`, `behind_bytes`, about).
+    """Bring a table up to date, or keep it so until `stop` is set. Items of the report: a row for each stream, with its
+    next position (`offset`), its end now (`latest`) and about how much lies between (`behind_records`, `behind_bytes`).
 
-    A query that ends with an error is a failure. Raises ConfigError for directories that hold something else,
-    StreamNotFoundError, UnsupportedVersionError for Delta where it does not run.
+    A query that ends with an error is a failure. Raises ConfigError for directories with other contents,
+    StreamNotFoundError, UnsupportedVersionError if Delta does not work.
     """
     if not (place.streams or place.pattern):
         raise ConfigError("name the streams of the table, with --stream or --pattern")
@@ -119,7 +121,7 @@ def table(
 
 
 def _identity(place: Place, options: TableOptions) -> dict[str, Any]:
-    """What makes a table another one."""
+    """The properties that distinguish tables."""
     which: dict[str, str] = place.options()
     selector: dict[str, Any] = {name: which[name] for name in ("streams", "streamsPattern") if name in which}
     start = {name: value for name, value in options.source.items() if name.lower().startswith("starting")}
@@ -133,7 +135,7 @@ def _identity(place: Place, options: TableOptions) -> dict[str, Any]:
 
 
 def _partition_column(options: TableOptions) -> str:
-    """Of the table's directories, empty if it has none. Delta's log knows each column's type, Parquet has no log."""
+    """The column that names directories, or empty. Unlike Parquet, Delta logs the types of columns."""
     by_name = options.partition_by == "stream" and options.format == "parquet"
     return STREAM_DIRECTORY if by_name else options.partition_by
 
@@ -154,7 +156,7 @@ def _start(spark: SparkSession, told: Mapping[str, str], options: TableOptions) 
 
 
 class _Watched:
-    """A query on its way: counted, told of, and stopped when that is asked for."""
+    """Counts the batches of a running query, and stops it on request."""
 
     def __init__(
         self, query: StreamingQuery, report: Report, progress: Progress, stop: threading.Event, *, follow: bool
@@ -167,7 +169,7 @@ class _Watched:
         self._seen = -1  # the last batch that was counted
 
     def wait(self) -> None:
-        """Until it ends. Its error is a failure of the report."""
+        """Wait until it ends. Its error is a failure of the report."""
         try:
             while self._query.isActive and not self._stop.is_set():
                 self._stop.wait(_LOOK_S)
@@ -180,7 +182,7 @@ class _Watched:
             self._report.failures.append({"error": _said(str(error)), "batches": self._report.counts["batches"]})
 
     def _count(self) -> None:
-        """Spark remembers the last hundred batches, and is asked much more often than it makes those."""
+        """Count new batches. Spark keeps the last hundred, more than are made between two calls."""
         for told in self._query.recentProgress:
             one = json.loads(told.json)
             if one["batchId"] <= self._seen or not one["numInputRows"]:
@@ -193,7 +195,7 @@ class _Watched:
 
 
 def _said(error: str) -> str:
-    """What the source said, without Java's and Python's stacks."""
+    """The source's error message, without stack traces."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("dlog.errors.")]
     return (ours[-1] if ours else lines[0] if lines else "the query ended with an error")[:500]
@@ -225,34 +227,34 @@ def _items(found: Mapping[str, Seen], done: Offsets) -> list[dict[str, Any]]:
 
 
 def check_delta(spark: SparkSession, room: Files) -> None:
-    """That Delta Lake writes and reads a table here; tried, since a release made for another Spark often loads and
-    fails later. room: where it is tried. Raises UnsupportedVersionError saying what to give."""
+    """Check that Delta Lake works here, by writing and reading a table in `room`: a release for another Spark often
+    loads and fails later. Raises UnsupportedVersionError saying what to configure."""
     path = f"{room.path.rstrip('/')}/{_PROBE}"
     try:
         spark.range(3).write.format("delta").mode("overwrite").save(path)
         read = spark.read.format("delta").load(path).count()
-        why = "" if read == 3 else f"three rows were written, {read} were read"
-    except Exception as error:  # noqa: BLE001 - Java's, of many kinds
+        why = "" if read == 3 else f"wrote three rows, read {read}"
+    except Exception as error:  # noqa: BLE001 - Java raises many kinds
         why = _reason(str(error))
     finally:
         room.delete(_PROBE)
     if why:
         raise UnsupportedVersionError(
-            f"Delta Lake does not run in this session, Spark {spark.version}: {why}; give the jars of a release that "
-            "is made for this Spark (spark.jars, or spark.jars.packages=io.delta:delta-spark_2.13:VERSION), "
+            f"Delta Lake does not run in this session, Spark {spark.version}: {why}; add the jars of a release for "
+            "this Spark (spark.jars, or spark.jars.packages=io.delta:delta-spark_2.13:VERSION), "
             "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension and "
-            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog, or take format parquet. "
+            "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog, or use format parquet. "
             "Delta Lake 4.3.1 runs on Spark 4.2; for Spark 4.3 there was none yet"
         )
 
 
 def _reason(error: str) -> str:
-    """The line that tells the most."""
+    """The most informative line of an error."""
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     for mark in ("NoSuchMethodError", "NoClassDefFoundError", "AbstractMethodError", "IncompatibleClassChange"):
         found = [line for line in lines if mark in line]
         if found:
             return found[0].removeprefix(": ")[:160]
     if any("DATA_SOURCE_NOT_FOUND" in line for line in lines):
-        return "its jars are not there"
+        return "its jars are missing"
     return lines[0][:160] if lines else "it failed"

@@ -1,9 +1,12 @@
-"""The two directories of a table that is kept up to date: its files, and the checkpoint of the query that writes them.
+"""The two directories of job `table`: the table's files, and the checkpoint of the query that writes them.
 
-    TO/_dlog_table.json, CHECKPOINT/dlog_table.json      what the table is of; the same in both, `id` above all
+    TO/_dlog_table.json, CHECKPOINT/dlog_table.json      identity of the table; equal in both, above all `id`
 
-The law of this file: a table and a checkpoint belong to each other for ever. A directory that holds anything else is
-refused before a byte is written. Both may lie on any file system that Hadoop knows.
+Invariants:
+- a table and a checkpoint belong to each other for ever;
+- a directory with other contents is refused before a byte is written.
+
+Both may be on any file system that Hadoop knows.
 """
 
 from __future__ import annotations
@@ -24,23 +27,23 @@ _BYTES_MAX = 1 << 20
 
 
 class Files:
-    """A directory, by Hadoop's file systems."""
+    """A directory, through Hadoop's file systems."""
 
     def __init__(self, spark: SparkSession, path: str) -> None:
-        """Raises ConfigError for what is no path, or on no file system that is known here."""
+        """Raises ConfigError for an invalid path, or an unknown file system."""
         jvm: Any = spark.sparkContext._jvm
         self._jvm = jvm
         try:
             self._root = jvm.org.apache.hadoop.fs.Path(path)
             self._fs = self._root.getFileSystem(cast(Any, spark)._jsparkSession.sessionState().newHadoopConf())
-        except Exception as error:  # noqa: BLE001 - Java's, of many kinds
+        except Exception as error:  # noqa: BLE001 - Java raises many kinds
             raise ConfigError(
                 f"not a path on a file system that Spark reaches: path={path[:200]}: {_short(error)}"
             ) from None
         self.path = path
 
     def names(self, under: str = "") -> list[str]:
-        """What is there, but for checksums of Hadoop's; nothing if there is no such directory."""
+        """Names in the directory, without Hadoop's checksum files; empty without a directory."""
         place = self._at(under)
         if not self._fs.exists(place):
             return []
@@ -48,7 +51,7 @@ class Files:
         return sorted(name for name in found if not (name.startswith(".") and name.endswith(".crc")))
 
     def read(self, name: str) -> bytes | None:
-        """The beginning of a file, a mebibyte at most; None if there is none."""
+        """The beginning of a file, at most 1 MiB; None if there is none."""
         place = self._at(name)
         if not self._fs.exists(place):
             return None
@@ -59,7 +62,7 @@ class Files:
             stream.close()
 
     def write(self, name: str, data: bytes) -> None:
-        """Have a file appear whole."""
+        """Write a file, which appears complete."""
         part = self._at(f".{name}-{uuid4().hex[:12]}")
         stream = self._fs.create(part, True)
         try:
@@ -67,7 +70,7 @@ class Files:
         finally:
             stream.close()
         if not self._fs.rename(part, self._at(name)):
-            raise ConfigError(f"a file cannot be written: path={self.path}/{name}")
+            raise ConfigError(f"a file cannot be written, check permissions: path={self.path}/{name}")
 
     def delete(self, name: str) -> None:
         self._fs.delete(self._at(name), True)
@@ -77,9 +80,9 @@ class Files:
 
 
 def claim(to: Files, checkpoint: Files, what: Mapping[str, Any], *, write: bool = True) -> None:
-    """Bind the two to each other and to what they hold; they are bound already, or both are empty.
+    """Bind the two directories to each other and to `what`. Either they are bound already, or both are empty.
 
-    Raises ConfigError saying what is there instead. write: False only looks.
+    Raises ConfigError naming what is there instead. write: False only checks.
     """
     of_table, of_checkpoint = _read(to, OF_TABLE), _read(checkpoint, OF_CHECKPOINT)
     for files, told in ((to, of_table), (checkpoint, of_checkpoint)):
@@ -98,14 +101,14 @@ def claim(to: Files, checkpoint: Files, what: Mapping[str, Any], *, write: bool 
         return
     if of_checkpoint is not None or _is_used(checkpoint, OF_CHECKPOINT):
         raise ConfigError(
-            f"this checkpoint is of another query, or its table is gone; name an empty directory: "
+            f"this checkpoint belongs to another query, or its table is gone; name an empty directory: "
             f"checkpoint={checkpoint.path}"
         )
     if _is_used(to, OF_TABLE):
-        why = "it was written with another checkpoint" if of_table is not None else "it holds something else"
+        why = "it was written with another checkpoint" if of_table is not None else "it has other contents"
         raise ConfigError(f"name an empty directory for the table, {why}: to={to.path}")
     if write:
-        told = of_table or {**what, "id": uuid4().hex}  # of_table: a run was killed just here
+        told = of_table or {**what, "id": uuid4().hex}  # of_table: a run was killed at this point
         data = json.dumps(told, sort_keys=True).encode() + b"\n"
         if of_table is None:
             to.write(OF_TABLE, data)
@@ -113,7 +116,7 @@ def claim(to: Files, checkpoint: Files, what: Mapping[str, Any], *, write: bool 
 
 
 def _is_used(files: Files, but: str) -> bool:
-    """Whether there is anything besides; what a start that was killed leaves begins with a dot."""
+    """Whether the directory has other files; names with a leading dot are left by starts that were killed."""
     return any(name != but and not name.startswith(".") for name in files.names())
 
 
@@ -126,12 +129,12 @@ def _read(files: Files, name: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         told = None
     if not isinstance(told, dict):
-        raise DamagedError(f"what a directory is of cannot be read: file={files.path}/{name}")
+        raise DamagedError(f"the identity of a table cannot be read; use another directory: file={files.path}/{name}")
     return told
 
 
 def done_up_to(checkpoint: Files) -> tuple[int, dict[str, Place]]:
-    """The last batch that is in the table, -1 if there is none, and where each stream goes on. Raises DamagedError."""
+    """The last batch in the table, -1 if there is none, and the next position of each stream. Raises DamagedError."""
     batches = [int(name) for name in checkpoint.names("commits") if name.isdigit()]
     if not batches:
         return -1, {}

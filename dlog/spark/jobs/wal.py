@@ -1,9 +1,11 @@
-"""A write-ahead log that many tables share, as jobs read it: whatever it lies in, records with a table and a sequence.
+"""Reads a write-ahead log that many tables share: records with a table and a sequence, in any kind of store.
 
     record = "DLW1" | table u64 | sequence u64 | payload          little-endian; both numbers are below 2**63
 
-The law of this file: one reader interface, `Wal`. A plan names records that can be read for ever, a piece of it is read
-in the order of the region, and a record that is no record of a region is never taken for one.
+Invariants:
+- all jobs read through one interface, `Wal`;
+- a plan names records that can be read for ever, and a piece of it is read in the order of the region;
+- what is not a record of a region is never taken for one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from dlog.spark.reading import batches
 MAGIC = b"DLW1"
 NUMBER_MAX = 2**63 - 1
 
-#: what a region is read as, in its order. segment, entry, slot: the place, in stores with plain offsets 0, offset, 0
+#: columns of a region, in its order. segment, entry, slot: the DLSN; in stores with plain offsets 0, offset, 0
 SCHEMA = pa.schema(
     [
         ("segment", pa.int64()),
@@ -54,14 +56,14 @@ Tell = Callable[[str], None]
 
 
 def encode(table: int, sequence: int, payload: bytes) -> bytes:
-    """A record of a region, to be appended to its stream. Raises InvalidRequestError for a number out of bounds."""
+    """Encode a record of a region, to append to its stream. Raises InvalidRequestError for numbers out of bounds."""
     if not (0 <= table <= NUMBER_MAX and 0 <= sequence <= NUMBER_MAX):
-        raise InvalidRequestError(f"table and sequence are from 0 to 2**63 - 1: table={table} sequence={sequence}")
+        raise InvalidRequestError(f"table and sequence must be from 0 to 2**63 - 1: table={table} sequence={sequence}")
     return _HEAD.pack(MAGIC, table, sequence) + payload
 
 
 def decode(values: pa.BinaryArray) -> tuple[Numbers, Numbers, NDArray[np.bool_]]:
-    """Tables, sequences, and which of these are records of a region at all; what the others say means nothing."""
+    """Tables, sequences, and which values are records of a region; the numbers of other values are meaningless."""
     rows = len(values)
     _, offsets_buffer, data_buffer = values.buffers()
     offsets = np.frombuffer(offsets_buffer, np.int32, rows + 1, 4 * values.offset).astype(np.int64)
@@ -77,7 +79,7 @@ def decode(values: pa.BinaryArray) -> tuple[Numbers, Numbers, NDArray[np.bool_]]
 
 
 def _numbers_at(data: pa.Buffer, kind: str, places: Numbers) -> NDArray[Any]:
-    """Numbers that begin at any bytes: one pass in C, though none of them is aligned."""
+    """Read numbers at any byte offsets: one pass in C, although they are not aligned."""
     size = np.dtype(kind).itemsize
     everywhere: NDArray[Any] = np.ndarray((data.size - size + 1,), kind, data, 0, (1,))
     return everywhere[places]
@@ -85,8 +87,8 @@ def _numbers_at(data: pa.Buffer, kind: str, places: Numbers) -> NDArray[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """A part of a region that one task reads. told: what its `Wal` needs to find it again, as JSON has it.
-    bytes, records: about."""
+    """A part of a region that one task reads. told: what its `Wal` needs to find it again, as JSON. bytes, records:
+    about."""
 
     region: str
     number: int  # in the order of the region
@@ -96,37 +98,37 @@ class Piece:
 
 
 class Wal(Protocol):
-    """Regions that can be read. Goes to tasks by pickle."""
+    """Regions that can be read. Pickled for tasks."""
 
     def identity(self) -> dict[str, Any]:
-        """What is read, as JSON: two that read the same say the same."""
+        """What is read, as JSON: equal for two that read the same."""
         ...
 
     def pieces(self, piece_bytes: int) -> list[Piece]:
-        """All that there is now, in pieces of about so many bytes, region after region; on the driver.
+        """All there is now, in pieces of about `piece_bytes`, region after region. Called on the driver.
 
         Raises DLogError.
         """
         ...
 
     def read(self, piece: Piece, tell: Tell) -> Iterator[pa.RecordBatch]:
-        """Batches of `SCHEMA`, in a task. tell: is told what was left out, where that was allowed.
+        """Batches of `SCHEMA`. Called in a task. tell: called with what was left out, where that is allowed.
 
-        Raises DamagedError with the place of what is no record of a region; what the store raises.
+        Raises DamagedError with the position of a value that is not a record of a region; what the store raises.
         """
         ...
 
 
 class StreamWal:
-    """Regions that are streams. source: options of `spark.read.format("dlog")`, as startingOffsets or onCorruption."""
+    """Regions in streams. source: options of `spark.read.format("dlog")`, e.g. startingOffsets or onCorruption."""
 
     def __init__(self, place: Place, source: Mapping[str, str]) -> None:
-        """Raises ConfigError, also where no stream is named."""
+        """Raises ConfigError, also if no stream is named."""
         if not (place.streams or place.pattern):
             raise ConfigError("name the streams that are regions, with --stream or --pattern")
         for name in source:
             if name.lower() in ("metadata", "pushdown", "path") or name.lower() in map(str.lower, place.options()):
-                raise ConfigError(f"not an option of the source that can be set here: option={name[:60]}")
+                raise ConfigError(f"this option of the source cannot be set here, remove it: option={name[:60]}")
         self._identity = {**place.options(), **{name.lower(): value for name, value in source.items()}}
         self._options: SourceOptions = parse({**place.options(), **source}, streaming=False)
 

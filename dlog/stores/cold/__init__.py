@@ -1,5 +1,5 @@
-"""Segments that lie in cold storage: one object each, on S3, on a Hadoop file system or in a directory.
+"""Segments in cold storage: one object per segment, on S3, on a Hadoop file system or in a directory.
 
-Read format.py for the bytes, then store.py. Objects are made by `dlog pipeline offload` (dlog/spark/jobs/offload.py)
-and never changed; how each kind of storage is reached is dlog/io/objects.py.
+Read format.py for the byte format, then store.py. `dlog pipeline offload` (dlog/spark/jobs/offload.py) creates the
+objects; they never change. dlog/io/objects.py accesses each kind of storage.
 """

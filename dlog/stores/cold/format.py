@@ -1,4 +1,4 @@
-"""The bytes of a segment object. It is written once, from its first byte to its last, and never changed.
+"""Byte format of a segment object. An object is written once, sequentially, and never changed.
 
     object  = header | entries | block ... | summary | footer
     header  = "DLOGSEG1" | version u16 | length u32 | head: msgpack map | crc32c u32 of all before it
@@ -12,18 +12,20 @@
               | summary length u32 | summary crc32c u32 | entries' crc32c u32 | object's crc32c u32 | "DLOGSEGE"
               | crc32c u32 of the footer before it
 
-All numbers are big-endian. `head` is the same in both places: stream, life, segment number, last entry and slot, txids,
-records, the store and place that it was copied from (see Head). txid -1, slot -1, time 0: the entry holds no record, or
-does not say. The time is unix milliseconds, the owner's when it took the entry. The object's CRC covers everything
-before the footer; the entries' CRC covers, of each entry in order, length u32 | crc32c u32 of its payload, so that it
-says which entries these are wherever they lie.
+All numbers are big-endian. `head` is the same in header and summary: stream, life, segment number, last entry and slot,
+txids, records, source store and location (see Head). txid -1, slot -1, time 0: the entry holds no record, or none is
+given. Times are unix milliseconds of the owner when it received the entry. The object's CRC covers everything before
+the footer; the entries' CRC covers, for each entry in order, length u32 | crc32c u32 of its payload, so that it
+identifies the entries independently of their location.
 
-Who reads takes the end (the footer says where the summary is, and that lies just before it), the header, and of the
-blocks and the entries what it needs. So every byte that is used has been checked: footer, summary and header by their
-own CRCs, a block by the one in the summary, a payload by the one in its row.
+A reader needs the end (the footer locates the summary just before it), the header, and parts of blocks and entries.
 
-The law of this file: reading trusts nothing. Sizes are judged against what is there before anything is taken; every
-fault is a DamagedError, a newer version an UnsupportedVersionError. Pure: bytes in, bytes out.
+Invariants:
+- every byte used was checked: footer, summary and header by their own CRCs, a block by that in the summary, a payload
+  by that in its row;
+- sizes are checked against what exists before memory is allocated; every fault is a DamagedError, a newer version an
+  UnsupportedVersionError;
+- no I/O: bytes in, bytes out.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ BLOCK_ENTRIES = 1024
 NO_SLOT = -1
 HEAD_BYTES_MAX = 16 * 1024
 SUMMARY_BYTES_MAX = 16 * 1024 * 1024
-ENTRY_BYTES_MAX = 64 * 1024 * 1024  # of what is believed; stores of ours write far less
+ENTRY_BYTES_MAX = 64 * 1024 * 1024  # largest accepted; our stores write far less
 
 _HEADER = struct.Struct(">8sHI")
 _CRC = struct.Struct(">I")
@@ -62,7 +64,7 @@ ROW_BYTES = _ROW.size
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """Whose entries these are: entries 0..last_entry of a segment, as its stream's metadata had it."""
+    """The segment in the object: entries 0..last_entry, described as in its stream's metadata."""
 
     stream: str
     life: str
@@ -74,9 +76,9 @@ class Head:
     records: int
     completed_unix_ms: int
     start_sequence_id: int
-    is_enveloped: bool  # False for what DistributedLog wrote below version 4
+    is_enveloped: bool  # False for segments of DistributedLog formats below version 4
     source_store: str
-    source_place: str  # the ledger's id, where it was one
+    source_place: str  # the ledger id, if it was a ledger
 
     @property
     def first_dlsn(self) -> tuple[int, int, int]:
@@ -88,7 +90,7 @@ class Head:
 
 
 class Row(NamedTuple):
-    """Of one entry: where its payload lies, and what it holds."""
+    """Index row of one entry: location of its payload, and what it holds."""
 
     offset: int
     length: int
@@ -101,7 +103,7 @@ class Row(NamedTuple):
 
 
 class Block(NamedTuple):
-    """Of some entries: where their rows lie."""
+    """Location of the rows of up to BLOCK_ENTRIES entries."""
 
     offset: int
     first: int
@@ -109,7 +111,7 @@ class Block(NamedTuple):
     crc: int
     first_txid: int
     last_txid: int
-    unix_ms: int  # of the last one that says
+    unix_ms: int  # of the last entry that has one
 
     @property
     def bytes(self) -> int:
@@ -118,7 +120,7 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """The end of an object."""
+    """The last bytes of an object."""
 
     entries: int
     payload_bytes: int
@@ -133,7 +135,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What an object says of itself: all that is needed to read it but its rows."""
+    """All that is needed to read an object, except its rows."""
 
     head: Head
     header_bytes: int
@@ -141,13 +143,13 @@ class Summary:
     footer: Footer
 
     def block_of(self, entry: int) -> int:
-        """Which block has the row of this entry."""
+        """Index of the block with the row of this entry."""
         assert 0 <= entry <= self.head.last_entry, f"no such entry: entry={entry} last={self.head.last_entry}"
         return entry // BLOCK_ENTRIES
 
 
 class Contents(NamedTuple):
-    """What an entry holds, for its row."""
+    """Records of an entry, as described in its row."""
 
     first_txid: int = int(NO_TXID)
     last_txid: int = int(NO_TXID)
@@ -160,8 +162,9 @@ class Contents(NamedTuple):
 
 
 class Builder:
-    """Makes an object: `begin`, each entry's payload as it is, `end`; what these return and the payloads, in this
-    order, are the object. Keeps 48 bytes an entry."""
+    """Builds an object, which consists of the result of `begin`, each entry's payload, and the result of `end`, in this
+    order. Uses 48 bytes per entry.
+    """
 
     def __init__(self, head: Head) -> None:
         self.head = head
@@ -172,12 +175,12 @@ class Builder:
         self._at = 0
         self._header_bytes = 0
         self._rows = bytearray()
-        self._blocks: list[tuple[int, int, int]] = []  # of full ones: first txid, last txid, time
+        self._blocks: list[tuple[int, int, int]] = []  # of full blocks: first txid, last txid, time
         self._range = (int(NO_TXID), int(NO_TXID), 0)
 
     @property
     def payload_bytes(self) -> int:
-        """So far."""
+        """Of the entries added so far."""
         return self._at - self._header_bytes
 
     def begin(self) -> bytes:
@@ -189,8 +192,8 @@ class Builder:
         return header
 
     def add(self, payload: Buffer, holds: Contents) -> None:
-        """The next entry; its payload is to be written next."""
-        assert self.entries <= self.head.last_entry, "not more entries than the head says"
+        """Add the next entry; the caller writes its payload next."""
+        assert self.entries <= self.head.last_entry, "no more entries than in the head"
         crc = crc32c(payload)
         row = (self._at, len(payload), crc, holds.first_txid, holds.last_txid, holds.unix_ms)
         self._rows += _ROW.pack(*row, holds.first_slot, holds.records)
@@ -204,8 +207,8 @@ class Builder:
         self._passed(payload)
 
     def end(self) -> tuple[Buffer, ...]:
-        """The object behind its entries. Asserts that these are all of the head's."""
-        assert self.entries == self.head.last_entry + 1, "as many entries as the head says"
+        """Return the parts after the entries. Asserts that all entries of the head were added."""
+        assert self.entries == self.head.last_entry + 1, "as many entries as in the head"
         if self.entries % BLOCK_ENTRIES:
             self._end_block()
         payload_bytes, blocks, packed = self.payload_bytes, [], memoryview(self._rows)
@@ -236,19 +239,19 @@ class Builder:
 
 
 def parse_footer(data: Buffer, object_bytes: int) -> Footer:
-    """The last FOOTER_BYTES of an object that has so many bytes. Raises DamagedError, UnsupportedVersionError."""
+    """Parse the last FOOTER_BYTES of an object of `object_bytes`. Raises DamagedError, UnsupportedVersionError."""
     if len(data) != FOOTER_BYTES:
         raise DamagedError(f"shorter than any segment object: bytes={object_bytes}")
     version, *numbers, magic = _FOOTER.unpack_from(data)
     if magic != MAGIC_END:
-        raise DamagedError("no segment object, or one that was cut short: its last bytes are others")
+        raise DamagedError("not a segment object, or an incomplete one: its last bytes are wrong")
     if _CRC.unpack_from(data, _FOOTER.size)[0] != crc32c(bytes(data[: _FOOTER.size])):
         raise DamagedError("the footer's checksum does not match")
     if version != VERSION:
         raise UnsupportedVersionError(f"segment object of a newer format: version={version} known={VERSION}")
     footer = Footer(*numbers)
     if footer.object_bytes != object_bytes:
-        raise DamagedError(f"the object has not the size it had: bytes={object_bytes} expected={footer.object_bytes}")
+        raise DamagedError(f"the object's size changed: bytes={object_bytes} expected={footer.object_bytes}")
     before = object_bytes - FOOTER_BYTES
     if footer.summary_at + footer.summary_bytes != before or footer.summary_bytes > SUMMARY_BYTES_MAX:
         raise DamagedError(f"the summary does not end where the footer begins: at={footer.summary_at}")
@@ -256,7 +259,7 @@ def parse_footer(data: Buffer, object_bytes: int) -> Footer:
 
 
 def parse_summary(data: Buffer, footer: Footer) -> Summary:
-    """Raises DamagedError."""
+    """Parse the summary. Raises DamagedError."""
     if crc32c(bytes(data)) != footer.summary_crc or len(data) != footer.summary_bytes:
         raise DamagedError("the summary's checksum does not match")
     try:
@@ -264,16 +267,16 @@ def parse_summary(data: Buffer, footer: Footer) -> Summary:
     except (ValueError, TypeError) as error:
         raise DamagedError(f"the summary cannot be read: {error}") from None
     if type(header_bytes) is not int or type(packed) is not bytes or len(packed) % _BLOCK.size:
-        raise DamagedError("the summary holds something else than it should")
+        raise DamagedError("the summary has unexpected contents")
     summary = Summary(_head_of(told), header_bytes, tuple(map(Block._make, _BLOCK.iter_unpack(packed))), footer)
     _check_plan(summary)
     return summary
 
 
 def parse_header(data: Buffer, summary: Summary) -> None:
-    """Check the first `summary.header_bytes` of the object: it says the same. Raises DamagedError."""
+    """Check that the first `summary.header_bytes` of the object match the summary. Raises DamagedError."""
     if len(data) != summary.header_bytes or len(data) < _HEADER.size + _CRC.size:
-        raise DamagedError(f"the header is not as long as it was: bytes={len(data)}")
+        raise DamagedError(f"the header's length is wrong: bytes={len(data)}")
     magic, version, length = _HEADER.unpack_from(data)
     body, end = bytes(data[: -_CRC.size]), len(data) - _CRC.size
     if _CRC.unpack_from(data, end)[0] != crc32c(body):
@@ -281,16 +284,16 @@ def parse_header(data: Buffer, summary: Summary) -> None:
     if magic != MAGIC or version != VERSION or length != end - _HEADER.size:
         raise DamagedError("the header is not one of a segment object")
     if _head_of(_unpacked(body[_HEADER.size :])) != summary.head:
-        raise DamagedError("header and summary are of two objects")
+        raise DamagedError("header and summary belong to different objects")
 
 
 def rows_from(data: Buffer, index: int) -> Iterator[Row]:
-    """The rows of a checked block from this one of them on."""
+    """Iterate over the rows of a checked block, from this index on."""
     return map(Row._make, _ROW.iter_unpack(memoryview(data)[index * ROW_BYTES :]))
 
 
 def parse_rows(data: Buffer, block: Block, summary: Summary) -> list[Row]:
-    """The rows of a block. Raises DamagedError."""
+    """Parse and check the rows of a block. Raises DamagedError."""
     if len(data) != block.bytes or crc32c(bytes(data)) != block.crc:
         raise DamagedError(f"a block of the index does not match its checksum: first_entry={block.first}")
     rows = list(map(Row._make, _ROW.iter_unpack(data)))
@@ -301,25 +304,25 @@ def parse_rows(data: Buffer, block: Block, summary: Summary) -> list[Row]:
             raise DamagedError(f"a block of the index has a gap: first_entry={block.first} at={at}")
         at += row.length
     if rows[0].offset < summary.header_bytes or at > end:
-        raise DamagedError(f"a block of the index points outside: first_entry={block.first} end={at}")
+        raise DamagedError(f"a block of the index points outside of the object: first_entry={block.first} end={at}")
     return rows
 
 
 def next_entry(entries_crc: int, length: int, crc: int) -> int:
-    """The entries' CRC with one entry more."""
+    """The entries' CRC, extended by one entry."""
     return crc32c(_SUM.pack(length, crc), entries_crc)
 
 
 def is_sound(payload: Buffer, row: Row) -> bool:
-    """Whether this is the payload of that entry."""
+    """Whether this is the payload of that row."""
     return len(payload) == row.length and crc32c(payload) == row.crc
 
 
 def _check_plan(summary: Summary) -> None:
-    """Header, entries, blocks and summary lie side by side and fill the object."""
+    """Check that header, entries, blocks and summary are adjacent and fill the object."""
     footer, at = summary.footer, summary.header_bytes + summary.footer.payload_bytes
     if not _HEADER.size < summary.header_bytes <= HEAD_BYTES_MAX + _HEADER.size + _CRC.size:
-        raise DamagedError(f"no header is so long: bytes={summary.header_bytes}")
+        raise DamagedError(f"the header's length is impossible: bytes={summary.header_bytes}")
     first = 0
     for block in summary.blocks:
         is_full = block.entries == BLOCK_ENTRIES or block is summary.blocks[-1]
@@ -328,7 +331,7 @@ def _check_plan(summary: Summary) -> None:
         at += block.bytes
         first += block.entries
     if at != footer.summary_at or first != footer.entries or first != summary.head.last_entry + 1:
-        raise DamagedError(f"the index is of another number of entries: entries={first} expected={footer.entries}")
+        raise DamagedError(f"the index has a wrong number of entries: entries={first} expected={footer.entries}")
 
 
 def _head_map(head: Head) -> dict[str, Any]:
@@ -337,7 +340,7 @@ def _head_map(head: Head) -> dict[str, Any]:
 
 def _packed_head(head: Head) -> bytes:
     packed: bytes = msgpack.packb(_head_map(head))
-    assert len(packed) <= HEAD_BYTES_MAX, "names and places are short"
+    assert len(packed) <= HEAD_BYTES_MAX, "names and locations are short"
     return packed
 
 
@@ -355,10 +358,12 @@ def _unpacked(data: bytes) -> Any:
 
 
 def _head_of(told: Any) -> Head:
-    """What is there beyond our fields is left alone: a later writer may say more."""
+    """Unknown fields are ignored: a later version may add some."""
     if type(told) is not dict or any(type(told.get(name)) is not kind for name, kind in _KINDS):
-        raise DamagedError("the object does not say whose segment it is")
+        raise DamagedError("the object does not name its segment")
     head = Head(**{name: told[name] for name, _ in _KINDS})
     if head.number < 1 or head.last_entry < 0:
-        raise DamagedError(f"no segment is like this: segment={head.number} last_entry={head.last_entry}")
+        raise DamagedError(
+            f"the object names an impossible segment: segment={head.number} last_entry={head.last_entry}"
+        )
     return head

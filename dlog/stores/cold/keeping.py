@@ -1,7 +1,9 @@
-"""What was read of objects and may be asked for again: bounded, each thing loaded once however many wait for it.
+"""An async LRU cache bounded by bytes, with single-flight loading.
 
-The law of this file: who stops waiting stops waiting only; what is loaded is kept for the next one. What failed is not
-kept. The thing used longest ago goes first.
+Invariants:
+- cancelling a wait does not cancel the load; the loaded value is cached;
+- a failed load is not cached;
+- the least recently used value is evicted first.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from dlog.stores.contract import ReaderClosedError
 class Sized(Protocol):
     @property
     def size(self) -> int:
-        """Bytes it takes here."""
+        """Bytes it takes in memory."""
         ...
 
 
@@ -29,7 +31,7 @@ T = TypeVar("T")
 
 
 class Keeping(Generic[K, V]):
-    """`async with Keeping(bytes_max)`: loading ends with the scope."""
+    """`async with Keeping(bytes_max)`: loads are cancelled at the end of the scope."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
@@ -55,11 +57,11 @@ class Keeping(Generic[K, V]):
 
     @property
     def bytes(self) -> int:
-        """Kept now."""
+        """Bytes of the cached values."""
         return self._bytes
 
     def start(self, work: Callable[[], Awaitable[T]], name: str) -> asyncio.Future[T]:
-        """Have it done within this scope; what comes of it. Raises ReaderClosedError."""
+        """Run `work` in this scope; return its future. Raises ReaderClosedError."""
         if not self._is_open:
             raise ReaderClosedError("this cold store is closed")
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -70,14 +72,14 @@ class Keeping(Generic[K, V]):
         return done
 
     def find(self, key: K) -> V | None:
-        """What is kept, without waiting."""
+        """Return the cached value, without waiting."""
         found = self._kept.get(key)
         if found is not None:
             self._kept.move_to_end(key)
         return found
 
     async def get(self, key: K, load: Callable[[], Awaitable[V]]) -> V:
-        """What is kept, or what `load` gives. Raises what that raises."""
+        """Return the cached value, or load it. Raises the errors of `load`."""
         found = self.find(key)
         if found is not None:
             return found
@@ -86,7 +88,7 @@ class Keeping(Generic[K, V]):
         return loading.result()
 
     def ahead(self, key: K, load: Callable[[], Awaitable[V]]) -> None:
-        """It will be asked for soon."""
+        """Start loading a value that will be needed soon."""
         if key not in self._kept and self._is_open:
             self._begin(key, load)
 
@@ -106,7 +108,7 @@ class Keeping(Generic[K, V]):
 
     def _ended(self, done: asyncio.Future[Any], task: asyncio.Task[None]) -> None:
         del self._running[task]
-        if not done.done():  # cancelled, perhaps before it began
+        if not done.done():  # cancelled, perhaps before it started
             done.set_exception(ReaderClosedError("this cold store is closed"))
 
     def _keep(self, key: K, value: V) -> None:
@@ -117,10 +119,10 @@ class Keeping(Generic[K, V]):
 
 
 async def _do(work: Callable[[], Awaitable[T]], done: asyncio.Future[T]) -> None:
-    """Never raises what the work does: the others of the scope go on."""
+    """Run `work` and pass its result or error to `done`; other tasks of the scope go on."""
     try:
         made = await work()
-    except Exception as error:  # noqa: BLE001 - whoever waits hears it
+    except Exception as error:  # noqa: BLE001 - the future passes it on
         if not done.done():
             done.set_exception(error)
     else:
@@ -129,6 +131,6 @@ async def _do(work: Callable[[], Awaitable[T]], done: asyncio.Future[T]) -> None
 
 
 def _looked_at(done: asyncio.Future[T]) -> None:
-    """A failure that nobody waited for is no news."""
+    """Do not log a failure that no caller awaits."""
     if not done.cancelled():
         done.exception()

@@ -1,8 +1,11 @@
-"""What the cold store asks of a kind of storage; dlog/io/objects.py keeps it for S3, WebHDFS and directories.
+"""Interface of the cold store to an object storage; dlog/io/objects.py implements it for S3, WebHDFS and directories.
 
-An object is there whole or not at all: it appears under its place when its writer has finished, and is on stable
-storage then, as far as that kind of storage can promise it. Errors are those of the store contract:
-SegmentNotFoundError, StoreUnavailableError (try again), MisconfiguredError (no such bucket, no right, a part missing).
+Errors are those of the store contract: SegmentNotFoundError, StoreUnavailableError (retry), MisconfiguredError (no such
+bucket, no permission, a missing package).
+
+Invariants:
+- an object exists completely or not at all: it appears at its location once its writer has finished, and is then as
+  durable as that kind of storage can make it.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object, or what a writer began and did not finish. handle: what the storage calls the latter."""
+    """An object, or an unfinished upload; handle: the storage's id of the latter."""
 
     place: str
     bytes: int
@@ -30,43 +33,43 @@ class ObjectWriter(Protocol):
     """Writes one object, from its first byte to its last."""
 
     async def write(self, parts: Sequence[Buffer]) -> None:
-        """These, joined, come next; they must not change until this returns."""
+        """Append these parts. They must not change until this returns."""
         ...
 
     async def finish(self) -> None:
-        """The object is there from now on, in the place of what was there."""
+        """Make the object visible, replacing an older one at its location."""
         ...
 
     async def abort(self) -> None:
-        """There will be none. Best effort: what is left of it shows in `unfinished`. Idempotent."""
+        """Give up the object. Best effort: leftovers are listed by `unfinished`. Idempotent."""
         ...
 
 
 class Objects(Protocol):
-    """Objects of every kind of place that is known here."""
+    """Access to objects of every supported scheme."""
 
     async def read(self, place: Location, offset: int, size: int) -> bytes:
-        """These bytes; fewer if the object ends before."""
+        """Return these bytes; fewer if the object ends before."""
         ...
 
     async def read_end(self, place: Location, size: int) -> tuple[bytes, int]:
-        """The last `size` bytes, or all there are, and how many the object has."""
+        """Return the last `size` bytes, or all, and the object's size."""
         ...
 
     async def create(self, place: Location) -> ObjectWriter: ...
 
     async def delete(self, place: Location) -> None:
-        """Idempotent."""
+        """Delete an object. Idempotent."""
         ...
 
     def list(self, folder: Location) -> AsyncIterator[Found]:
-        """Objects below a folder, at any depth; none if there is no such folder."""
+        """Yield the objects below a folder, at any depth; none if the folder does not exist."""
         ...
 
     def unfinished(self, folder: Location) -> AsyncIterator[Found]:
-        """What writers left behind below a folder, or are about to finish."""
+        """Yield the unfinished uploads below a folder, abandoned or in progress."""
         ...
 
     async def discard(self, left: Found) -> None:
-        """Take away what `unfinished` told of. Idempotent."""
+        """Remove an unfinished upload. Idempotent."""
         ...

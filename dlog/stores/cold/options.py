@@ -1,7 +1,7 @@
-"""How cold storage is reached, and how much of it is kept in memory: section [cold], `DLOG_COLD_*`.
+"""Configuration of cold storage, access and cache: section [cold], `DLOG_COLD_*`.
 
-Who reads cold segments needs these: proxies, and programs with Spark. What is empty is left to what is usual with that
-storage: for S3 its own environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...) and files.
+Every process that reads cold segments needs it: proxies, and programs with Spark. An empty option means the storage's
+usual default: for S3 its own environment (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_REGION, AWS_PROFILE, ...) and files.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ S3_ADDRESSING = ("auto", "path", "virtual")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdOptions:
-    """Memory is bounded by cache_bytes_max, and by fetches_max times extent_bytes of what is under way.
+    """Memory is bounded by cache_bytes_max plus fetches_max x extent_bytes in flight.
 
-    roots: places below which objects may be read and deleted, as `s3://bucket/prefix`; none: wherever segments are said
-    to lie. s3_addressing: whether the bucket stands in the path or in the host's name. webhdfs_user: as which user,
-    where the cluster asks for no proof; webhdfs_token: a delegation token, where it does. webhdfs_replication: copies
-    of what is written, 0 for the cluster's own number.
+    roots: locations such as `s3://bucket/prefix` below which objects may be read and deleted; none: anywhere.
+    s3_addressing: bucket in the path or in the host name. webhdfs_user: user name, for clusters without authentication;
+    webhdfs_token: delegation token, for clusters with it. webhdfs_replication: copies of new objects, 0: the cluster's
+    default.
     """
 
     roots: tuple[str, ...] = option(
@@ -44,17 +44,17 @@ class ColdOptions:
     def __post_init__(self) -> None:
         at_least_one(self, "extent_bytes", "cache_bytes_max", "fetches_max", "timeout_s")
         if self.s3_addressing not in S3_ADDRESSING:
-            raise ValueError(f"s3_addressing is one of {', '.join(S3_ADDRESSING)}: {self.s3_addressing!r}")
+            raise ValueError(f"s3_addressing must be one of {', '.join(S3_ADDRESSING)}: {self.s3_addressing!r}")
         if bool(self.s3_access_key) != bool(self.s3_secret_key):
-            raise ValueError("s3_access_key and s3_secret_key go together")
+            raise ValueError("s3_access_key and s3_secret_key must be set together")
         self.allowed()
 
     def allowed(self) -> tuple[Location, ...]:
-        """The roots, taken apart. Raises ConfigError."""
+        """Return the parsed roots. Raises ConfigError."""
         whole: list[str] = []
         for text in self.roots:
             if "://" in text or not whole:
                 whole.append(text)
             else:
-                whole[-1] += f",{text}"  # hosts have commas between them too
+                whole[-1] += f",{text}"  # hosts are separated by commas, too
         return tuple(map(parse_root, whole))

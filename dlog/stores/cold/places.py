@@ -1,14 +1,16 @@
-"""Where cold objects lie, as text: a root, and below it a name that says whose segment it is.
+"""Locations of cold objects, as text: a root, and below it a name that identifies the segment.
 
     file:///mnt/cold                 a directory that every process reaches under this path
-    s3://bucket/prefix               S3, or what speaks as it does
+    s3://bucket/prefix               S3 or compatible
     webhdfs://host:9870/path         a Hadoop file system by WebHDFS or HttpFS, swebhdfs by TLS; more hosts by commas
     <root>/<cluster>/<namespace>/<stream>/<number>-<nonce>-<bytes>.seg
 
-The law of this file: only what bears such a name is read or deleted, whatever metadata says; a name is never used
-twice. Paths are plain characters, so that nothing is escaped anywhere. The name holds how many bytes the entries have,
-so that a plan need not open the object. What a person wrote wrong is a ConfigError; of what metadata says, None says
-that it is no place of ours.
+The name holds the payload size, so that planning need not open the object. parse_root raises ConfigError for bad user
+input; parse_object returns None for bad metadata.
+
+Invariants:
+- only objects with such a name are read or deleted, whatever metadata says; a name is never reused;
+- paths consist of characters that need no escaping anywhere.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ _HDFS = (
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A root or a place, taken apart. path: without a slash at its end, empty for all of a bucket."""
+    """A parsed root or object location. path: without a trailing slash, empty for a whole bucket."""
 
     scheme: str
     authority: str
@@ -46,7 +48,7 @@ class Location:
         return Location(self.scheme, self.authority, "/".join((self.path, *parts)))
 
     def holds(self, other: Location) -> bool:
-        """Whether the other lies below this one, or is it."""
+        """Whether the other location is this one or below it."""
         if (self.scheme, self.authority) != (other.scheme, other.authority):
             return False
         return other.path == self.path or other.path.startswith(f"{self.path}/")
@@ -62,7 +64,7 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class ObjectName:
-    """What the last part of an object's place says."""
+    """Parts of an object's file name."""
 
     number: int
     nonce: str
@@ -73,12 +75,12 @@ class ObjectName:
 
 
 def parse_root(text: str) -> Location:
-    """A root as a person writes it. Raises ConfigError."""
+    """Parse a root from user input. Raises ConfigError."""
     found = _parse(text)
     if found is None:
         scheme = text.partition("://")[0]
-        hint = _HDFS if scheme == "hdfs" else "s3:// is how S3 is written here" if scheme in ("s3a", "s3n") else _HOW
-        raise ConfigError(f"no place for cold objects: {hint}: value={text[:100]!r}")
+        hint = _HDFS if scheme == "hdfs" else "write s3:// for S3" if scheme in ("s3a", "s3n") else _HOW
+        raise ConfigError(f"invalid object location: {hint}: value={text[:100]!r}")
     return found
 
 
@@ -86,7 +88,7 @@ _HOW = "write file:///directory, s3://bucket/prefix or webhdfs://host:port/path,
 
 
 def parse_object(text: str) -> tuple[Location, ObjectName] | None:
-    """The place of an object and what its name says; None for what is no such place."""
+    """Parse an object's location and name; None if it is not one."""
     found = _parse(text)
     named = _OBJECT.match(found.name) if found is not None else None
     if found is None or named is None:
@@ -95,16 +97,16 @@ def parse_object(text: str) -> tuple[Location, ObjectName] | None:
 
 
 def folder_of(root: Location, cluster: str, namespace: str, stream: str = "") -> Location:
-    """Below which the objects of a namespace lie, or of one stream of it. Raises ConfigError."""
+    """The folder of a namespace's objects, or of one of its streams. Raises ConfigError."""
     parts = [cluster, namespace.strip("/").replace("/", "."), *([stream] if stream else [])]
     for part in parts:
         if not re.fullmatch(r"[A-Za-z0-9._=@+~-]+", part) or part in (".", ".."):
-            raise ConfigError(f"a name that no place can have: name={part[:80]!r}")
+            raise ConfigError(f"invalid name in a location, use letters, digits and . _ = @ + ~ -: name={part[:80]!r}")
     return root.below(*parts)
 
 
 def payload_bytes(place: str) -> int:
-    """How many bytes the entries of an object have, by its name; 0 if it says nothing."""
+    """Payload bytes of an object according to its name; 0 if it has none."""
     found = parse_object(place)
     return found[1].bytes if found is not None else 0
 

@@ -1,8 +1,11 @@
-"""Reading a segment object by ranges: its end first, then of the index and of the entries what is asked for.
+"""Reads a segment object by ranges: its end first, then the required parts of index and entries.
 
-The law of this file: no byte is handed out that was not checked. Who reads on and on gets a few MiB at a time, the next
-ones fetched while the last are used; who looks at a single entry fetches that one. What does not match its checksum is
-fetched once more before it is called damaged.
+A sequential reader gets a few MiB at a time, the next ones prefetched meanwhile; a read of a single entry fetches only
+that one.
+
+Invariants:
+- no byte is returned that was not checked;
+- data that fail their checksum are fetched once more before they count as damaged.
 """
 
 from __future__ import annotations
@@ -34,15 +37,15 @@ from dlog.stores.cold.options import ColdOptions
 from dlog.stores.cold.places import Location
 from dlog.stores.contract import ReaderClosedError, SegmentCorruptError
 
-END_BYTES = 64 * KiB  # of an object, read first: footer, summary, and often all of the index
-_BULK_BYTES = 64 * KiB  # who asks for so much reads more than one entry
-_FOLLOWED_MAX = 16  # readers going on and on in one segment at once
+END_BYTES = 64 * KiB  # read first: footer, summary, and often the whole index
+_BULK_BYTES = 64 * KiB  # a request for this much is for more than one entry
+_FOLLOWED_MAX = 16  # sequential reads tracked per segment
 _RANGES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Payloads of consecutive entries; None: damaged."""
+    """Payloads of consecutive entries; None for a damaged one."""
 
     first: int
     payloads: Sequence[bytes | None]
@@ -55,7 +58,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A block of the index, checked."""
+    """A checked block of the index."""
 
     data: bytes
 
@@ -64,11 +67,11 @@ class Rows:
         return len(self.data)
 
 
-Key = tuple[str, str, int]  # place, what, number
+Key = tuple[str, str, int]  # location, kind, number
 
 
 class Opened:
-    """One object whose end and header were read and found sound."""
+    """An object whose end and header were read and checked."""
 
     def __init__(self, shelves: Shelves, place: Location, summary: Summary, header: bytes) -> None:
         self.summary = summary
@@ -81,13 +84,13 @@ class Opened:
         return self.summary.head.last_entry
 
     async def rows(self, number: int) -> Rows:
-        """A block of the index."""
+        """Return a block of the index."""
         rows = await self._shelves.keeping.get((str(self.place), "rows", number), partial(self._load_rows, number))
         assert isinstance(rows, Rows)
         return rows
 
     async def plan(self, first: int, last: int, bytes_max: int) -> list[Row]:
-        """Rows of entries first..last as far as they have so many bytes together; at least one."""
+        """Return the rows of entries from `first` to at most `last` that hold bytes_max together; at least one."""
         found: list[Row] = []
         size = 0
         while first + len(found) <= last:
@@ -101,7 +104,7 @@ class Opened:
         return found
 
     async def extent(self, first: int, rows: Sequence[Row]) -> Extent:
-        """The payloads that these rows name."""
+        """Read the payloads of these rows."""
         size = sum(row.length for row in rows)
         payloads = _cut(await self._shelves.fetch(self.place, rows[0].offset, size), rows)
         if None in payloads:
@@ -117,12 +120,12 @@ class Opened:
         try:
             parse_rows(data, block, self.summary)
         except DamagedError as error:
-            raise SegmentCorruptError(f"{error.message}: place={self.place}") from error
+            raise SegmentCorruptError(f"{error.message}: location={self.place}") from error
         return Rows(data)
 
 
 class Shelves:
-    """What all readers of a process share: what was read, and the bound on what is read at once."""
+    """State shared by a process's readers: the cache, and the limit of concurrent reads."""
 
     def __init__(self, objects: Objects, options: ColdOptions, keeping: Keeping[Key, Extent | Rows]) -> None:
         self.objects = objects
@@ -140,7 +143,7 @@ class Shelves:
             end, size = await self.objects.read_end(place, END_BYTES)
         try:
             footer = parse_footer(end[-FOOTER_BYTES:], size)
-            begin = size - len(end)  # where `end` begins
+            begin = size - len(end)  # offset of `end` in the object
             if footer.summary_at < begin:
                 more = await self.fetch(place, footer.summary_at, begin - footer.summary_at)
                 begin, end = footer.summary_at, more + end
@@ -149,18 +152,18 @@ class Shelves:
             header = end[: summary.header_bytes] if not begin else await self.fetch(place, 0, summary.header_bytes)
             parse_header(header, summary)
         except DamagedError as error:
-            raise SegmentCorruptError(f"{error.message}: place={place}") from error
+            raise SegmentCorruptError(f"{error.message}: location={place}") from error
         return Opened(self, place, summary, header)
 
 
 class ColdSegmentReader:
-    """A SegmentReader on an object: its end is known, and nothing more comes."""
+    """A SegmentReader on an object: its end is known and final."""
 
     def __init__(self, opened: Opened, shelves: Shelves) -> None:
         self._opened = opened
         self._shelves = shelves
-        self._awaited: OrderedDict[int, None] = OrderedDict()  # entries that a reader who goes on asks for next
-        self._ranges: OrderedDict[int, int] = OrderedDict()  # first and last entry of extents that may be kept
+        self._awaited: OrderedDict[int, None] = OrderedDict()  # entries that a sequential reader requests next
+        self._ranges: OrderedDict[int, int] = OrderedDict()  # first and last entry of extents that may be cached
         self._is_open = True
 
     @property
@@ -176,9 +179,9 @@ class ColdSegmentReader:
         return self._opened.summary
 
     async def read(self, first: EntryId, last: EntryId, max_bytes: int) -> list[bytes]:
-        """See SegmentReader.read. UnsupportedVersionError where the object is newer than this program."""
+        """See SegmentReader.read. Also raises UnsupportedVersionError, for an object of a newer format."""
         if not self._is_open:
-            raise ReaderClosedError(f"the reader was closed: place={self._opened.place}")
+            raise ReaderClosedError(f"the reader was closed, open another one: location={self._opened.place}")
         assert 0 <= first <= self._opened.last, f"read above the LAC: first={first} lac={self._opened.last}"
         goes_on = self._awaited.pop(first, False) is None
         upto = min(int(last), self._opened.last)
@@ -191,7 +194,9 @@ class ColdSegmentReader:
                 break
             found.append(payload)
         if not found:
-            raise SegmentCorruptError(f"the entry's checksum does not match: place={self._opened.place} entry={first}")
+            raise SegmentCorruptError(
+                f"the entry's checksum does not match: location={self._opened.place} entry={first}"
+            )
         self._expect(extent, first + len(found), goes_on)
         return found
 
@@ -199,17 +204,17 @@ class ColdSegmentReader:
         return await self.read(first, last, max_bytes)
 
     async def wait_lac(self, known: EntryId, timeout_s: float) -> EntryId:
-        """At once: all there will ever be is there."""
+        """Return at once: the segment is complete."""
         return self.last_confirmed
 
     def learn_lac(self, lac: EntryId) -> None:
-        """Nothing is to be learnt."""
+        """Does nothing: the LAC is final."""
 
     async def close(self) -> None:
         self._is_open = False
 
     async def _extent(self, first: int, last: int, max_bytes: int, goes_on: bool) -> Extent:
-        """One that holds the entry `first`."""
+        """Return an extent that contains the entry `first`."""
         for begin, end in self._ranges.items():
             if begin <= first <= end:
                 kept = self._shelves.keeping.find(self._key(begin))
@@ -225,7 +230,7 @@ class ColdSegmentReader:
         return extent
 
     def _expect(self, extent: Extent, after: int, goes_on: bool) -> None:
-        """Who reads these reads on at `after`; fetch what that will need."""
+        """Expect a sequential read at `after`, and prefetch what it will need."""
         if after > self._opened.last:
             return
         self._awaited[after] = None
@@ -246,7 +251,7 @@ class ColdSegmentReader:
 
 
 def _cut(data: bytes, rows: Sequence[Row]) -> list[bytes | None]:
-    """The payloads, each if it is sound."""
+    """Cut out the payloads; None for those that fail their checksum."""
     view, begin = memoryview(data), rows[0].offset
     payloads: list[bytes | None] = []
     for row in rows:

@@ -1,8 +1,10 @@
-"""Segments that were moved to cold storage: read, verified and deleted by their streams, and never written to.
+"""The segment store of cold storage: segments are read, verified and deleted here, never written.
 
-The law of this file: what lies here is sealed for good. Nothing is created here, since a segment comes by being copied
-whole and then named by its stream's metadata (dlog/spark/jobs/offload.py); so there is nobody to fence, and the end is
-what the object says. Only a place that bears an object's name, below the roots that are allowed, is touched.
+dlog/spark/jobs/offload.py copies a whole segment, then the stream's metadata names the copy. So nothing needs fencing.
+
+Invariants:
+- every segment here is sealed; its end is in its object;
+- only an object with a valid name, below the allowed roots, is touched.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ NAME = COLD
 
 @dataclass(slots=True)
 class Scanned:
-    """What was found in an object, read from its first byte to its last."""
+    """Totals of an object that was read from its first byte to its last."""
 
     summary: Summary
     entries: int = 0
@@ -63,7 +65,7 @@ class Scanned:
 
 
 class ColdStore:
-    """A SegmentStore: `async with ColdStore(objects, options) as store`. The objects are closed by who opened them."""
+    """A SegmentStore: `async with ColdStore(objects, options) as store`. The caller closes the objects."""
 
     name = NAME
 
@@ -85,14 +87,14 @@ class ColdStore:
         await self._keeping.__aexit__(kind, error, trace)
 
     async def create(self, stream: StreamName, number: SegmentNumber, epoch: Epoch, quorum: Quorum) -> SegmentWriter:
-        """Raises MisconfiguredError, always."""
+        """Always raises MisconfiguredError."""
         raise MisconfiguredError(
-            f"nothing is written to cold storage directly: let the stream write to another store, and "
+            f"segments are not created in cold storage: let the stream write to another store, and "
             f"`dlog pipeline offload` move its segments: stream={stream}"
         )
 
     async def recover(self, ref: SegmentRef, epoch: Epoch) -> EntryId:
-        """The end, as it was decided before the segment came here."""
+        """Return the end, which was decided before the segment was moved here."""
         return EntryId((await self._open(ref)).last)
 
     async def open_reader(self, ref: SegmentRef, *, sealed_at: EntryId | None = None) -> ColdSegmentReader:
@@ -100,7 +102,7 @@ class ColdStore:
         return ColdSegmentReader(await self._open(ref), self._shelves)
 
     async def stage_of(self, place: str) -> StreamName | None:
-        """Of none: what lies here was in a list before it came."""
+        """Return None: a segment here was in a segment list before."""
         self._location(place)
         return None
 
@@ -108,19 +110,19 @@ class ColdStore:
         return EntryId((await self._open(ref)).last)
 
     async def delete(self, ref: SegmentRef) -> None:
-        """Idempotent. Raises MisconfiguredError for what lies outside of the allowed roots, StoreUnavailableError."""
+        """Delete the object. Idempotent. Raises MisconfiguredError outside the allowed roots, StoreUnavailableError."""
         if parse_object(ref.place) is not None:
             await self.objects.delete(self._location(ref.place))
 
     async def list(self) -> AsyncIterator[str]:
-        """Places of all objects below the roots that were told; none if none was."""
+        """Yield the locations of all objects below the configured roots."""
         for root in self._roots:
             async for found in self.objects.list(root):
                 if parse_object(found.place) is not None:
                     yield found.place
 
     async def verify(self, ref: SegmentRef) -> Verification:
-        """Read the whole object and check every byte. Raises SegmentCorruptError where it is not even one."""
+        """Read the whole object and check every byte. Raises SegmentCorruptError if it is no segment object."""
         opened = await self._open(ref)
         scanned = Scanned(opened.summary)
         async with aclosing(self._scan(opened, scanned)) as extents:
@@ -129,34 +131,39 @@ class ColdStore:
         return Verification(scanned.entries + len(scanned.damaged), tuple(scanned.damaged))
 
     async def scan(self, ref: SegmentRef) -> tuple[Scanned, AsyncGenerator[Extent, None]]:
-        """All of an object, from its first byte to its last: what is found adds up in the first while the second is
-        gone through. Raises SegmentCorruptError, then or at the end, for damage that is in no entry."""
+        """Return totals and an iterator over the whole object; the totals are complete when it ends. Raises
+        SegmentCorruptError, now or at the end, for damage outside of the entries.
+        """
         opened = await self._open(ref)
         scanned = Scanned(opened.summary)
         return scanned, self._scan(opened, scanned)
 
     async def close(self) -> None:
-        """There are no writers."""
+        """Does nothing: there are no writers."""
 
-    # ---- inside -----------------------------------------------------------------------------------------------------
+    # ---- internal ---------------------------------------------------------------------------------------------------
 
     async def _open(self, ref: SegmentRef) -> Opened:
         opened = await self._shelves.open(self._location(ref.place))
         head = opened.summary.head
         if (head.stream, head.number) != (ref.stream, ref.number):
             raise SegmentCorruptError(
-                f"the object is another segment's: place={ref.place} wanted={ref.stream}:{ref.number} "
+                f"the object is another segment's: location={ref.place} wanted={ref.stream}:{ref.number} "
                 f"found={head.stream}:{head.number}"
             )
         return opened
 
     def _location(self, place: str) -> Location:
-        """Raises SegmentNotFoundError for what is no place of ours, MisconfiguredError for one that is not allowed."""
+        """Parse a location. Raises SegmentNotFoundError if it is not an object's, MisconfiguredError if it is not
+        allowed.
+        """
         found = parse_object(place)
         if found is None:
-            raise SegmentNotFoundError(f"no place of a segment object: place={place[:200]!r}")
+            raise SegmentNotFoundError(f"not the location of a segment object: location={place[:200]!r}")
         if self._roots and not any(root.holds(found[0]) for root in self._roots):
-            raise MisconfiguredError(f"the place lies below none of the roots of [cold]; add its root: place={place}")
+            raise MisconfiguredError(
+                f"the location is below none of the roots of [cold]; add its root: location={place}"
+            )
         return found[0]
 
     async def _scan(self, opened: Opened, scanned: Scanned) -> AsyncGenerator[Extent, None]:
@@ -192,11 +199,11 @@ class ColdStore:
 
 
 def _check_whole(opened: Opened, scanned: Scanned, crc: int) -> None:
-    """Every part of it was sound: then the sums are those that were written. Raises SegmentCorruptError."""
+    """Compare the totals with the footer, if no entry is damaged. Raises SegmentCorruptError."""
     footer = opened.summary.footer
     if scanned.damaged:
         return
     found = (scanned.entries, scanned.records, scanned.payload_bytes, scanned.entries_crc, crc)
     told = (footer.entries, footer.records, footer.payload_bytes, footer.entries_crc, footer.object_crc)
     if found != told:
-        raise SegmentCorruptError(f"the object is not what its footer says: place={opened.place}")
+        raise SegmentCorruptError(f"the object's contents do not match its footer: location={opened.place}")

@@ -168,7 +168,7 @@ def test_a_bookie_that_is_away_is_a_failure_and_the_others_are_read(stage: Stage
     assert report.verdict is Verdict.FAILED
     assert {f["bookie"] for f in report.failures} == {part.address}
     assert {(f["stream"], f["segment"], f["entries"]) for f in report.failures} == {("txid", n, "0..4") for n in (1, 2)}
-    assert "cannot be asked" in report.failures[0]["error"]
+    assert "cannot be reached" in report.failures[0]["error"]
     assert [f["kind"] for f in report.findings] == ["txid"], "no word of what the others have"
     assert {item["entries"] for item in report.items} == {5}
 

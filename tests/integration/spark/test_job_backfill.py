@@ -61,7 +61,7 @@ def test_the_first_run_decides_what_is_copied(lake: Lake) -> None:
     lake.client.append_batch(name, [b"c"], txid=2)
     assert copy(lake, name, to, job="j1").counts["records"] == 0
     assert values(lake, to) == [b"a", b"b"]
-    with pytest.raises(ConfigError, match="this job copied something else"):
+    with pytest.raises(ConfigError, match="a job of this name copied something else"):
         copy(lake, name, to, job="j1", txids="new")
 
 
@@ -92,8 +92,8 @@ def test_a_target_that_is_past_the_txids_is_told_and_new_ones_are_a_way_out(lake
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"txids": "some"}, "kept or new"),
-        ({"function": "nowhere:at_all"}, "no such function"),
+        ({"txids": "some"}, "unknown choice of txids"),
+        ({"function": "nowhere:at_all"}, "the function cannot be imported"),
         ({"function": "json"}, "module:function"),
         ({"function": "json:loads", "sql": "select 1"}, "not both"),
         ({"source": (("stream", "x"),)}, "that bound the range"),
@@ -109,7 +109,7 @@ def test_what_makes_no_sense_is_refused_before_it_begins(lake: Lake, options: di
 def test_streams_that_are_not_there_are_named(lake: Lake, filled: str) -> None:
     with pytest.raises(StreamNotFoundError, match="create it first"):
         copy(lake, filled, "nowhere")
-    with pytest.raises(ConfigError, match="into itself"):
+    with pytest.raises(ConfigError, match="copied to itself"):
         copy(lake, filled, filled)
 
 
@@ -129,4 +129,4 @@ def test_the_command_is_killed_in_the_middle_and_goes_on(cluster: Up, lake: Lake
     told = json.loads(report.read_text())
     assert told["verdict"] == "ok" and told["counts"]["done_before"] > 0
     code, _, why = dlog(*command, "--txids", "some", directory=cluster.directory)
-    assert code == 1 and "kept or new" in why
+    assert code == 1 and "unknown choice of txids" in why

@@ -125,7 +125,7 @@ def test_a_list_that_counts_other_records_is_told(files: Yard) -> None:
     victim = files.sealed(name)[0]
     files.replace_ledger(name, int(victim.number), victim.place, record_count=victim.record_count + 1)
     (finding,) = files.offload(name).findings
-    assert "counts other records than there are" in finding["text"]
+    assert "the list and the segment differ in records" in finding["text"]
 
 
 def test_what_cannot_be_is_refused_before_anything_is_done(files: Yard) -> None:
@@ -165,7 +165,7 @@ def test_proxies_that_cannot_read_it_there_are_found_out_with_the_first_segment(
     rows, hot = untold.rows(name), untold.hot(name)
     report = untold.offload(name, fails=True)
     assert report.verdict is Verdict.FAILED
-    assert all("proxies cannot read it in cold storage" in failure["text"] for failure in report.failures)
+    assert all("proxies cannot read the segment in cold storage" in failure["text"] for failure in report.failures)
     assert "Unable to locate credentials" in report.failures[0]["text"]
     assert untold.cold_segments(name) == [] and untold.hot(name) == hot
     assert untold.rows(name) == rows
@@ -187,6 +187,6 @@ def test_no_hot_copy_goes_before_a_proxy_was_seen_to_read_from_cold_storage(
     assert moved.verdict is Verdict.OK and len(untold.cold_segments(name)) > 1
     report = untold.offload(name, grace_s=0.0, fails=True)
     assert report.verdict is Verdict.FAILED
-    assert all("proxies cannot read it in cold storage" in failure["text"] for failure in report.failures)
+    assert all("proxies cannot read the segment in cold storage" in failure["text"] for failure in report.failures)
     assert untold.cold_segments(name) == [] and untold.hot(name) == hot
     assert untold.rows(name) == rows

@@ -145,7 +145,7 @@ def test_what_cannot_be_told_of_is_a_failure_and_the_rest_is_told(stage: Stage, 
     stage.cluster.ask(spoil)
     try:
         told = stage.report(stage.small, "stuck-report", out=str(tmp_path / "page.html"))
-        with pytest.raises(Exception, match="delete the znode to begin anew"):
+        with pytest.raises(Exception, match="delete the znode to start over"):
             stage.cluster.ask(lambda cluster: find(cluster, namespace, "odd"))
     finally:
         stage.cluster.ask(mend)
@@ -153,8 +153,8 @@ def test_what_cannot_be_told_of_is_a_failure_and_the_rest_is_told(stage: Stage, 
     assert [row["stream"] for row in rows(told, "stream")] == [stage.small]
     wrong = {(row["stream"], row["reader"]): row["error"] for row in told.failures}
     assert wrong.keys() == {("stuck-report", None), (None, "odd")}
-    assert "a segment is not ended" in wrong["stuck-report", None]
-    assert "Not told of" in (tmp_path / "page.html").read_text()
+    assert "a segment is not sealed" in wrong["stuck-report", None]
+    assert "Not reported" in (tmp_path / "page.html").read_text()
 
 
 def test_the_command_says_what_the_function_says(stage: Stage, cluster: Up, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_wrong_option_is_refused(stage: Stage, cluster: Up, tmp_path: Path) ->
     code, out, err = command(
         *("pipeline", "report", "--out", str(tmp_path / "none" / "page.html")), directory=cluster.directory
     )
-    assert (code, out) == (1, b"") and "there is no such directory" in err
+    assert (code, out) == (1, b"") and "no such directory, create it" in err
     with pytest.raises(StreamNotFoundError, match="no such stream: stream=none"):
         stage.report("none", out=str(tmp_path / "page.html"))
     with pytest.raises(ConfigError, match="no stream matches"):

@@ -93,7 +93,7 @@ def test_directories_of_something_else_are_refused(desk: Desk) -> None:
         desk.run(one, checkpoint=str(desk.room / "two-checkpoint"))
     (desk.room / "letters").mkdir()
     (desk.room / "letters" / "a.txt").write_text("a letter")
-    with pytest.raises(ConfigError, match="it holds something else"):
+    with pytest.raises(ConfigError, match="it has other contents"):
         desk.run(one, to=str(desk.room / "letters"), checkpoint=str(desk.room / "new"))
     assert not (desk.room / "new").exists(), "what is refused writes nothing"
     with pytest.raises(StreamNotFoundError, match="stream=t-none"):
@@ -105,7 +105,7 @@ def test_delta_is_refused_where_it_does_not_run(desk: Desk) -> None:
     stream = desk.stream()
     desk.append(stream, 1)
     with pytest.raises(
-        UnsupportedVersionError, match=r"does not run in this session.*its jars are not there.*spark\.jars"
+        UnsupportedVersionError, match=r"does not run in this session.*its jars are missing.*spark\.jars"
     ):
         desk.run(stream, format="delta")
     assert not desk.to.exists()
@@ -121,7 +121,7 @@ def test_what_the_stream_lost_is_a_failure_and_the_table_stays(desk: Desk) -> No
     desk.client.delete(stream)
     desk.client.create(stream)
     report = desk.run(stream)
-    assert "it is another of the same name" in report.failures[0]["error"] and int(report.verdict) == 3
+    assert "deleted and created again under the same name" in report.failures[0]["error"] and int(report.verdict) == 3
     assert desk.rows() == before
 
 
@@ -176,11 +176,11 @@ def test_options_that_mean_nothing_are_refused(desk: Desk) -> None:
         ({"format": "csv"}, "one of parquet, delta"),
         ({"partition_by": "hour"}, "day or stream"),
         ({"every_s": -1.0}, "every_s"),
-        ({"checkpoint": str(desk.to / "_checkpoint")}, "neither in the other"),
+        ({"checkpoint": str(desk.to / "_checkpoint")}, "neither inside the other"),
     ):
         with pytest.raises(ConfigError, match=why):
             desk.options(**given)
-    with pytest.raises(ConfigError, match="not an option of the source that can be set here: option=streams"):
+    with pytest.raises(ConfigError, match="this option of the source cannot be set here, remove it: option=streams"):
         desk.options(source={"Streams": "a"}).source_options(place)
     told = desk.options(source={"startingTxid": "7"}).source_options(place)
     assert "startingOffsets" not in told and told["maxBytesPerTrigger"] == str(1 << 30)

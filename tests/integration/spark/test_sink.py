@@ -249,9 +249,9 @@ def forget_producers(lake: Lake, stream: str) -> None:
     [
         ({"sinkid": "x", "batchId": "-1"}, "whole number"),
         ({"sinkID": "no/slash", "batchId": 0}, "a sink's name is letters"),
-        ({"batchId": 0}, "sinkId is wanted"),
-        ({"deliveryGuarantee": "at-most-once"}, "one of exactly-once, at-least-once is wanted"),
-        ({"deliveryGuarantee": "at-least-once", "sinkId": "x"}, "of no use"),
+        ({"batchId": 0}, "set sinkId"),
+        ({"deliveryGuarantee": "at-most-once"}, "expected one of exactly-once, at-least-once"),
+        ({"deliveryGuarantee": "at-least-once", "sinkId": "x"}, "has no effect"),
         ({"sinkid2": "x"}, "did you mean sinkId"),
         ({"appendBytes": "2m"}, "at most"),
     ],
@@ -274,7 +274,7 @@ def test_what_cannot_be_written_is_refused_and_says_what_to_do(lake: Lake) -> No
     ):
         with pytest.raises(Exception, match=said):
             write(lake, wrong, name)
-    with pytest.raises(Exception, match="which stream"):
+    with pytest.raises(Exception, match="no stream is named"):
         write(lake, frame, None)
     with pytest.raises(Exception, match="no such stream"):
         write(lake, rows(lake, 1000, 1, 1000), "nowhere")

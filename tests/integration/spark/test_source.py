@@ -54,9 +54,9 @@ def test_the_schema_asked_for_is_the_projection(lake: Lake, written: str) -> Non
     frame = lake.read(written, "value binary, txid bigint")
     assert frame.columns == ["value", "txid"]
     assert sorted((r.txid, bytes(r.value)) for r in frame.collect()) == sorted(r[3:] for r in lake.truth(written))
-    with pytest.raises(Exception, match="no such column, there are stream, segment"):
+    with pytest.raises(Exception, match="no such column, choose from stream, segment"):
         lake.read(written, "vlaue binary").collect()
-    with pytest.raises(Exception, match="column is of another type: column=txid expected=bigint given=string"):
+    with pytest.raises(Exception, match="wrong type of a column: column=txid expected=bigint given=string"):
         lake.read(written, "txid string").collect()
 
 
@@ -91,7 +91,7 @@ def test_a_time_is_found(lake: Lake) -> None:
     got = lake.rows(lake.read(name, startingTimestamp=middle))
     assert [row[4] for row in got] == [b"late"]
     assert lake.rows(lake.read(name, startingTimestamp=late.unix_ms + 10**9, startingStrategy="latest")) == []
-    with pytest.raises(Exception, match="nothing is as late as the start that was asked for"):
+    with pytest.raises(Exception, match="no record is as late as the requested start"):
         lake.read(name, startingTimestamp=late.unix_ms + 10**9).collect()
 
 
@@ -136,7 +136,7 @@ def test_truncated_records_are_gone_and_told_of(lake: Lake) -> None:
     first = lake.truth(name)[0]
     assert of(*first[:3]) == places[12]
     asked = f'{{"{name}":[{places[3].segment},{places[3].entry}]}}'
-    with pytest.raises(Exception, match="records were truncated that are still to be read"):
+    with pytest.raises(Exception, match="records were truncated before they were read"):
         lake.read(name, startingOffsets=asked).collect()
     assert lake.rows(lake.read(name, startingOffsets=asked, failOnDataLoss="false")) == lake.truth(name)
 

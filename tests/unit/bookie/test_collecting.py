@@ -104,12 +104,12 @@ def test_a_lost_record_never_uses_a_chain_again_that_a_ledger_was_seen_under() -
 @pytest.mark.parametrize(
     ("fact", "reason"),
     [
-        (MarkRead(OURS, OutcomeUnknown("no contact")), "metadata is away: no contact"),
-        (mark("other"), "changed meanwhile"),
-        (mark("m", version=6), "changed meanwhile"),
-        (MarkRead(OURS, Missing()), "changed meanwhile"),
+        (MarkRead(OURS, OutcomeUnknown("no contact")), "metadata is unreachable: no contact"),
+        (mark("other"), "changed during the round"),
+        (mark("m", version=6), "changed during the round"),
+        (MarkRead(OURS, Missing()), "changed during the round"),
     ],
-    ids=["away", "another text", "another version", "gone"],
+    ids=["unreachable", "another text", "another version", "gone"],
 )
 def test_a_mark_that_is_another_at_the_end_of_the_round_costs_nothing(fact: MarkRead, reason: str) -> None:
     made = collector(MarkRecord(1, "m"))
@@ -137,7 +137,7 @@ def test_another_clusters_metadata_is_refused_before_and_after() -> None:
 @pytest.mark.parametrize(
     ("fact", "reason"),
     [
-        (LedgersListed(None), "listing of its ledgers did not end"),
+        (LedgersListed(None), "listing of its ledgers failed"),
         (ContactLost(), "contact with metadata was lost"),
     ],
 )
@@ -156,7 +156,9 @@ def test_a_mark_without_room_on_disk_says_so() -> None:
     made.handle(mark("m"))
     made.handle(LedgersRead(ids(3), ids()))
     made.handle(mark("m"))
-    assert made.handle(MarkKept("no space")) == [RoundEnded(False, "the mark cannot be put on disk: no space")]
+    assert made.handle(MarkKept("no space")) == [
+        RoundEnded(False, "the mark cannot be written to this bookie's disk: no space")
+    ]
 
 
 @pytest.mark.parametrize("outcome", [OutcomeUnknown(), Conflict(), Missing()])

@@ -84,7 +84,7 @@ async def test_lines_lie_there_whole_and_a_loss_once(tmp_path: Path) -> None:
             await leave(cluster, place, loss_name("s", mark), [line])
             await leave(cluster, place, attempt_name(), [line, line])
         (tmp_path / "file").write_text("")
-        with pytest.raises(ConfigError, match="leftOutTo: the place cannot be used, name one that the driver"):
+        with pytest.raises(ConfigError, match="leftOutTo: the location cannot be used, name one that the driver"):
             await check_place(cluster, f"file://{tmp_path}/file")
     files = sorted((tmp_path / "left").iterdir())
     assert [file.name.partition("-")[0] for file in files] == ["damaged", "damaged", "lost"]

@@ -26,11 +26,11 @@ def test_a_batch_begins_with_the_first_record_and_ends_with_the_last() -> None:
 
 
 def test_a_stream_that_begins_with_what_comes_needs_a_name_to_keep_its_place_under() -> None:
-    with pytest.raises(ConfigError, match="readerId is wanted"):
+    with pytest.raises(ConfigError, match="set readerId"):
         stream()
     assert stream(readerId="r").starting.default == LATEST
     assert stream(startingOffsets="earliest").starting.default == EARLIEST
-    with pytest.raises(ConfigError, match="readerId is wanted"):
+    with pytest.raises(ConfigError, match="set readerId"):
         stream(startingTimestamp="2026-11-22T10:00:00Z")
 
 
@@ -68,35 +68,35 @@ def test_times_are_read_as_written() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"zookeeper": ""}, "option zookeeper is wanted"),
-        ({"zookeeper": "nowhere"}, "option zookeeper is wanted"),
+        ({"zookeeper": ""}, "set option zookeeper"),
+        ({"zookeeper": "nowhere"}, "set option zookeeper"),
         ({"stream": ""}, "exactly one of stream, streams, streamsPattern"),
         ({"streams": "a,b"}, "exactly one of"),
         ({"stream": "../x"}, "stream: a stream name holds"),
         ({"path": "s"}, "load\\(\\) takes no path"),
         ({"spiltBytes": "1m"}, "did you mean splitBytes"),
         ({"anything": "1"}, "no such option of format dlog"),
-        ({"splitBytes": "0"}, "splitBytes: at least 1"),
+        ({"splitBytes": "0"}, "splitBytes: expected at least 1"),
         ({"splitBytes": "much"}, "splitBytes: not a size"),
-        ({"minPartitions": "-1"}, "minPartitions: a whole number"),
-        ({"failOnDataLoss": "perhaps"}, "failOnDataLoss: true or false"),
+        ({"minPartitions": "-1"}, "minPartitions: expected a whole number"),
+        ({"failOnDataLoss": "perhaps"}, "failOnDataLoss: expected true or false"),
         ({"pushdown": "true"}, "pushdown: Spark would give wrong rows to the second query"),
-        ({"pushdown": "yes"}, "pushdown: false or once"),
-        ({"verify": "some"}, "verify: one of crc, full, none"),
-        ({"leftOutTo": "file:///left"}, "leftOutTo: nothing is ever left out, say onCorruption=skip-entry"),
-        ({"leftOutTo": "/left", "onCorruption": "skip-entry"}, "leftOutTo: no place for cold objects: write file:///"),
+        ({"pushdown": "yes"}, "pushdown: expected false or once"),
+        ({"verify": "some"}, "verify: expected one of crc, full, none"),
+        ({"leftOutTo": "file:///left"}, "leftOutTo: nothing is ever left out; set onCorruption=skip-entry"),
+        ({"leftOutTo": "/left", "onCorruption": "skip-entry"}, "leftOutTo: invalid object location: write file:///"),
         ({"leftOutTo": "hdfs://n:1/x", "onCorruption": "skip-entry"}, "leftOutTo: .*say the NameNode's HTTP address"),
         (
             {"leftOutTo": "file:///left", "onCorruption": "skip-entry", "metadata": "entries"},
-            "leftOutTo is an option of reads of records",
+            "leftOutTo applies to reads of records",
         ),
-        ({"onCorruption": "ignore"}, "onCorruption: one of fail, skip-entry"),
-        ({"startingOffsets": "latest"}, "a batch that begins at the latest place holds nothing"),
-        ({"startingOffsets": '{"s":"latest"}'}, "a batch that begins at the latest place holds nothing"),
-        ({"endingOffsets": "earliest"}, "what ends at the earliest place holds nothing"),
-        ({"startingOffsets": "soon"}, "JSON as"),
-        ({"startingOffsets": '{"s":[1]}'}, "startingOffsets of s: a place is"),
-        ({"startingOffsets": '{"other":[1,0]}'}, "starting place of a stream that is not read"),
+        ({"onCorruption": "ignore"}, "onCorruption: expected one of fail, skip-entry"),
+        ({"startingOffsets": "latest"}, "a batch that begins at the latest position is empty"),
+        ({"startingOffsets": '{"s":"latest"}'}, "a batch that begins at the latest position is empty"),
+        ({"endingOffsets": "earliest"}, "a batch that ends at the earliest position is empty"),
+        ({"startingOffsets": "soon"}, "expected JSON"),
+        ({"startingOffsets": '{"s":[1]}'}, "startingOffsets of s: a position is"),
+        ({"startingOffsets": '{"other":[1,0]}'}, "starting bound of a stream that is not read"),
         ({"startingTxid": "-3"}, "startingTxid: a txid is a whole number"),
         ({"startingTimestamp": "yesterday"}, "startingTimestamp: a time is unix milliseconds or as"),
         ({"startingTimestamp": "20261120"}, "startingTimestamp: a time is unix milliseconds or as"),
@@ -117,10 +117,10 @@ def test_what_means_nothing_is_refused_with_what_would(given: dict[str, str], sa
         ({"endingOffsets": "latest"}, "endingOffsets is an option of batch reads only"),
         ({"pushdown": "once"}, "pushdown is an option of batch reads only"),
         ({"metadata": "lag"}, "metadata is an option of batch reads only"),
-        ({"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "5"}, "one bound of a trigger at most"),
+        ({"maxOffsetsPerTrigger": "5", "maxBytesPerTrigger": "5"}, "at most one limit of a trigger"),
         ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "minOffsetsPerTrigger may not exceed"),
         ({"maxTriggerDelay": "long"}, "maxTriggerDelay: not a duration"),
-        ({"readerId": "a/b"}, "readerId: letters, digits"),
+        ({"readerId": "a/b"}, "readerId: expected 1 to 100 letters"),
     ],
 )
 def test_what_a_stream_cannot_be_asked_is_refused(given: dict[str, str], says: str) -> None:
@@ -137,5 +137,5 @@ def test_what_is_left_out_has_a_place_where_something_may_be() -> None:
 def test_a_pattern_matches_whole_names_and_must_be_one() -> None:
     options = parse({"zookeeper": "h:1", "streamsPattern": "a.*"}, streaming=False)
     assert options.selects("ab") and not options.selects("ba")
-    with pytest.raises(ConfigError, match="streamsPattern is no regular expression"):
+    with pytest.raises(ConfigError, match="streamsPattern is not a regular expression"):
         parse({"zookeeper": "h:1", "streamsPattern": "("}, streaming=False)

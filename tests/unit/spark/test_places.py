@@ -52,7 +52,7 @@ def test_offsets_of_before_are_read_whatever_streams_are_called() -> None:
 
 @pytest.mark.parametrize("value", [None, 3, "3", [], [1], [1, 2, 3, 4], [1, -1], [1, True], [1, 2.0], [1, 2**63]])
 def test_what_is_no_place_is_refused_by_name(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"startingOffsets of a: a place is \[segment, entry\]"):
+    with pytest.raises(ConfigError, match=r"startingOffsets of a: a position is \[segment, entry\]"):
         place_of(value, "startingOffsets of a")
 
 

@@ -234,7 +234,7 @@ def test_what_follows_a_mark_must_follow_it(tmp_path: Path) -> None:
     marks = Marks.of({"1": 5, "2": 3, "3": 9, "*": 0})
     report = run(Regions({"r": region}), to=str(tmp_path), marks=marks)
     assert failures_of(report) == {2: ("gap", 2, 4, 5)}
-    assert "the mark is of another table" in report.failures[0]["advice"]
+    assert "the mark belongs to another table" in report.failures[0]["advice"]
     assert files_of(tmp_path) == {("r", 1): [(1, 6, b"b")], ("r", 4): [(4, 1, b"e")]}
     assert report.counts["flushed"] == 2
 
@@ -340,14 +340,14 @@ def test_a_second_run_does_nothing_and_another_replay_wants_another_directory(tm
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == before
     with pytest.raises(ConfigError, match=r"this directory holds another replay.*differs=marks"):
         run(regions, to=str(tmp_path), marks=Marks({1: 5}))
-    with Work(tmp_path / "_replay", tmp_path), pytest.raises(ConfigError, match="another replay is at work"):
+    with Work(tmp_path / "_replay", tmp_path), pytest.raises(ConfigError, match="another replay is running"):
         run(regions, to=str(tmp_path))
 
 
 def test_a_table_that_is_there_already_is_not_touched(tmp_path: Path) -> None:
     regions = Regions({"r": [(1, 1, b"a")]})
     run(regions, to=str(tmp_path / "to"))
-    with pytest.raises(ConfigError, match="this table is there already, of another replay"):
+    with pytest.raises(ConfigError, match="this table was written by another replay"):
         run(regions, to=str(tmp_path / "to"), work=str(tmp_path / "other"), marks=Marks({1: 0}))
 
 
@@ -363,7 +363,7 @@ def test_a_run_file_that_changed_is_damage_and_not_a_table(tmp_path: Path, monke
     path.write_bytes(data)
     report = run(regions, to=str(tmp_path))
     assert list(files_of(tmp_path)) == [("r", 1)]
-    assert [(f["table"], f["error"][:36]) for f in report.failures] == [(2, "a run file is not what was written; ")]
+    assert [(f["table"], f["error"][:21]) for f in report.failures] == [(2, "a run file is damaged")]
 
 
 # ---- functions ------------------------------------------------------------------------------------------------------
@@ -417,7 +417,7 @@ def regions_count(regions: Regions, table: int) -> int:
 def test_a_function_must_take_every_record(tmp_path: Path) -> None:
     many = Regions({"r": [(1, n, b"x" * 200_000) for n in range(100)]})
     report = run(many, function=f"{__name__}:leave_early", work=str(tmp_path), part_bytes=10**9)
-    assert "before it had taken every record" in report.failures[0]["error"]
+    assert "before it consumed every record" in report.failures[0]["error"]
 
 
 def test_a_function_that_is_not_there_is_refused_before_anything_is_read(tmp_path: Path) -> None:
@@ -438,11 +438,11 @@ def test_a_function_that_is_not_there_is_refused_before_anything_is_read(tmp_pat
     [
         ({}, "either a directory for files"),
         ({"to": "a", "function": "b:c"}, "either a directory for files"),
-        ({"function": "b:c"}, "wants a work directory"),
+        ({"function": "b:c"}, "needs a work directory"),
         ({"to": "a", "format": "csv"}, "one of parquet, arrow"),
-        ({"to": "a", "tables": (-1,)}, "a table is a whole number"),
-        ({"to": "a", "run_bytes": 0}, "run_bytes is from 1"),
-        ({"to": "a", "run_bytes": 2 << 30}, "run_bytes is from 1"),
+        ({"to": "a", "tables": (-1,)}, "a table must be a whole number"),
+        ({"to": "a", "run_bytes": 0}, "run_bytes must be from 1"),
+        ({"to": "a", "run_bytes": 2 << 30}, "run_bytes must be from 1"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(told: dict[str, Any], why: str) -> None:
@@ -457,12 +457,12 @@ def test_marks_are_read_and_judged(tmp_path: Path) -> None:
     assert (marks.of_table(7), marks.of_table(8), marks.of_table(9)) == (120, -1, 3)
     assert Marks.of(marks.as_map()) == marks
     for text, why in (
-        ("[1]", "an object as"),
+        ("[1]", "expected an object like"),
         ("{", "marks cannot be read"),
-        ('{"7": "a"}', "a flushed sequence is a whole number"),
-        ('{"7": true}', "a flushed sequence is a whole number"),
-        ('{"7": -2}', "a flushed sequence is a whole number"),
-        ('{"x": 1}', "a table is a whole number"),
+        ('{"7": "a"}', "a flushed sequence must be a whole number"),
+        ('{"7": true}', "a flushed sequence must be a whole number"),
+        ('{"7": -2}', "a flushed sequence must be a whole number"),
+        ('{"x": 1}', "a table must be a whole number"),
     ):
         path.write_text(text)
         with pytest.raises(ConfigError, match=why):

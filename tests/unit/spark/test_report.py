@@ -271,12 +271,12 @@ def test_the_page_says_the_numbers_of_the_rows() -> None:
     text = Tags(page(COUNTS, items(), [], "/dlog", NOW_MS)).text
     for said in ("12.3 M", "5.0 GiB", "+1.0 MiB", "2027-01-15 08:00:00Z", "✕ no such stream", "h:1", "3 d"):
         assert said in text, said
-    assert "Not told of" not in text
+    assert "Not reported" not in text
 
 
 def test_an_empty_namespace_has_a_page_too() -> None:
     text = Tags(page(dict.fromkeys(COUNTS, 0), [], [], "/dlog", NOW_MS)).text
-    for said in ("No segment has ended yet", "There is no stream", "No reader has told", "No write proxy"):
+    for said in ("No segment has ended yet", "There are no streams", "No reader has reported", "No write proxy"):
         assert said in text
 
 
@@ -304,7 +304,7 @@ def test_the_page_takes_the_place_of_the_one_before_whole(tmp_path: Path) -> Non
 
 
 def test_a_page_without_a_directory_is_refused_before_anything_is_looked_at(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no such directory"):
+    with pytest.raises(ConfigError, match="no such directory, create it"):
         ReportOptions(out=str(tmp_path / "none" / "page.html"))
 
 

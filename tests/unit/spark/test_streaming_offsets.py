@@ -132,7 +132,9 @@ def test_two_batches_that_are_gone_count_each_its_own(written: dict[str, Line]) 
 def test_a_stream_made_again_is_another_however_long_it_is(written: dict[str, Line]) -> None:
     start = offset([1, 5], life="a", read=50, start=0)
     other = view(segment(1, 8, counted=90, start_sequence_id=0), life="b")
-    with pytest.raises(TruncatedError, match=r"it is another of the same name: stream=s wanted=\[1,5\] life=a"):
+    with pytest.raises(
+        TruncatedError, match=r"deleted and created again under the same name: stream=s wanted=\[1,5\] life=a"
+    ):
         Reader(other).latest(start)
     reader = Reader(other, **BORNE)
     end = reader.latest(start)
@@ -146,7 +148,7 @@ def test_a_stream_made_again_is_another_however_long_it_is(written: dict[str, Li
 
 def test_a_stream_that_ends_before_what_was_read_is_told() -> None:
     short = view(segment(1, 1, counted=9))
-    with pytest.raises(TruncatedError, match="it is another of the same name"):
+    with pytest.raises(TruncatedError, match="deleted and created again under the same name"):
         Reader(short).latest({"s": [1, 5]})
     with pytest.raises(TruncatedError, match="its metadata went back"):
         Reader(short).latest(offset([1, 5], life="a"))
@@ -160,5 +162,5 @@ def test_a_stream_that_is_gone_is_told_once(written: dict[str, Line], capsys: py
         Reader(None).latest(start)
     reader = Reader(None, **BORNE)
     assert reader.latest(start) is start and reader.latest(start) is start
-    assert capsys.readouterr().err.count("dlog: loss borne: the stream was deleted") == 1
+    assert capsys.readouterr().err.count("dlog: records lost: the stream was deleted") == 1
     assert len(written) == 1

@@ -72,11 +72,11 @@ def test_killed_between_the_two_it_goes_on() -> None:
 
 
 def test_what_is_not_a_table_of_ours_is_refused() -> None:
-    with pytest.raises(ConfigError, match="it holds something else: to=to"):
+    with pytest.raises(ConfigError, match="it has other contents: to=to"):
         bind(Memory("to", **{"part-0.parquet": b""}), Memory("checkpoint"))
-    with pytest.raises(ConfigError, match=r"this checkpoint is of another query.*checkpoint=checkpoint"):
+    with pytest.raises(ConfigError, match=r"this checkpoint belongs to another query.*checkpoint=checkpoint"):
         bind(Memory("to"), Memory("checkpoint", offsets=b""))
-    with pytest.raises(DamagedError, match=r"what a directory is of cannot be read: file=to/_dlog_table.json"):
+    with pytest.raises(DamagedError, match=r"identity of a table cannot be read.*file=to/_dlog_table.json"):
         bind(Memory("to", **{OF_TABLE: b"{"}), Memory("checkpoint"))
 
 
@@ -95,7 +95,7 @@ def test_the_error_of_a_query_is_said_in_a_line() -> None:
     assert table._said("Something else\n\tat org") == "Something else"
     assert table._said("") == "the query ended with an error"
     assert table._reason("An error\n: java.lang.NoSuchMethodError: 'x'\n\tat") == "java.lang.NoSuchMethodError: 'x'"
-    assert table._reason("[DATA_SOURCE_NOT_FOUND] Failed to find") == "its jars are not there"
+    assert table._reason("[DATA_SOURCE_NOT_FOUND] Failed to find") == "its jars are missing"
 
 
 def test_a_table_wants_streams_that_are_named() -> None:

@@ -115,7 +115,7 @@ async def test_a_segment_that_nobody_ends_is_said(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(views, "have_owned", nobody)
     world = World((segment(1), segment(2)), tails={1: 4, 2: 0})
-    with pytest.raises(StoreUnavailableError, match="a segment is not ended though the next one has entries"):
+    with pytest.raises(StoreUnavailableError, match="a segment is not sealed although the next one has entries"):
         await world.look()
 
 

@@ -165,7 +165,7 @@ def test_a_newer_format_is_not_called_damaged() -> None:
 def test_a_header_of_another_object_is_told() -> None:
     one, other = built([b"entry"]), built([b"entry"], head(1, source_place="4712"))
     summary = opened(one)
-    with pytest.raises(DamagedError, match="two objects"):
+    with pytest.raises(DamagedError, match="different objects"):
         opened(other[: summary.header_bytes] + one[summary.header_bytes :])
 
 

@@ -41,7 +41,7 @@ def test_a_root_is_a_kind_of_storage_and_a_path(text: str, scheme: str, authorit
     "text, hint",
     [
         ("hdfs://nn:8020/cold", "NameNode's HTTP address"),
-        ("s3a://bucket/x", "s3:// is how S3"),
+        ("s3a://bucket/x", "write s3:// for S3"),
         ("/mnt/cold", "write file:///directory"),
         ("file://host/mnt", "write file:///directory"),
         ("file:///", "write file:///directory"),
@@ -103,8 +103,8 @@ def test_options_come_from_the_section_and_the_environment(tmp_path: Path) -> No
     [
         ({"DLOG_COLD_S3_BUCKET": "x"}, "unknown option"),
         ({"DLOG_COLD_ROOTS": "hdfs://nn:8020/x"}, "NameNode's HTTP address"),
-        ({"DLOG_COLD_S3_ADDRESSING": "dns"}, "s3_addressing is one of auto, path, virtual"),
-        ({"DLOG_COLD_S3_ACCESS_KEY": "me"}, "go together"),
+        ({"DLOG_COLD_S3_ADDRESSING": "dns"}, "s3_addressing must be one of auto, path, virtual"),
+        ({"DLOG_COLD_S3_ACCESS_KEY": "me"}, "must be set together"),
         ({"DLOG_COLD_FETCHES_MAX": "0"}, "fetches_max"),
     ],
 )

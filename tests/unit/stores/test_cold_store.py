@@ -180,7 +180,7 @@ async def test_sums_that_match_and_say_something_else_are_told_by_who_reads_all(
         data[-FOOTER_BYTES + 25] ^= 1  # of the records
         data[-4:] = crc32c(bytes(data[-FOOTER_BYTES:-4])).to_bytes(4, "big")
         objects.objects[ref().place] = bytes(data)
-        with pytest.raises(SegmentCorruptError, match="not what its footer says"):
+        with pytest.raises(SegmentCorruptError, match="do not match its footer"):
             await store.verify(ref())
 
 

@@ -186,7 +186,7 @@ async def test_a_collection_that_failed_says_why(scene: Scene) -> None:
     scene.collection.asked(0)
     await settled()
     report = scene.collection.asked(2)
-    assert report.state is CollectionState.FAILED and report.reason == "metadata is away: no contact"
+    assert report.state is CollectionState.FAILED and report.reason == "metadata is unreachable: no contact"
 
 
 async def test_only_the_newest_collections_are_remembered(scene: Scene) -> None:
